@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,16 @@ from jaxdp._entries import SEEDED
 from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
 from jaxdp.tickets import Account, Ticket, block_generator
+
+
+class Chargeable(Protocol):
+    """A mechanism, or an algorithm with noise of its own, whose steps an issuer charges."""
+
+    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+        """The events of these steps, as (event, first_step, steps)."""
+
+    def multipliers(self, step: int) -> dict[str, float]:
+        """The noise multiplier of every sum that a step releases."""
 
 
 class Issuer:
@@ -44,7 +54,7 @@ class Issuer:
 
     def __init__(
         self,
-        mechanism: Any,
+        mechanism: Chargeable,
         ledger: Any,
         secret: Secret,
         stream: str,

@@ -17,7 +17,7 @@ from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.named import exact_size
 from jaxdp.sources import Source
-from jaxdp.sources.buckets import BucketedText
+from jaxdp.sources.text import BucketedText
 from jaxdp.types import PyTree
 
 # Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.

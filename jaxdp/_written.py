@@ -26,12 +26,13 @@ class Written:
         EMPTY: names of fields that are written as {} where they are None.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     LEFT_OUT: ClassVar[tuple[str, ...]] = ()
     EMPTY: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary for strict JSON; ``from_dict`` is its inverse."""
-        found = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        found = {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         found |= {name: {} for name in self.EMPTY if found[name] is None}
         left_out = {name for name in self.LEFT_OUT if found[name] is None}
         return {name: value for name, value in found.items() if name not in left_out}
@@ -44,24 +45,6 @@ class Written:
             ValueError: a field is missing, or is of another type.
         """
         return _read_fields(cls, row)
-
-
-def fields(of: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass."""
-    return dataclasses.fields(of)
-
-
-def hints(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
-    return typing.get_type_hints(cls)
-
-
-def optional(kind: Any) -> Any:
-    """X of a type ``X | None``; None for another type."""
-    if not isinstance(kind, types.UnionType):
-        return None
-    (inner,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
-    return inner
 
 
 def plain(value: Any) -> Any:
@@ -80,8 +63,8 @@ def plain(value: Any) -> Any:
 def _read_fields(cls: type[Read], row: Mapping[str, Any]) -> Read:
     if not isinstance(row, Mapping):
         raise ValueError(f"{cls.__name__} must be an object, got {row!r}")
-    found, kinds = {}, hints(cls)
-    for field in fields(cls):
+    found, kinds = {}, typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
         if field.name in row:
             where = f"{cls.__name__}.{field.name}"
             value = None if field.name in cls.EMPTY and not row[field.name] else row[field.name]
@@ -92,8 +75,9 @@ def _read_fields(cls: type[Read], row: Mapping[str, Any]) -> Read:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    inner, origin = optional(kind), typing.get_origin(kind)
-    if inner is not None:
+    origin = typing.get_origin(kind)
+    if isinstance(kind, types.UnionType):  # X | None
+        inner = next(each for each in typing.get_args(kind) if each is not types.NoneType)
         return None if value is None else _read(inner, value, where)
     if kind is Any:
         return value

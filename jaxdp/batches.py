@@ -16,7 +16,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler
 from jaxdp.sources import Source, prefetch
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
-from jaxdp.sources.buckets import BucketedText
+from jaxdp.sources.text import BucketedText
 from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.

@@ -7,7 +7,9 @@ costs no privacy; training on them has the guarantee of training on the images (
 arXiv:2011.11660).
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,20 @@ _SCALES, _ORIENTATIONS, _GROUPS = 2, 8, 27
 # Of the random filters: side, how many, cells that they are pooled to; the seed is public.
 _SIDE, _FILTERS, _CELLS, _SEED, _RANDOM_GROUPS = 5, 40, 7, 0, 16
 
-NAMES = ("scattering", "random_convolutions", "pretrained", "pretrained_mirrored")
+
+@dataclasses.dataclass(frozen=True)
+class FeatureEntry:
+    """A registry entry: how features are computed, and of which images.
+
+    Attributes:
+        compute: from images [n, height, width, channels] to their features.
+        shape: from an image's (height, width, channels) to the shape of its features.
+        least: the smallest height and width that are taken.
+    """
+
+    compute: Callable[[np.ndarray], np.ndarray]
+    shape: Callable[[int, int, int], tuple[int, int, int]]
+    least: int
 
 
 def by_name(name: str, images: np.ndarray) -> np.ndarray:
@@ -51,18 +66,7 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     found = np.empty((len(images), *shape), np.float32)
     for start in range(0, len(images), rows):  # both in turn, lest all be held twice
         part = images[start : start + rows]
-        if name == "scattering":
-            found[start : start + rows] = group_normalised(
-                scattering(part, _SCALES, _ORIENTATIONS), _GROUPS
-            )
-        elif name.startswith("pretrained"):
-            found[start : start + rows] = group_normalised(
-                pretrained(part, mirrored=name.endswith("mirrored")), _RANDOM_GROUPS
-            )
-        else:
-            found[start : start + rows] = group_normalised(
-                random_convolutions(part, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
-            )
+        found[start : start + rows] = FEATURES[name].compute(part)
     return found
 
 
@@ -78,24 +82,13 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
             or for "pretrained" and its like one of neither 1 nor 3 channels.
     """
     arguments.one_of("features", name, NAMES)
-    pretrained = name.startswith("pretrained")
-    least = {"scattering": 2**_SCALES, "random_convolutions": max(_SIDE, _CELLS)}.get(
-        name, _pretrained.CELL
-    )
+    least = FEATURES[name].least
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
             f"{least} by {least}, got examples {tuple(example_shape)}"
         )
-    height, width, channels = example_shape
-    if pretrained:
-        _check_channels(channels)
-        cell = _pretrained.CELL
-        return (height // cell, width // cell, 2 * _pretrained.FILTERS[channels])
-    if name == "random_convolutions":
-        return (_CELLS, _CELLS, 2 * _FILTERS)
-    paths = number_of_paths(_SCALES, _ORIENTATIONS)
-    return (-(-height // 2**_SCALES), -(-width // 2**_SCALES), channels * paths)
+    return FEATURES[name].shape(*example_shape)
 
 
 def number_of_paths(scales: int = 2, orientations: int = 8) -> int:
@@ -394,3 +387,40 @@ def _low_pass(side: int, padded: int, scales: int) -> np.ndarray:
     weights = np.exp(-(((around - centres) / (0.4 * step)) ** 2) / 2)
     wrapped = weights.reshape(len(centres), -1, side).sum(1)
     return (wrapped / wrapped.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _pretrained_shape(height: int, width: int, channels: int) -> tuple[int, int, int]:
+    _check_channels(channels)
+    cell = _pretrained.CELL
+    return height // cell, width // cell, 2 * _pretrained.FILTERS[channels]
+
+
+FEATURES: dict[str, FeatureEntry] = {
+    "scattering": FeatureEntry(
+        lambda images: group_normalised(scattering(images, _SCALES, _ORIENTATIONS), _GROUPS),
+        lambda height, width, channels: (
+            -(-height // 2**_SCALES),
+            -(-width // 2**_SCALES),
+            channels * number_of_paths(_SCALES, _ORIENTATIONS),
+        ),
+        least=2**_SCALES,
+    ),
+    "random_convolutions": FeatureEntry(
+        lambda images: group_normalised(
+            random_convolutions(images, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
+        ),
+        lambda height, width, channels: (_CELLS, _CELLS, 2 * _FILTERS),
+        least=max(_SIDE, _CELLS),
+    ),
+    "pretrained": FeatureEntry(
+        lambda images: group_normalised(pretrained(images), _RANDOM_GROUPS),
+        _pretrained_shape,
+        least=_pretrained.CELL,
+    ),
+    "pretrained_mirrored": FeatureEntry(
+        lambda images: group_normalised(pretrained(images, mirrored=True), _RANDOM_GROUPS),
+        _pretrained_shape,
+        least=_pretrained.CELL,
+    ),
+}
+NAMES = tuple(FEATURES)

@@ -5,9 +5,9 @@ docs/tabular.md compares them with DP-SGD, and holds the proofs.
 
 import math
 import warnings
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 from scipy import linalg, special
 
 from jaxdp import accounting as acc
@@ -190,7 +190,7 @@ def _scale(name: str, value: float) -> float:
     return number
 
 
-def _table(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _table(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     if getattr(x, "ndim", 0) != 2 or np.shape(y) != (len(x),) or not x.shape[1]:
         raise ValueError(
             f"x and y must be arrays [n, d] and [n], got shapes {np.shape(x)} and {np.shape(y)}"

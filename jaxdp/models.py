@@ -42,7 +42,7 @@ class MLP(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """A registry entry: how to build a network, and the examples that it takes.
 
     Attributes:
@@ -54,13 +54,13 @@ class Entry:
     example_shape: tuple[int, ...] | None = None
 
 
-MODELS: dict[str, Entry] = {
-    "mlp": Entry(lambda activation, classes, hidden: MLP(hidden, activation, classes)),
-    "logistic": Entry(lambda activation, classes, hidden: MLP((), activation, classes)),
+MODELS: dict[str, ModelEntry] = {
+    "mlp": ModelEntry(lambda activation, classes, hidden: MLP(hidden, activation, classes)),
+    "logistic": ModelEntry(lambda activation, classes, hidden: MLP((), activation, classes)),
 }
 
 
-def register(name: str, entry: Entry) -> None:
+def register(name: str, entry: ModelEntry) -> None:
     """Adds a network to the registry, for runs and the command line.
 
     Raises:

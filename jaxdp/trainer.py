@@ -46,7 +46,7 @@ from jaxdp.sampling.named import exact_size
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
-from jaxdp.sources.identities import identities
+from jaxdp.sources.hashes import identities
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,8 @@ from jaxdp import _rows, arguments
 from jaxdp.tickets import NoiseKey, Ticket
 
 PyTree = Any
+# The loss of one example: (params, example) or (params, *example), with a key by name if it likes.
+LossFn = Callable[..., jax.Array]
 
 
 # Set on what jaxdp made; a copy with other fields (dataclasses.replace) does not have it.

@@ -4,6 +4,7 @@ import dataclasses
 import decimal
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -185,7 +186,9 @@ def calibrate(
     _show(answer, as_json, f"Calibrated {missing[0].replace('_', ' ')}")
 
 
-def _sampled(sampling: str, released: acc.Gaussian, steps: int, given: dict[str, Any]) -> acc.Event:
+def _sampled(
+    sampling: str, released: acc.Gaussian, steps: int, given: Mapping[str, float]
+) -> acc.Event:
     """The event of `steps` steps with the numbers of their sampling, and no others."""
     options = {name: f"--{name.replace('_', '-')}" for name in given}
     optional = ("participations",) if sampling == "allocation" else ()

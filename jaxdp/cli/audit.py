@@ -1,14 +1,16 @@
 """``jaxdp audit``."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, papers
 
 if TYPE_CHECKING:
+    from jaxdp.optimizers import Algorithm
     from jaxdp.report.schema import AuditRow
 
 _MOST_STEPS = 50
@@ -117,7 +119,7 @@ def audit(
 
 
 def _fill(
-    results: Path, others: dict[str, Any], runs: int, confidence: float, seed: int | None
+    results: Path, others: Mapping[str, Option], runs: int, confidence: float, seed: int | None
 ) -> None:
     from jaxdp.cli.progress import counting_bar
     from jaxdp.papers.column import audit_rows
@@ -145,7 +147,13 @@ def _by_canaries(run: Path, delta: float | None, confidence: float) -> tuple[str
 
 
 def _by_many_runs(
-    name: str, built: Any, steps: int, delta: float, runs: int, confidence: float, seed: int | None
+    name: str,
+    built: "Algorithm",
+    steps: int,
+    delta: float,
+    runs: int,
+    confidence: float,
+    seed: int | None,
 ) -> Any:
     from jaxdp.auditing.audit import audit_algorithm
     from jaxdp.cli.progress import counting_bar
@@ -167,7 +175,7 @@ def _by_many_runs(
 
 def _of_algorithm(
     name: str,
-    numbers: dict[str, Any],
+    numbers: Mapping[str, Option],
     settings: tuple[str, ...],
     steps: int | None,
     delta: float | None,
@@ -176,7 +184,7 @@ def _of_algorithm(
     return name, built, 10 if steps is None else steps, 1e-5 if delta is None else delta
 
 
-def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any:
+def _built(name: str, numbers: Mapping[str, Option], settings: tuple[str, ...]) -> Any:
     import jax
 
     from jaxdp.cli.train import parse_settings
@@ -189,7 +197,7 @@ def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any
         "sampling": "poisson",
         "dataset_size": 4,
     }
-    given = {**defaults, **{k: v for k, v in numbers.items() if v is not None}}
+    given: dict[str, Any] = {**defaults, **{k: v for k, v in numbers.items() if v is not None}}
     full = given["sampling"] == "full_batch"
     given.setdefault("batch_size", given["dataset_size"] if full else 1)
     return registry.build(
@@ -209,9 +217,9 @@ def _of_blocks(run: Path | None, algorithm: str | None) -> Any:
 
 
 def _blocks_audited(
-    config: Any,
+    config: str | Mapping[str, object],
     steps: int | None,
-    numbers: dict[str, Any],
+    numbers: Mapping[str, Option],
     settings: tuple[str, ...],
     delta: float | None,
     runs: int,
@@ -226,7 +234,7 @@ def _blocks_audited(
         config = {"algorithm": config, "settings": parse_settings(settings), **numbers}
     with counting_bar(f"auditing {config['algorithm']}", 2 * runs) as progress:
         found = audited(config, steps, delta, runs, confidence, seed, progress)
-    return config["algorithm"], found
+    return str(config["algorithm"]), found
 
 
 def _config(run: Path) -> Any:
@@ -253,7 +261,7 @@ def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any
     )
 
 
-def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
+def _refuse_with_run(given: Mapping[str, Option], settings: tuple[str, ...]) -> None:
     named = [name for name, value in given.items() if value is not None]
     named += ["set"] if settings else []
     if named:

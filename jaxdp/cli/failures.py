@@ -4,12 +4,16 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from jaxdp._durable import StorageError
 from jaxdp._interrupts import status_of
+
+if TYPE_CHECKING:
+    from jaxdp.runs.directory import RunDirectory
+    from jaxdp.runs.tune_directory import TuneDirectory
 
 _running: list[Path] = []  # folders of the runs under way, innermost last
 
@@ -23,7 +27,7 @@ class Stopped(click.ClickException):
 
 
 @contextlib.contextmanager
-def in_words(directory: Any) -> Iterator[None]:
+def in_words(directory: "RunDirectory | TuneDirectory") -> Iterator[None]:
     """Turns interrupts and a folder that cannot be written into one line about the run."""
     _running.append(directory.path)
     try:
@@ -46,7 +50,7 @@ def without_stragglers() -> Iterator[None]:
     """Silences later messages of a failed checkpoint's other threads."""
     before = sys.unraisablehook
 
-    def hook(failed: Any) -> None:
+    def hook(failed: "sys.UnraisableHookArgs") -> None:
         if str(failed.exc_value) != "Event loop is closed":
             before(failed)
 

@@ -1,24 +1,33 @@
 """The work of `jaxdp train`: a run, or an estimate of its cost."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    import jax
+
+    from jaxdp.data import Dataset
     from jaxdp.report.schema import Report
+    from jaxdp.runs.config import RunConfig
+    from jaxdp.runs.directory import RunDirectory
+    from jaxdp.runs.loop import RunResult
+    from jaxdp.seeds import Secret
 
 
 def launch(
-    config: Any,
-    directory: Any,
-    dataset: Any,
-    secret: Any,
-    given: dict[str, Any] | None,
+    config: "RunConfig",
+    directory: "RunDirectory",
+    dataset: "Dataset",
+    secret: "Secret | None",
+    given: Mapping[str, Option] | None,
     as_json: bool,
-    mesh: Any = None,
+    mesh: "jax.sharding.Mesh | None" = None,
     set_aside_unreadable: bool = False,
 ) -> None:
     """Trains a run, writes its report and prints a summary.
@@ -63,12 +72,13 @@ def launch(
     )
 
 
-def dry(config: Any, as_json: bool) -> None:
+def dry(config: "RunConfig", as_json: bool) -> None:
     """Prints the epsilon and the time of a run; reads no data and charges nothing."""
     from jaxdp import accounting as acc
     from jaxdp.report.words import show_epsilon
     from jaxdp.runs.rehearsal import rehearse
 
+    assert config.steps is not None
     relation = acc.Relation(config.relation)
     total = config.total(config.steps)
     supported = acc.supports(total, relation)
@@ -104,7 +114,11 @@ def dry(config: Any, as_json: bool) -> None:
 
 
 def _report(
-    result: Any, directory: Any, dataset: Any, date: str, given: dict[str, Any] | None
+    result: "RunResult",
+    directory: "RunDirectory",
+    dataset: "Dataset",
+    date: str,
+    given: Mapping[str, Option] | None,
 ) -> "Report":
     from jaxdp.report import origin
     from jaxdp.runs import described
@@ -119,7 +133,7 @@ def _report(
     )
 
 
-def public_numbers(report: "Report", directory: Any) -> dict[str, Any]:
+def public_numbers(report: "Report", directory: "RunDirectory") -> dict[str, Any]:
     """The result without its curves; no time, which depends on the private data."""
     row = report.to_dict()
     names = (
@@ -147,7 +161,7 @@ def _finite(value: float) -> float | str:
     return value if value < float("inf") else "inf"
 
 
-def print_summary(report: "Report", directory: Any) -> None:
+def print_summary(report: "Report", directory: "RunDirectory") -> None:
     """Prints what was proven, and where the report lies."""
     from jaxdp.report.words import show_delta, show_epsilon
 

@@ -1,9 +1,13 @@
 """Types of options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
+
+# Of an option of the command line, once click has read it.
+Option = float | str | Path | tuple[str, ...] | None
 
 
 def papers() -> None:
@@ -38,7 +42,12 @@ class Filled(click.Path):
     def __init__(self, **given: Any):
         super().__init__(path_type=Path, **given)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
         """The path; refused where it is empty."""
         if value == "":
             self.fail("expected a path, got ''", param, ctx)
@@ -57,7 +66,7 @@ class NumberOr(click.ParamType):
     def __init__(self, word: str):
         self.word = word
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number, or the word."""
         if value == self.word:
             return value

@@ -18,6 +18,17 @@ _STRICT, _WEAK = "add_or_remove_one", "replace_special"
 
 
 @dataclasses.dataclass(frozen=True)
+class _Budget:
+    """The numbers that every mechanism is calibrated for."""
+
+    epsilon: float
+    delta: float
+    steps: int
+    batch_size: int
+    dataset_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _Row:
     """A line of the table; errors are in clip norms."""
 
@@ -55,7 +66,9 @@ def plan(as_json: bool, **numbers: Any) -> None:
     _check(**numbers)
     click.echo("jaxdp: calibrating five mechanisms: about ten seconds", err=True)
     rows, refused = [], {}
-    for name, make in _makers(**numbers):
+    momentum = numbers["momentum"]
+    budget = _Budget(**{k: v for k, v in numbers.items() if k != "momentum"})
+    for name, make in _makers(momentum, budget):
         try:
             rows.append(make())
         except ValueError as error:
@@ -69,7 +82,7 @@ def plan(as_json: bool, **numbers: Any) -> None:
         click.echo(json.dumps(answer, allow_nan=False))
         return
     _show(rows, refused)
-    _advise(rows, best, numbers)
+    _advise(rows, best, budget)
 
 
 def _check(
@@ -87,14 +100,14 @@ def _check(
         raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
 
 
-def _makers(momentum: float, **budget: Any) -> Iterator[tuple[str, Callable[[], _Row]]]:
+def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[], _Row]]]:
     """(name, what makes the row), one for each mechanism."""
     from jaxdp.correlated import dp_mf
     from jaxdp.mechanism import dp_sgd
     from jaxdp.noise import Workload
 
     workload = Workload(momentum)
-    given = {"l2_clip_norm": 1.0, **budget}
+    given = {"l2_clip_norm": 1.0, **vars(budget)}
 
     def independent(name: str, sampling: str) -> _Row:
         with warnings.catch_warnings():
@@ -119,7 +132,7 @@ def _row(
     mechanism: "Mechanism",
     relation: str,
     workload: "Workload",
-    budget: dict[str, Any],
+    budget: _Budget,
     kind: str | None = None,
 ) -> _Row:
     from jaxdp import accounting as acc
@@ -129,7 +142,7 @@ def _row(
     memory = 0 if strategy is None else recurrence(strategy).size
     # A buffered strategy is named by its buffers.
     bands = None if strategy is None else memory if kind == "buffered" else strategy.bands
-    steps = mechanism.steps or budget["steps"]
+    steps = mechanism.steps or budget.steps
     rms, largest = _errors(mechanism, workload, budget)
     assert isinstance(mechanism.noise_multiplier, float)
     return _Row(
@@ -138,7 +151,7 @@ def _row(
         mechanism.noise_multiplier,
         rms,
         largest,
-        mechanism.epsilon(steps, budget["delta"], acc.Relation(relation)).upper,
+        mechanism.epsilon(steps, budget.delta, acc.Relation(relation)).upper,
         memory,
         kind,
         bands,
@@ -147,9 +160,7 @@ def _row(
     )
 
 
-def _errors(
-    mechanism: "Mechanism", workload: "Workload", budget: dict[str, Any]
-) -> tuple[float, float]:
+def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tuple[float, float]:
     """(RMS error, largest error) in clip norms, for the batches that were asked for."""
     from jaxdp.correlated import ERRORS, expected_error
     from jaxdp.noise import identity
@@ -158,11 +169,12 @@ def _errors(
         rms, largest = (expected_error(mechanism, workload, error) for error in ("rms", "max"))
         return rms, largest
     # An allocation may make smaller batches, whose sums are smaller too.
-    share = budget["batch_size"] / mechanism.batch_size
+    share = budget.batch_size / mechanism.batch_size
     noise = mechanism.noise_multiplier
     assert isinstance(noise, float)
-    alone = identity(budget["steps"])
-    return tuple(noise * share * ERRORS[e](alone, workload) for e in ("rms", "max"))
+    alone = identity(budget.steps)
+    rms, largest = (noise * share * ERRORS[e](alone, workload) for e in ("rms", "max"))
+    return rms, largest
 
 
 def _best(rows: list[_Row], relation: str) -> _Row | None:
@@ -205,12 +217,12 @@ def _named(row: _Row) -> str:
     return f"{head}, {row.bands} {number}{'s' * (row.bands != 1)}, {tail}"
 
 
-def _advise(rows: list[_Row], best: _Row | None, numbers: dict[str, Any]) -> None:
+def _advise(rows: list[_Row], best: _Row | None, budget: _Budget) -> None:
     for row in rows:
-        if (row.charged_steps, row.batch_size) != (numbers["steps"], numbers["batch_size"]):
+        if (row.charged_steps, row.batch_size) != (budget.steps, budget.batch_size):
             click.echo(
                 f"{row.name}: whole epochs, {row.charged_steps:,} steps with {row.batch_size:,} "
-                f"records each; the error is for the {numbers['batch_size']:,} asked for."
+                f"records each; the error is for the {budget.batch_size:,} asked for."
             )
     if best is not None:
         click.echo(f"Least error under {_STRICT}: take {_named(best)}, {_train(best)}.")

@@ -2,9 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.runs import bar
+from jaxdp.runs.run import Row
+
+if TYPE_CHECKING:
+    from jaxdp.papers.block_coordinate.settings import BlockConfig
+    from jaxdp.runs.config import RunConfig
 
 
 def show_epsilon(epsilon: float | str) -> str:
@@ -15,15 +20,16 @@ def show_epsilon(epsilon: float | str) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
+def progress_bar(config: "RunConfig | BlockConfig", name: str | None = None) -> Iterator[Any]:
     """A function to be called after every step, with a history row at the end of a block.
 
     On a terminal it is a bar; elsewhere it prints a line for every block.
     """
+    assert config.steps is not None
     title = name or f"{config.algorithm} on {config.dataset}"
     with bar.opened(title, config.steps) as (update, console):
 
-        def progress(step: int, row: dict[str, Any] | None) -> None:
+        def progress(step: int, row: Row | None) -> None:
             if row is None:
                 update(completed=step)
                 return

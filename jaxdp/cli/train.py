@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,10 @@ from jaxdp.cli.options import (
     papers,
 )
 from jaxdp.data.specs import SPECS
+
+if TYPE_CHECKING:
+    from jaxdp.data import Dataset
+    from jaxdp.runs.directory import RunDirectory
 
 
 @click.command()
@@ -274,7 +278,11 @@ def _check_together(
 
 
 def _own_data(
-    directory: Any, path: Path | None, classes: int | None, size: int | None, resume: bool
+    directory: "RunDirectory",
+    path: Path | None,
+    classes: int | None,
+    size: int | None,
+    resume: bool,
 ) -> Any:
     """The data set in a file, or None for a built-in one; a resumed run remembers which it is."""
     from jaxdp import data
@@ -314,7 +322,7 @@ def _is_given(name: str) -> bool:
     return getattr(source, "name", "") == "COMMANDLINE"
 
 
-def _data_dir(directory: Any, given: Path | None, resume: bool) -> Path | None:
+def _data_dir(directory: "RunDirectory", given: Path | None, resume: bool) -> Path | None:
     """The folder of the data; a resumed run remembers it."""
     if given is None and resume:
         kept = directory.load_state().data_dir
@@ -357,7 +365,7 @@ def _named() -> dict[str, Any]:
     return {name: value for name, value in context.params.items() if _is_given(name)}
 
 
-def _new_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
+def _new_config(directory: "RunDirectory", options: dict[str, Any], own: "Dataset | None") -> Any:
     from jaxdp.runs import recipe, resolve
 
     if directory.exists():
@@ -370,7 +378,7 @@ def _new_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     return resolve(recipe(**options))
 
 
-def _best(options: dict[str, Any], own: Any) -> dict[str, Any]:
+def _best(options: dict[str, Any], own: "Dataset | None") -> dict[str, Any]:
     """The best recipe's fields where none were given; says where they come from.
 
     Raises:
@@ -390,7 +398,9 @@ def _best(options: dict[str, Any], own: Any) -> dict[str, Any]:
     return fields
 
 
-def _stored_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
+def _stored_config(
+    directory: "RunDirectory", options: dict[str, Any], own: "Dataset | None"
+) -> Any:
     """The run's own configuration, which the options given now must not contradict."""
     from jaxdp.runs import RunConfig
 

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jaxdp.cli.failures import in_words
 from jaxdp.cli.options import Filled, papers
 from jaxdp.data.specs import SPECS
+
+if TYPE_CHECKING:
+    from jaxdp.runs.tuned import TunedConfig
 
 _NO_CAP = (
     "must not be given: the number of tries is drawn from its law, and a cap on tries or on time "
@@ -17,7 +20,7 @@ _NO_CAP = (
 _TRIES = "geometric:0.1"
 
 
-def _refused(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _refused(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
     if value is not None:
         raise click.UsageError(f"{param.opts[0]} {_NO_CAP}", ctx)
 
@@ -158,7 +161,7 @@ def _own(path: Path | None, classes: int | None, size: int | None) -> Any:
     return data.from_file(path, classes, size)
 
 
-def _row(found: Any, out: Path) -> dict[str, Any]:
+def _row(found: "TunedConfig", out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "dataset": found.config.dataset,
@@ -172,7 +175,7 @@ def _row(found: Any, out: Path) -> dict[str, Any]:
     }
 
 
-def _words(found: Any, out: Path) -> str:
+def _words(found: "TunedConfig", out: Path) -> str:
     from jaxdp.report.words import show_delta, show_epsilon
 
     spent = (

@@ -171,7 +171,7 @@ def scale_by_adadp(
 
 def adadp(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     *,
     bound: float = 4.0,
     beta: float = 1.2,

@@ -18,7 +18,7 @@ from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
-NoiseStd = float | Callable[[PyTree, jax.Array], Any]
+NoiseStd = float | Callable[[PyTree, jax.Array], jax.typing.ArrayLike]
 
 
 class AdaptiveState(NamedTuple):
@@ -78,7 +78,9 @@ def scale_by_dp_adagrad(
     return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
 
 
-def sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Algorithm:
+def sgd(
+    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, momentum: float = 0.0
+) -> Algorithm:
     """DP-SGD: SGD on the mechanism's noisy gradient, under whatever clipping rule it has.
 
     Args:
@@ -90,7 +92,7 @@ def sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Algo
     return Algorithm(mechanism, optax.sgd(rate, momentum=momentum or None))
 
 
-def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
+def dp_adam(mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam: Any) -> Algorithm:
     """DP-Adam: optax's Adam on the mechanism's noisy gradient.
 
     It is DPGDO in PIGDO's paper, as its released code has it.
@@ -115,28 +117,38 @@ def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
     return Algorithm(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
 
 
-def dp_adam_bc(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
+def dp_adam_bc(
+    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam: Any
+) -> Algorithm:
     """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_adam_bc(mechanism.noise_std, **adam))
 
 
-def dp_rmsprop(mechanism: Mechanism, learning_rate: Any, **rmsprop: Any) -> Algorithm:
+def dp_rmsprop(
+    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **rmsprop: Any
+) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
 
 
-def dp_adagrad(mechanism: Mechanism, learning_rate: Any, **adagrad: Any) -> Algorithm:
+def dp_adagrad(
+    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adagrad: Any
+) -> Algorithm:
     """DP-Adagrad with noise correction; further arguments as ``scale_by_dp_adagrad``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
 
 
-def _algorithm(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Algorithm:
+def _algorithm(
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    scaled: optax.GradientTransformation,
+) -> Algorithm:
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     return Algorithm(mechanism, optax.chain(scaled, rate))
 
 
 @dataclasses.dataclass(frozen=True)
-class Moments:
+class AdaptiveMoments:
     """The averages of an adaptive optimizer, and its denominator.
 
     Attributes:
@@ -197,10 +209,10 @@ class Moments:
         return _debiased(state.mu, self.b1, state.step)
 
 
-def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
+def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_adam_bc``."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
-    return Moments(
+    return AdaptiveMoments(
         _running(b2),
         lambda nu, step: _debiased(nu, b2, step),
         eps,
@@ -209,15 +221,15 @@ def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moment
     )
 
 
-def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
+def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_rmsprop``."""
     decay = _check.decay("decay", decay)
-    return Moments(_running(decay), lambda nu, step: nu, eps, noise_floor)
+    return AdaptiveMoments(_running(decay), lambda nu, step: nu, eps, noise_floor)
 
 
-def adagrad_moments(eps: float, noise_floor: float) -> Moments:
+def adagrad_moments(eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_adagrad``."""
-    return Moments(
+    return AdaptiveMoments(
         lambda old, new, step: jax.tree.map(jnp.add, old, new),
         lambda nu, step: nu,
         eps,
@@ -226,7 +238,7 @@ def adagrad_moments(eps: float, noise_floor: float) -> Moments:
 
 
 def scale_by_moments(
-    moments: Moments,
+    moments: AdaptiveMoments,
     noise_std: NoiseStd,
     scale: Callable[[AdaptiveState], PyTree] | None = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -11,7 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
-from jaxdp.types import PyTree, filled
+from jaxdp.types import LossFn, PyTree, filled
 
 if TYPE_CHECKING:
     from jaxdp.step import PrivateStep
@@ -114,7 +114,7 @@ class Algorithm:
         """The whole optax chain, noise first."""
         return optax.chain(self.noise_link(), self.after_noise)
 
-    def step(self, loss_fn: Callable[..., Any], **options: Any) -> "PrivateStep":
+    def step(self, loss_fn: LossFn, **options: Any) -> "PrivateStep":
         """The private step of a loss, as pure functions; options as for ``clipped_grad``."""
         from jaxdp.step import PrivateStep
 
@@ -122,7 +122,7 @@ class Algorithm:
             self.clipped_grad(loss_fn, **options), self.noise_link(), self.after_noise, self.reads
         )
 
-    def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
+    def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped per-example gradients of ``loss_fn``; options as for ``clipped_grad``.
 
         Raises:
@@ -185,7 +185,9 @@ class Algorithm:
 
 
 def as_algorithm(
-    mechanism: Mechanism | Algorithm, optimizer: Any, average: float | None = None
+    mechanism: Mechanism | Algorithm,
+    optimizer: optax.GradientTransformation | None,
+    average: float | None = None,
 ) -> Algorithm:
     """An ``Algorithm``: the one given, or a mechanism with its optimizer; averaged if asked for."""
     if average is not None:

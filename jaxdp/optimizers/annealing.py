@@ -13,7 +13,7 @@ import optax
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import DrawnEnergy, is_energy
+from jaxdp.optimizers.energy import DrawnEnergy, Judge, OpenEnergy, PublicEnergy, is_energy
 from jaxdp.types import PyTree, Summed
 
 
@@ -95,10 +95,11 @@ def annealing(
         state: AnnealingState,
         params: PyTree | None = None,
         *,
-        energy: Any = None,
+        energy: Judge | None = None,
         **extra: Any,
     ) -> tuple[PyTree, AnnealingState]:
         _check_update(updates, energy, params)
+        assert energy is not None
         if isinstance(energy, DrawnEnergy):
             energy = energy.spent(verified=True)
         step, proposed = inner.update(updates, state.inner, params, **extra)
@@ -132,7 +133,7 @@ def _start(inner: optax.OptState, words: jax.Array) -> AnnealingState:
 
 
 def _rise(
-    energy: Any, candidate: PyTree, params: PyTree, state: AnnealingState
+    energy: PublicEnergy | OpenEnergy, candidate: PyTree, params: PyTree, state: AnnealingState
 ) -> tuple[jax.Array, jax.Array, AnnealingState]:
     """(the candidate's energy less the current one, its energy, the state that keeps who judged).
 
@@ -175,7 +176,7 @@ def _heat(state: AnnealingState, temperature: float) -> jax.Array:
 
 def sa_dpsgd(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     key: jax.Array,
     *,
     momentum: float = 0.0,
@@ -217,7 +218,7 @@ def _counts(state: AnnealingState) -> dict[str, jax.Array]:
     return {"proposals": state.proposals, "accepted": state.accepted, "forced": state.forced}
 
 
-def _words(key: Any) -> jax.Array:
+def _words(key: jax.Array) -> jax.Array:
     """uint32 [2]: the words of a threefry key; ValueError for anything else."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
@@ -228,7 +229,7 @@ def _words(key: Any) -> jax.Array:
     return jnp.asarray(key)
 
 
-def _check_update(updates: Any, energy: Any, params: PyTree | None) -> None:
+def _check_update(updates: PyTree, energy: Judge | None, params: PyTree | None) -> None:
     if isinstance(updates, Summed):
         raise ValueError(
             "annealing must wrap what follows the noise and take a noisy gradient, got a Summed: a "

@@ -79,7 +79,7 @@ def averaged(algorithm: Algorithm, decay: float) -> Algorithm:
     )
 
 
-def _through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
+def _through(read: Callable[[PyTree], PyTree] | None) -> Callable[[PyTree], Any] | None:
     if read is None:
         return None
     # Wrapped, to be told as whose function it is.

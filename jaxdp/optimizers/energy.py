@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -11,14 +10,15 @@ import numpy as np
 
 from jaxdp import _processes, _rows
 from jaxdp.clipping import _batch, captured, rounding
+from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.normals import noised
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import Ticket
-from jaxdp.types import PyTree, never_flattened
+from jaxdp.types import LossFn, PyTree, never_flattened
 
-LossFn = Callable[..., jax.Array]
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
 
@@ -255,7 +255,7 @@ class OpenEnergy:
     def __copy__(self) -> Any:
         return self.__reduce__()
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: dict[int, PyTree]) -> Any:
         return self.__reduce__()
 
     def once(self) -> None:
@@ -292,6 +292,10 @@ class OpenEnergy:
         return rounding.compensated(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))
 
 
+# An energy that may judge an update.
+Judge = PublicEnergy | DrawnEnergy | OpenEnergy
+
+
 def energy_mechanism(
     noise_multiplier: float, bound: float, batch_size: int, dataset_size: int
 ) -> Mechanism:
@@ -306,7 +310,9 @@ def energy_mechanism(
     return dp_sgd(noise_multiplier, bound, batch_size, dataset_size)
 
 
-def judging(energy: Any, ticket: Ticket, leak: str) -> dict[str, Any]:
+def judging(
+    energy: PublicEnergy | PrivateEnergy | None, ticket: Ticket, leak: str
+) -> dict[str, Any]:
     """The extra arguments by which an energy judges the candidate of a ticket's step.
 
     Args:
@@ -320,7 +326,7 @@ def judging(energy: Any, ticket: Ticket, leak: str) -> dict[str, Any]:
     return {} if energy is None else {"energy": energy.prepare()}
 
 
-def check_judged(ticket: Ticket | None, energy: Any) -> None:
+def check_judged(ticket: Ticket | None, energy: PyTree) -> None:
     """Raises ValueError for a private energy that another ledger than the sum's was charged for."""
     if not isinstance(energy, DrawnEnergy) or ticket is None:
         return
@@ -332,13 +338,13 @@ def check_judged(ticket: Ticket | None, energy: Any) -> None:
         )
 
 
-def blanked(extra: dict[str, Any]) -> dict[str, Any]:
+def blanked(extra: dict[str, PyTree]) -> dict[str, Any]:
     """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
     energy = extra.get("energy")
     return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
 
 
-def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
+def taken_apart(extra: dict[str, PyTree]) -> dict[str, Any]:
     """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
     energy = extra.get("energy")
     if isinstance(energy, OpenEnergy):
@@ -348,12 +354,14 @@ def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
     return {**extra, "energy": energy.spent(verified=True)}
 
 
-def is_energy(value: Any) -> bool:
+def is_energy(value: PyTree) -> bool:
     """True if ``value`` is an energy that may judge an update."""
-    return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)
+    return isinstance(value, Judge)
 
 
-def check_energy(algorithm: Any, energy: Any, ledger: Any) -> None:
+def check_energy(
+    algorithm: Algorithm, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
+) -> None:
     """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
     if energy is not None:
         _processes.check_alone("energy")

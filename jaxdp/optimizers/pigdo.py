@@ -5,7 +5,6 @@ and Algorithm 2. Its released code privatises first and then runs Adam: ``dp_ada
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,8 @@ from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.adaptive import (
+    AdaptiveMoments,
     AdaptiveState,
-    Moments,
     adagrad_moments,
     adam_moments,
     rmsprop_moments,
@@ -39,7 +38,7 @@ class Preconditioner:
         spread: the largest factor by which a coordinate differs from the root mean square.
     """
 
-    moments: Moments
+    moments: AdaptiveMoments
     spread: float = 10.0
 
     def __post_init__(self) -> None:
@@ -60,7 +59,7 @@ class Preconditioner:
 
 def piadam(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -86,7 +85,7 @@ def piadam(
 
 def pirmsprop(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     decay: float = 0.9,
     eps: float = 1e-8,
     noise_floor: float = 0.1,
@@ -101,7 +100,7 @@ def pirmsprop(
 
 def piadagrad(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
@@ -110,7 +109,12 @@ def piadagrad(
     return _pigdo(mechanism, learning_rate, adagrad_moments(eps, noise_floor), spread)
 
 
-def _pigdo(mechanism: Mechanism, learning_rate: Any, moments: Moments, spread: float) -> Algorithm:
+def _pigdo(
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    moments: AdaptiveMoments,
+    spread: float,
+) -> Algorithm:
     diagonal = Preconditioner(moments, spread)
     scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))

@@ -1,8 +1,6 @@
 """Learning-rate schedules by name, as ``jaxdp train`` takes them."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import optax
@@ -12,7 +10,7 @@ from jaxdp import arguments
 KINDS = ("constant", "cosine", "linear")
 
 
-def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any]:
+def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
     """The optax schedule that a text such as "cosine" or "linear:50" describes.
 
     Formal guarantee: the rates are public constants of the run, applied after the noise: they cost
@@ -54,7 +52,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any
     return _with_floats(after)
 
 
-def _falling_to(text: str, learning_rate: float) -> Callable[[Any], Any]:
+def _falling_to(text: str, learning_rate: float) -> optax.Schedule:
     found = re.fullmatch(r"to:(0\.\d*[1-9]\d*):([1-9]\d{0,8})", text)
     if found is None:
         raise ValueError(
@@ -65,8 +63,8 @@ def _falling_to(text: str, learning_rate: float) -> Callable[[Any], Any]:
     return optax.linear_schedule(learning_rate, share * learning_rate, steps)
 
 
-def _with_floats(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def rate(step: Any) -> Any:
+def _with_floats(after: optax.Schedule) -> optax.Schedule:
+    def rate(step: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
         with jax.numpy_dtype_promotion("standard"):  # optax mixes the step with floats
             return after(step)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import optax
 
 from jaxdp import arguments
 from jaxdp import clipping as rules
@@ -19,6 +20,9 @@ from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import energy_mechanism
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
+
+# Of an algorithm's own hyper-parameter.
+Setting = float | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Numbers:
     l2_clip_norm: float
     batch_size: int
     dataset_size: int
-    learning_rate: Any
+    learning_rate: optax.ScalarOrSchedule
     sampling: str | Sampling = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
@@ -82,7 +86,7 @@ class Numbers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class AlgorithmEntry:
     """A registry entry: how to build an algorithm, and its defaults.
 
     Attributes:
@@ -100,7 +104,7 @@ class Entry:
     recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Algorithm:
+def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = None) -> Algorithm:
     """The algorithm ``name``, built from public numbers.
 
     Args:
@@ -133,20 +137,20 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
     return made
 
 
-def named(name: str) -> Entry:
+def named(name: str) -> AlgorithmEntry:
     """The algorithm of that name; ValueError for an unknown one."""
     hint = "; `import jaxdp.papers.algorithms` adds those of the papers"
     return ALGORITHMS[arguments.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
 
 
-def register(name: str, entry: Entry) -> None:
+def register(name: str, entry: AlgorithmEntry) -> None:
     """Adds an algorithm to the registry, for runs and the command line.
 
     Raises:
-        ValueError: the name is taken by another, or no ``Entry`` is given.
+        ValueError: the name is taken by another, or no ``AlgorithmEntry`` is given.
     """
-    if not isinstance(entry, Entry):
-        raise ValueError(f"entry must be a registry.Entry, got {entry!r}")
+    if not isinstance(entry, AlgorithmEntry):
+        raise ValueError(f"entry must be a registry.AlgorithmEntry, got {entry!r}")
     if ALGORITHMS.setdefault(name, entry) is not entry:
         raise ValueError(f"name must be new, got {name!r}, which is registered")
 
@@ -272,18 +276,20 @@ _ADAGRAD_RATE = {"learning_rate": 0.02}
 ANNEALED_RECIPE = {"momentum": 0.0}
 # Of AdaDp's paper.
 ADADP_RECIPE = {"learning_rate": 0.002, "l2_clip_norm": 4.0}
-ALGORITHMS: dict[str, Entry] = {
-    "dp-sgd": Entry(_dp_sgd, momentum=True),
-    "auto-s": Entry(_auto_s, momentum=True),
-    "normalised-sgd": Entry(_normalised, momentum=True),
-    "dp-adam": Entry(_dp_adam, recipe=_SMALL_RATE),
-    "dp-adam-bc": Entry(_dp_adam_bc, recipe=_SMALL_RATE),
-    "dp-rmsprop": Entry(_dp_rmsprop, recipe=_SMALL_RATE),
-    "dp-adagrad": Entry(_dp_adagrad, recipe=_ADAGRAD_RATE),
-    "sa-dpsgd": Entry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
-    "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE),
-    "adadp": Entry(_adadp, recipe=ADADP_RECIPE),
-    "piadam": Entry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
-    "pirmsprop": Entry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),
-    "piadagrad": Entry(built_by(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
+ALGORITHMS: dict[str, AlgorithmEntry] = {
+    "dp-sgd": AlgorithmEntry(_dp_sgd, momentum=True),
+    "auto-s": AlgorithmEntry(_auto_s, momentum=True),
+    "normalised-sgd": AlgorithmEntry(_normalised, momentum=True),
+    "dp-adam": AlgorithmEntry(_dp_adam, recipe=_SMALL_RATE),
+    "dp-adam-bc": AlgorithmEntry(_dp_adam_bc, recipe=_SMALL_RATE),
+    "dp-rmsprop": AlgorithmEntry(_dp_rmsprop, recipe=_SMALL_RATE),
+    "dp-adagrad": AlgorithmEntry(_dp_adagrad, recipe=_ADAGRAD_RATE),
+    "sa-dpsgd": AlgorithmEntry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
+    "sa-dpsgd-private": AlgorithmEntry(
+        _sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE
+    ),
+    "adadp": AlgorithmEntry(_adadp, recipe=ADADP_RECIPE),
+    "piadam": AlgorithmEntry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
+    "pirmsprop": AlgorithmEntry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),
+    "piadagrad": AlgorithmEntry(built_by(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
 }

@@ -28,7 +28,10 @@ from jaxdp.types import PyTree
 
 
 def adadp_step_only(
-    mechanism: Mechanism, learning_rate: Any, rate_decay: float = 0.1, eps: float = 1e-8
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    rate_decay: float = 0.1,
+    eps: float = 1e-8,
 ) -> Algorithm:
     """AdaL, the ablation with global clipping and AdaDp's step alone.
 
@@ -94,7 +97,7 @@ def adadp_as_published(
     noise_multiplier: float | NoiseSchedule,
     batch_size: int,
     dataset_size: int,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     *,
     bound: float = 4.0,
     beta: float = 1.2,

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -28,7 +29,8 @@ from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.seeds import Secret
-from jaxdp.trainer import Trainer
+from jaxdp.trainer import Trainer, TrainState
+from jaxdp.types import LossFn
 
 with needed("jaxdp.papers.adadp_gradients", "papers", "matplotlib"):
     from matplotlib.figure import Figure
@@ -39,6 +41,20 @@ STEPS = (100, 1_000)
 # Of log10, for both histograms.
 _RANGE, _BINS = (-8.0, 1.0), 54
 _KEEP = 0.9  # γ′
+
+
+class At(TypedDict):
+    """The two distributions at a step, and that of the σ_i; see ``compared``."""
+
+    step: int
+    gradient: list[int]
+    estimate: list[int]
+    median_gradient: float
+    median_estimate: float
+    within_factor_2: float
+    zero: float
+    correlation_of_logs: float
+    noise: adadp_noise.Histogram
 
 
 def work(results: Path, data_dir: Path | None) -> None:
@@ -103,7 +119,7 @@ def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dic
     }
 
 
-def _stds(multiplier: float, algorithm: Algorithm, loss: Any, moment: np.ndarray) -> np.ndarray:
+def _stds(multiplier: float, algorithm: Algorithm, loss: LossFn, moment: np.ndarray) -> np.ndarray:
     """σ_i = σ √m s_i of the sum over a lot, float [m], s_i by the moments before its step."""
     gradient = algorithm.clipped_grad(loss)
     assert isinstance(gradient, RawGradient)
@@ -111,7 +127,7 @@ def _stds(multiplier: float, algorithm: Algorithm, loss: Any, moment: np.ndarray
     return multiplier * math.sqrt(moment.size) * np.asarray(gradient.unscale(moment))
 
 
-def _moment(state: Any) -> np.ndarray:
+def _moment(state: TrainState) -> np.ndarray:
     """E′[g²] of every coordinate, float64 [m]."""
     kind = lambda node: isinstance(node, AdaDpState)  # noqa: E731
     (found,) = (x for x in jax.tree.leaves(state.opt_state, is_leaf=kind) if kind(x))
@@ -136,7 +152,7 @@ def compared(squared: np.ndarray, estimate: np.ndarray) -> dict[str, Any]:
     }
 
 
-def figure(kept: dict[str, Any]) -> tuple[Figure, str]:
+def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
     """The two distributions at each step.
 
     Args:

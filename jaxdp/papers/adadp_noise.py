@@ -9,7 +9,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -19,13 +19,14 @@ from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.ledger import Ledger
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers.adadp_phase import stds_of_noise_alone
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.seeds import Secret
-from jaxdp.trainer import Trainer
+from jaxdp.trainer import Trainer, TrainState
 
 with needed("jaxdp.papers.adadp_noise", "papers", "matplotlib"):
     from matplotlib.figure import Figure
@@ -40,6 +41,30 @@ _LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+class Histogram(TypedDict, total=False):
+    """The distribution of the σ_i after a step; see ``histogram``."""
+
+    step: int
+    top: float
+    counts: list[int]
+    quantiles: dict[str, float]
+    under_10: float
+    from_10_to_20: float
+
+
+class Kept(TypedDict, total=False):
+    """The content of the file that ``work`` writes."""
+
+    row: str
+    histograms: list[Histogram]
+    noise_multiplier: float
+    l2_clip_norm: float
+    proven_epsilon: float
+    delta: float
+    machine: str
+    jaxdp: str
+
+
 def work(results: Path, data_dir: Path | None) -> None:
     """Trains the row of Figure 2 (a) for 1,000 steps and writes its σ_i into ``results``.
 
@@ -52,9 +77,7 @@ def work(results: Path, data_dir: Path | None) -> None:
     write_atomically(results, json.dumps({"row": ROW, **line}) + "\n")
 
 
-def run(
-    config: RunConfig, dataset: data.Dataset, secret: Secret, steps: tuple[int, ...]
-) -> dict[str, Any]:
+def run(config: RunConfig, dataset: data.Dataset, secret: Secret, steps: tuple[int, ...]) -> Kept:
     """The distribution of σ_i after each of the named steps, and epsilon of all until the last.
 
     The release is everything up to the last of ``steps``: the components of the private analysis
@@ -68,6 +91,7 @@ def run(
     """
     algorithm = config.private_algorithm(secret)
     assert algorithm.scale is not None
+    assert isinstance(config.noise_multiplier, float)
     dataset, _ = assemble.projected(config, dataset, secret, None)
     trainer = Trainer(
         models.cross_entropy(assemble.model_of(config)),
@@ -78,7 +102,7 @@ def run(
         physical_batch_size=config.physical_batch_size,
     )
     state = trainer.init(assemble.fresh_params(config, secret))
-    found = []
+    found: list[Histogram] = []
     for number, batch in enumerate(trainer.batches(steps[-1]), 1):
         state, _ = trainer.step(state, batch)
         if number in steps:
@@ -94,7 +118,7 @@ def run(
     }
 
 
-def _stds(config: RunConfig, algorithm: Any, state: Any) -> np.ndarray:
+def _stds(config: RunConfig, algorithm: Algorithm, state: TrainState) -> np.ndarray:
     """σ_i = σ √m s_i of the sum over a lot, float [m]: the paper's, whose mean divides it by L."""
     sides = jax.tree.leaves(algorithm.context(state.opt_state)["scale"])
     flat = np.concatenate([np.ravel(leaf) for leaf in sides])
@@ -102,7 +126,7 @@ def _stds(config: RunConfig, algorithm: Any, state: Any) -> np.ndarray:
     return np.asarray(config.noise_multiplier * math.sqrt(flat.size) * flat)
 
 
-def histogram(stds: np.ndarray) -> dict[str, Any]:
+def histogram(stds: np.ndarray) -> Histogram:
     """Counts in equal bins from 0 to the greatest, and quantiles, of positive numbers [m]."""
     top = float(stds.max())
     counts, _ = np.histogram(stds, bins=_BINS, range=(0.0, top))
@@ -127,7 +151,7 @@ def noise_alone(size: int, steps: int, seed: int = 0) -> np.ndarray:
     return stds_of_noise_alone(ROWS[ROW].config(), size, steps, seed)
 
 
-def figure(kept: dict[str, Any]) -> tuple[Figure, str]:
+def figure(kept: Kept) -> tuple[Figure, str]:
     """The shares of coordinates by σ_i for each step, and the same where all gradients are zero.
 
     Args:
@@ -150,7 +174,7 @@ def figure(kept: dict[str, Any]) -> tuple[Figure, str]:
     return drawn, "under 10, to 20, above, after " + "; ".join(told)
 
 
-def shares(found: dict[str, Any]) -> list[float]:
+def shares(found: Histogram) -> list[float]:
     """Percent of coordinates under 10, from 10 to 20, and from there on."""
     low, middle = 100 * found["under_10"], 100 * found["from_10_to_20"]
     return [low, middle, 100 - low - middle]

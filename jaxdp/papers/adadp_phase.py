@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.report.schema import Report
 from jaxdp.runs.config import RunConfig
+from jaxdp.types import PyTree
 
 # Of the repaired algorithm; as published the phase follows un-noised gradients.
 ALGORITHMS = ("adadp", "adadp-noise-only")
@@ -64,8 +65,8 @@ def zero_gradients(config: RunConfig, size: int, steps: int, seed: int) -> tuple
     assert scale is not None
 
     @jax.jit
-    def run(state: Any, keys: jax.Array) -> Any:
-        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+    def run(state: PyTree, keys: jax.Array) -> Any:
+        def step(state: PyTree, key: jax.Array) -> tuple[Any, None]:
             std = algorithm.mechanism.noise_std(zeros, 0) * scale(state)
             noise = std * jax.random.normal(key, (size,))
             return algorithm.after_noise.update(noise, state, zeros)[1], None

@@ -5,12 +5,12 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import clipping, models
@@ -183,7 +183,7 @@ def _averaged(first: PyTree, more: PyTree) -> PyTree:
 
 
 @jax.jit
-def moved(params: PyTree, direction: PyTree, size: Any) -> PyTree:
+def moved(params: PyTree, direction: PyTree, size: ArrayLike) -> PyTree:
     """``params`` after a step of this size against ``direction``."""
     return jax.tree.map(lambda p, d: p - size * d, params, direction)
 

@@ -11,7 +11,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.registry import (
     ADADP_RECIPE,
     ANNEALED_RECIPE,
-    Entry,
+    AlgorithmEntry,
     Numbers,
     built_by,
     register,
@@ -89,22 +89,22 @@ def _pigdo_published(name: str) -> Callable[..., Algorithm]:
 
 _PIGDO = {"learning_rate": 0.001, "l2_clip_norm": 4.0}
 ALGORITHMS = {
-    "sa-dpsgd-as-published": Entry(
+    "sa-dpsgd-as-published": AlgorithmEntry(
         _sa_published, energy="test", momentum=True, recipe=ANNEALED_RECIPE
     ),
-    "sa-dpsgd-as-published-train": Entry(
+    "sa-dpsgd-as-published-train": AlgorithmEntry(
         _sa_published_train, energy="train", momentum=True, recipe=ANNEALED_RECIPE
     ),
-    "adadp-noise-only": Entry(
+    "adadp-noise-only": AlgorithmEntry(
         _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
     ),
-    "adadp-step-only": Entry(
+    "adadp-step-only": AlgorithmEntry(
         built_by(adadp_step_only), recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
     ),
-    "adadp-as-published": Entry(_adadp_published, recipe=ADADP_RECIPE),
-    "piadam-as-published": Entry(_pigdo_published("adam"), recipe=_PIGDO),
-    "pirmsprop-as-published": Entry(_pigdo_published("rmsprop"), recipe=_PIGDO),
-    "piadagrad-as-published": Entry(_pigdo_published("adagrad"), recipe=_PIGDO),
+    "adadp-as-published": AlgorithmEntry(_adadp_published, recipe=ADADP_RECIPE),
+    "piadam-as-published": AlgorithmEntry(_pigdo_published("adam"), recipe=_PIGDO),
+    "pirmsprop-as-published": AlgorithmEntry(_pigdo_published("rmsprop"), recipe=_PIGDO),
+    "piadagrad-as-published": AlgorithmEntry(_pigdo_published("adagrad"), recipe=_PIGDO),
 }
 for _name, _entry in ALGORITHMS.items():
     register(_name, _entry)

@@ -1,10 +1,9 @@
 """AdaDp's Figure 1: private trajectories on the Beale function beside those without noise."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.axes import Axes
 
 from jaxdp import clipping
 from jaxdp._extras import needed
@@ -24,7 +23,10 @@ RATES = (0.02, 0.05)
 PRINTED = {"DP-SGD": 0.90, "AdaDp, as published": 0.21}
 
 
-def beale(x: Any, y: Any) -> Any:
+Coordinate = float | np.ndarray | jax.Array
+
+
+def beale(x: Coordinate, y: Coordinate) -> Coordinate:
     """(1.5 − x + xy)² + (2.25 − x + xy²)² + (2.625 − x + xy³)²; minimum 0 at (3, 0.5).
 
     The paper prints a cube on the last bracket, which has no minimum.
@@ -97,5 +99,5 @@ def _loss(weights: jax.Array, scale: jax.Array) -> jax.Array:
     return value
 
 
-def _background(axes: Any) -> None:
+def _background(axes: Axes) -> None:
     plane.contours(axes, lambda x, y: np.log10(1e-3 + beale(x, y)), (-0.5, 4.2), (-1.0, 2.0))

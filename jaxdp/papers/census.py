@@ -233,7 +233,7 @@ def reliability(chance: np.ndarray, label: np.ndarray, bins: int = BINS) -> list
     ]
 
 
-def calibration_error(bins: list[dict[str, Any]]) -> float:
+def calibration_error(bins: list[dict[str, float]]) -> float:
     """Expected calibration error: mean |share found − mean prediction| over bins, by their sizes.
 
     Naeini, Cooper and Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian

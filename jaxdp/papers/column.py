@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from jaxdp import arguments
 from jaxdp._durable import write_atomically
 from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
+from jaxdp.papers.row import ResultRow
 from jaxdp.report.schema import AuditRow
 from jaxdp.runs.config import RunConfig
 
@@ -18,7 +18,7 @@ MOST_STEPS = 600
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def audited_columns(audited: AuditRow | None) -> dict[str, Any]:
+def audited_columns(audited: AuditRow | None) -> ResultRow:
     """The columns of a result row about an audit.
 
     Args:
@@ -41,7 +41,7 @@ def audit_rows(
     confidence: float = 0.95,
     seed: int | None = None,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[ResultRow]:
     """Audits the algorithm of every finished row that has no audit yet; returns those rows.
 
     The row's own noise, sampling rate and steps (at most ``MOST_STEPS``), on a tiny network:
@@ -59,40 +59,44 @@ def audit_rows(
         ValueError: the file is missing, or a row is not one of ``jaxdp.papers.queue``.
     """
     arguments.integer("runs", runs, least=10)
-    done = []
+    done: list[ResultRow] = []
     for row in _rows(results):
         if row.get("audited_epsilon") is not None or _refused(row):
             continue
         with progress(row["name"], 2 * runs) as shown:
             found = _audit(RunConfig.from_dict(row["config"]), runs, confidence, seed, shown)
-        filled = {**row, **audited_columns(AuditRow.from_dict(found.to_dict()))}
+        filled: ResultRow = {**row, **audited_columns(AuditRow.from_dict(found.to_dict()))}
         rows = [filled if _key(r) == _key(row) else r for r in _rows(results)]
         write_atomically(results, json.dumps(rows, indent=1) + "\n")
         done.append(filled)
     return done
 
 
-def _key(row: dict[str, Any]) -> tuple[str, int]:
+def _key(row: ResultRow) -> tuple[str, int]:
     return row["name"], row.get("run", 1)
 
 
-def _rows(results: Path) -> list[dict[str, Any]]:
+def _rows(results: Path) -> list[ResultRow]:
     if not results.exists():
         raise ValueError(f"results must be a file of finished rows, got {results}: it is missing")
-    rows = json.loads(results.read_text(encoding="utf-8"))
+    rows: list[ResultRow] = json.loads(results.read_text(encoding="utf-8"))
     if not isinstance(rows, list) or not all("config" in row and "name" in row for row in rows):
         raise ValueError(f"results must hold rows of `jaxdp reproduce`, got {results}")
     return rows
 
 
-def _refused(row: dict[str, Any]) -> bool:
+def _refused(row: ResultRow) -> bool:
     """True if the audit of an algorithm does not cover the row: see docs/auditing.md."""
     config = RunConfig.from_dict(row["config"])
     return config.sampling == "fixed_size" or config.relation != "add_or_remove_one"
 
 
 def _audit(
-    config: RunConfig, runs: int, confidence: float, seed: int | None, progress: Any
+    config: RunConfig,
+    runs: int,
+    confidence: float,
+    seed: int | None,
+    progress: Callable[[int], None],
 ) -> AlgorithmAudit:
     assert config.steps is not None
     return audit_algorithm(

@@ -10,7 +10,7 @@ from jaxdp._extras import needed
 with needed("jaxdp.papers.networks", "papers", "flax"):
     import flax.linen as nn
 
-    from jaxdp.models import ACTIVATIONS, MLP, Entry, kernel_init, register
+    from jaxdp.models import ACTIVATIONS, MLP, ModelEntry, kernel_init, register
 
 
 def tempered_sigmoid(
@@ -84,10 +84,10 @@ class CifarCNN(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=kernel_init)(x)
 
 
-MNIST_CNN = Entry(lambda act, classes, _: MnistCNN(act, classes), (28, 28, 1))
-CIFAR_CNN = Entry(lambda act, classes, _: CifarCNN(act, classes), (32, 32, 3))
+MNIST_CNN = ModelEntry(lambda act, classes, _: MnistCNN(act, classes), (28, 28, 1))
+CIFAR_CNN = ModelEntry(lambda act, classes, _: CifarCNN(act, classes), (32, 32, 3))
 # The layers of AdaDp's AlexNet that it trains on CIFAR-10: two dense ones and the softmax layer.
-DENSE_TOP = Entry(lambda act, classes, hidden: MLP((*hidden, *hidden), act, classes))
+DENSE_TOP = ModelEntry(lambda act, classes, hidden: MLP((*hidden, *hidden), act, classes))
 register("mnist-cnn", MNIST_CNN)
 register("cifar-cnn", CIFAR_CNN)
 register("dense-top", DENSE_TOP)

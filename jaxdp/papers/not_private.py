@@ -146,7 +146,9 @@ def run(row: FreeRow, dataset: data.Dataset) -> dict[str, Any]:
     }
 
 
-def _step(model: Any, tx: optax.GradientTransformation) -> Callable[..., tuple[PyTree, PyTree]]:
+def _step(
+    model: nn.Module, tx: optax.GradientTransformation
+) -> Callable[..., tuple[PyTree, PyTree]]:
     """A compiled step on the mean loss of a batch."""
 
     def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:

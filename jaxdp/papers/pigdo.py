@@ -37,7 +37,7 @@ class RawMoments(NamedTuple):
 
 
 # Table 1: (f, s, g, step) of one coordinate -> f_t, s_t.
-Rule = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+Rule = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
@@ -58,7 +58,9 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
     if name != "adam":
         return moved, moved
 
-    def debiased(f: Any, s: Any, g: Any, t: Any) -> tuple[Any, Any]:
+    def debiased(
+        f: jax.Array, s: jax.Array, g: jax.Array, t: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # (f_t / (1 - b1^t), s_t / (1 - b2^t)), with factors that all examples share.
         count = (t + 1).astype(jnp.float32)
         first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
@@ -70,7 +72,7 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
 
 def pigdo_as_published(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     name: str = "adam",
     *,
     b1: float = 0.9,

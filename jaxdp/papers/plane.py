@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.axes import Axes
 
 from jaxdp._extras import needed
 from jaxdp.optimizers.algorithm import Algorithm
@@ -38,7 +39,7 @@ def trajectories(
     def one(words: jax.Array) -> jax.Array:
         noise = jax.random.wrap_key_data(words, impl="threefry2x32")
 
-        def body(carry: Any, step: jax.Array) -> Any:
+        def body(carry: tuple[PyTree, PyTree], step: jax.Array) -> Any:
             params, state = carry
             summed, _ = links.grad_fn(params, batch, "all", **links.clipped_by(state))
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise, step), step)
@@ -53,7 +54,7 @@ def trajectories(
     return np.asarray(jax.jit(jax.vmap(one))(keys))
 
 
-def plane(title: str) -> tuple[Figure, Any]:
+def plane(title: str) -> tuple[Figure, Axes]:
     """A figure and its axes, with a title."""
     figure = Figure(figsize=(6.4, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -61,14 +62,14 @@ def plane(title: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def dress(axes: Any, title: str) -> None:
+def dress(axes: Axes, title: str) -> None:
     """Puts title and labels on axes."""
     axes.set_title(title, loc="left", fontweight="bold", fontsize=10)
     axes.set_xlabel("first parameter")
     axes.set_ylabel("second parameter")
 
 
-def contours(axes: Any, f: Callable[..., np.ndarray], x: _Range, y: _Range) -> None:
+def contours(axes: Axes, f: Callable[..., np.ndarray], x: _Range, y: _Range) -> None:
     """Draws the level lines of ``f`` over a rectangle."""
     grid = np.meshgrid(np.linspace(x[0], x[1], 200), np.linspace(y[0], y[1], 200))
     axes.contour(*grid, f(*grid), levels=14, colors="0.75", linewidths=0.7)
@@ -76,7 +77,7 @@ def contours(axes: Any, f: Callable[..., np.ndarray], x: _Range, y: _Range) -> N
     axes.set_ylim(*y)
 
 
-def draw(axes: Any, path: np.ndarray, name: str, style: tuple[str, str]) -> None:
+def draw(axes: Axes, path: np.ndarray, name: str, style: tuple[str, str]) -> None:
     """Draws a trajectory [n, 2] and its end."""
     axes.plot(path[:, 0], path[:, 1], style[1], color=style[0], label=name, linewidth=1.3)
     axes.plot(*path[-1], "o", color=style[0])

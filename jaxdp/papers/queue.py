@@ -4,9 +4,10 @@ import datetime
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -14,7 +15,7 @@ from jaxdp import arguments, data
 from jaxdp._durable import open_locked, write_atomically
 from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
-from jaxdp.papers.row import Row
+from jaxdp.papers.row import ResultRow, Row
 from jaxdp.papers.rows import ROWS as ROWS
 from jaxdp.report.schema import Report
 from jaxdp.runs.config import RunConfig
@@ -25,6 +26,7 @@ from jaxdp.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.
 Key = tuple[str, int]
+R = TypeVar("R")  # a row
 
 
 def work(
@@ -33,7 +35,7 @@ def work(
     results: Path,
     data_dir: Path | None,
     report: Callable[[RunResult], Report],
-    progress: Callable[[Row], Any],
+    progress: Callable[[Row], AbstractContextManager[Progress]],
     runs: int = 1,
 ) -> list[Key]:
     """Runs the rows that have no result yet, one after the other; returns which.
@@ -77,10 +79,10 @@ def _measured(row: Row, number: int, result: RunResult) -> dict[str, Any]:
 
 
 def work_through(
-    rows: dict[str, Any],
+    rows: Mapping[str, R],
     folder: Path,
     results: Path,
-    one: Callable[[Any, int], dict[str, Any]],
+    one: Callable[[R, int], Mapping[str, object]],
     runs: int,
     indent: int | None = 1,
     shown: Callable[[int], None] = lambda done: None,
@@ -129,14 +131,15 @@ def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -
             )
         config = RunConfig.from_dict(kept)
         # With the defaults of what an older version did not write down.
-        _check_same(row, json.loads(json.dumps(config.to_dict())), folder)
+        _check_same(row, config, folder)
         return resume(config, directory, dataset, progress, enough=enough)
     return start(row.config(), directory, dataset, Secret.new(), progress, enough=enough)
 
 
-def _check_same(row: Row, stored: dict[str, Any], folder: Path) -> None:
+def _check_same(row: Row, kept: RunConfig, folder: Path) -> None:
     """Raises ValueError where the run in a folder is not the row's, which would bear its name."""
-    now = json.loads(json.dumps(row.config().to_dict()))
+    # As files hold them: tuples are lists there.
+    stored, now = (json.loads(json.dumps(each.to_dict())) for each in (kept, row.config()))
     for name in sorted(now):
         same = stored[name] == now[name]
         # Another version of the accountant calibrates them a little differently.
@@ -167,7 +170,7 @@ def has_gpu() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, dict[str, Any]]:
+def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, ResultRow]:
     """The finished rows by name and run.
 
     Args:
@@ -226,9 +229,11 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
     }
 
 
-def keep(results: Path, line: dict[str, Any], indent: int | None = 1) -> None:
+def keep(results: Path, line: Mapping[str, object], indent: int | None = 1) -> None:
     """Adds a finished row to the file, all at once."""
-    rows = {**finished(results), (line["name"], line.get("run", 1)): line}
+    rows: dict[tuple[object, object], Mapping[str, object]] = {}
+    rows.update(((name, run), row) for (name, run), row in finished(results).items())
+    rows[line["name"], line.get("run", 1)] = line
     results.parent.mkdir(parents=True, exist_ok=True)
     if indent is None:
         text = "[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]"

@@ -7,7 +7,6 @@ reproduce the papers' tables and to show what they leak.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ class RawGradient:
     batch_size: int
 
     def __call__(
-        self, params: PyTree, batch: PyTree, mask: Any = None, *, raw: PyTree
+        self, params: PyTree, batch: PyTree, mask: jax.Array | None = None, *, raw: PyTree
     ) -> tuple[Summed, ClipInfo]:
         """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
         batch, mask = _batch.opened(batch, mask)
@@ -96,7 +95,12 @@ class RawGradient:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _one_pass(
-    grad_fn: RawGradient, params: PyTree, data: PyTree, indices: Any, mask: Any, raw: PyTree
+    grad_fn: RawGradient,
+    params: PyTree,
+    data: PyTree,
+    indices: jax.Array,
+    mask: jax.Array,
+    raw: PyTree,
 ) -> tuple[PyTree, PyTree, ClipInfo]:
     batch = jax.tree.map(lambda rows: rows[indices], data)
     summed, info = grad_fn(params, batch, mask, raw=raw)
@@ -104,7 +108,7 @@ def _one_pass(
 
 
 def _one_by_one(
-    rows: Callable[..., Any], params: PyTree, batch: PyTree, mask: jax.Array
+    rows: Callable[..., tuple[PyTree, ClipInfo]], params: PyTree, batch: PyTree, mask: jax.Array
 ) -> tuple[tuple[PyTree, PyTree], ClipInfo]:
     """The sums of ``rows``, with the gradient of one example there at a time."""
 

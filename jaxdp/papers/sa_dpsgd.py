@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import optax
 
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -17,7 +18,7 @@ from jaxdp.papers import claims
 
 def sa_dpsgd_as_published(
     mechanism: Mechanism,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     key: jax.Array,
     *,
     energy_on_private: bool = False,

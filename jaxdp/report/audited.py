@@ -3,8 +3,7 @@
 import math
 import re
 
-from jaxdp.report.audit_row import THIS_RUN
-from jaxdp.report.schema import AuditRow
+from jaxdp.report.schema import THIS_RUN, AuditRow
 from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
 _NEAR = 0.8  # of what could be found

@@ -14,7 +14,7 @@ from jaxdp._entries import SEEDED
 from jaxdp.ledger import Ledger
 from jaxdp.noise.gaussian import LEAKED
 from jaxdp.report import cautions, facts, origin, tradeoff, words
-from jaxdp.report.schema import ClaimRow, Counts, Guarantee, HistoryRow, Report
+from jaxdp.report.schema import CandidateCounts, ClaimRow, Guarantee, HistoryRow, Report
 from jaxdp.report.subject import Subject
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
@@ -105,10 +105,10 @@ def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
     )
 
 
-def _counts(row: HistoryRow) -> Counts | None:
+def _counts(row: HistoryRow) -> CandidateCounts | None:
     if row.proposals is None or row.accepted is None or row.forced is None:
         return None
-    return Counts(row.proposals, row.accepted, row.forced)
+    return CandidateCounts(row.proposals, row.accepted, row.forced)
 
 
 def _claim(subject: Subject, ledger: Ledger, last: HistoryRow) -> ClaimRow | None:

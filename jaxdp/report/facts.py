@@ -6,7 +6,7 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.report import correlated
-from jaxdp.report.schema import Counts, Facts, Report
+from jaxdp.report.schema import CandidateCounts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
 from jaxdp.report.words import HIDDEN, RELATIONS, show_delta
 
@@ -134,7 +134,7 @@ def _independent(values: list[float]) -> str:
     return f"from {values[0]:.4g} to {values[-1]:.4g}, in {len(values):,} levels: {what}"
 
 
-def _counted(counts: Counts | None) -> Rows:
+def _counted(counts: CandidateCounts | None) -> Rows:
     if counts is None:
         return []
     return [

@@ -1,7 +1,5 @@
 """Accuracies to compare a run's with: of guessing, and of training without privacy."""
 
-from typing import Any
-
 import numpy as np
 
 from jaxdp.report.schema import Levels, NotPrivate, Report
@@ -13,7 +11,9 @@ NOT_PRIVATE = {
 }
 
 
-def levels(dataset: str, model: str, num_classes: int, test_labels: Any = None) -> Levels:
+def levels(
+    dataset: str, model: str, num_classes: int, test_labels: np.ndarray | None = None
+) -> Levels:
     """Accuracy of guessing, and of the same model without privacy where it was measured.
 
     Args:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from jaxdp.report import audited, cautions, facts, levels
-from jaxdp.report.schema import AuditRow, Guarantee, Report
+from jaxdp.report.schema import AuditRow, Report
 from jaxdp.report.words import (
     HIDDEN,
     encodable,
@@ -50,7 +50,16 @@ GLOSSARY = (
 
 def to_markdown(report: Report) -> str:
     """The text of report.md."""
-    lines = [f"# {_text(report.title)}", "", _headline(report), ""]
+    guarantee, found, value = report.guarantee, report.measured, report.value
+    proven = (
+        f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {show_delta(guarantee.delta)})**."
+    )
+    headline, progress = f"Proven: {proven}", "Epsilon"
+    if found is not None:
+        progress = f"{found.name} and epsilon"
+        if value is not None:
+            headline = f"**{_text(found.name)} {found.shown(value)}** at a proven {proven}"
+    lines = [f"# {_text(report.title)}", "", headline, ""]
     for text in cautions.shown(report):
         lines += [f"> **Warning.** {_text(text)}", ""]
     if report.judged_by:
@@ -71,26 +80,12 @@ def to_markdown(report: Report) -> str:
     for heading, rows in report.facts:
         lines += [f"## {_text(heading)}", ""]
         lines += _table(("", ""), [(_text(name), _code(name, value)) for name, value in rows])
-    lines += [f"![{_text(progress_title(report))}](accuracy_and_epsilon.png)", ""]
+    lines += [f"![{_text(progress)}](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
         lines += [f"## {heading}", "", *(f"- {_text(item)}" for item in items), ""]
     lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
     return encodable("\n".join(lines))
-
-
-def progress_title(report: Report) -> str:
-    """The title of the plot of the measured number and of epsilon, by step."""
-    return f"{report.measured.name} and epsilon" if report.measured else "Epsilon"
-
-
-def _headline(report: Report) -> str:
-    guarantee, found, value = report.guarantee, report.measured, report.value
-    delta = show_delta(guarantee.delta)
-    proven = f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {delta})**."
-    if found is None or value is None:
-        return f"Proven: {proven}"
-    return f"**{_text(found.name)} {found.shown(value)}** at a proven {proven}"
 
 
 def meaning(report: Report) -> list[str]:
@@ -99,11 +94,18 @@ def meaning(report: Report) -> list[str]:
     epsilon = guarantee.epsilon
     if math.isinf(epsilon):
         return ["Nothing is promised: no bound on what this run reveals of a record is proven."]
+    delta, seen = show_delta(guarantee.delta), "sees every intermediate model"
+    if guarantee.delta < 0.01:
+        delta += f" (1 in {math.floor((1 + 1e-9) / guarantee.delta):,})"
+    if guarantee.sampling == HIDDEN:
+        seen = (
+            "sees the released model alone (one look at a state between, also an accuracy of it, "
+            "voids the number)"
+        )
     found = [
         f"With {neighbours}, the probability of anything that this run shows changes by a factor "
-        f"of at most {show_factor(epsilon)}, but for a probability of "
-        f"{_one_in(guarantee.delta)}. This holds against whoever {_seen(report)} "
-        "and knows all other records."
+        f"of at most {show_factor(epsilon)}, but for a probability of {delta}. This holds against "
+        f"whoever {seen} and knows all other records."
     ]
     found += [
         f"An attacker who may wrongly accuse {show_rate(rate)} of the records that were not used "
@@ -112,15 +114,6 @@ def meaning(report: Report) -> list[str]:
         for rate, hits in _hits(report)[-1:]
     ]
     return found
-
-
-def _seen(report: Report) -> str:
-    if report.guarantee.sampling == HIDDEN:
-        return (
-            "sees the released model alone (one look at a state between, also an accuracy of it, "
-            "voids the number)"
-        )
-    return "sees every intermediate model"
 
 
 def attack(report: Report) -> list[tuple[str, str, str]]:
@@ -150,16 +143,14 @@ def gaussian(report: Report) -> list[str]:
 
 def sections(report: Report) -> list[tuple[str, Sequence[str]]]:
     """(heading, items) of the assumptions and of what no guarantee covers."""
+    verified = "Nothing: every release was drawn, clipped, noised and charged by one mechanism."
+    if math.isinf(report.guarantee.epsilon):
+        verified = "Nothing is proven, so there is nothing to verify."
     return [
-        ("Could not be verified", report.unverified or [_verified(report.guarantee)]),
+        ("Could not be verified", report.unverified or [verified]),
         ("Assumed", report.assumed),
         ("Outside the guarantee", report.outside_the_guarantee),
     ]
-
-
-def _one_in(delta: float) -> str:
-    shown = show_delta(delta)
-    return f"{shown} (1 in {math.floor((1 + 1e-9) / delta):,})" if delta < 0.01 else shown
 
 
 def _hits(report: Report) -> list[tuple[float, float]]:
@@ -201,9 +192,3 @@ def _text(said: str) -> str:
     """The words on one line, as Markdown that shows them as they are."""
     escaped = re.sub(r"([\\\[\]])", r"\\\1", " ".join(said.split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _verified(guarantee: Guarantee) -> str:
-    if math.isinf(guarantee.epsilon):
-        return "Nothing is proven, so there is nothing to verify."
-    return "Nothing: every release was drawn, clipped, noised and charged by one mechanism."

@@ -5,9 +5,8 @@ import importlib.metadata
 import os
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import flax
 import jax
@@ -17,11 +16,13 @@ import optax
 from jaxdp import __version__
 from jaxdp.types import PyTree
 
+# The value of an option of the command line.
+Option = float | str | Path | Sequence[str] | None
 # Names of a folder of this machine say nothing of the run, and a seed is a secret.
 LEFT_OUT = ("out", "data_dir", "seed", "fork")
 
 
-def command(options: Mapping[str, Any]) -> str:
+def command(options: Mapping[str, Option]) -> str:
     """The command line ``jaxdp train`` with these options, but for ``LEFT_OUT``.
 
     Args:
@@ -30,7 +31,7 @@ def command(options: Mapping[str, Any]) -> str:
     """
     parts = ["jaxdp", "train"]
     if "data" in options:  # without its folder
-        options = {**options, "data": os.path.basename(options["data"])}
+        options = {**options, "data": os.path.basename(str(options["data"]))}
     for name, value in options.items():
         if name.replace("-", "_") in LEFT_OUT:
             continue

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from jaxdp.report import audited, cautions, facts, levels, markdown, plots, roc, svg
-from jaxdp.report.schema import AuditRow, Report
+from jaxdp.report.schema import Report
 from jaxdp.report.words import encodable, show_audited, show_delta, show_epsilon
 
 _TRADEOFF = (
@@ -22,9 +22,6 @@ _BOTH = (
     "{name}{percent} (above) and the proven epsilon of everything released so far (below), by step."
 )
 _NORM = "Euclidean norm of the noisy update, mean of each block of steps."
-
-
-_Plot = dict[str, str]
 
 
 def to_html(report: Report, folder: Path) -> str:
@@ -45,13 +42,27 @@ def to_html(report: Report, folder: Path) -> str:
 
 def _shown(report: Report, folder: Path) -> dict[str, Any]:
     guarantee, claim, row = report.guarantee, report.claim, report.audited
+    found, limits, attacked, caption = report.measured, [], [], _PROGRESS
+    if report.tradeoff is not None:
+        limits = [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
+    if row and (folder / "roc.svg").exists():
+        text = (folder / "roc.svg").read_text(encoding="utf-8")
+        attacked = [{"image": Markup(svg.embedded(text)), "caption": roc.WORDS}]
+    if found is not None:
+        caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
+    progress = [
+        _plot("progress", plots.accuracy_and_epsilon(report), caption),
+        _plot("norm", plots.update_norm(report), _NORM),
+    ]
     return {
         "title": report.title,
         "date": report.date,
         "colours": Markup(svg.style()),
-        "measured": _measured(report),
+        "measured": None
+        if found is None or report.value is None
+        else {"name": found.name, "shown": found.shown(report.value)},
         "compared": levels.sentences(report),
-        "epsilon": _epsilon(guarantee.epsilon),
+        "epsilon": "infinite" if math.isinf(guarantee.epsilon) else show_epsilon(guarantee.epsilon),
         "weak": any(each.about == "epsilon" for each in report.warnings),
         "delta": show_delta(guarantee.delta),
         "neighbours": facts.neighbours(report),
@@ -72,9 +83,9 @@ def _shown(report: Report, folder: Path) -> dict[str, Any]:
             "confidence": f"{row.confidence:.0%}",
             "what": row.what,
         },
-        "limits": _limits(report),
-        "roc": _roc(row, folder),
-        "progress": _progress(report),
+        "limits": limits,
+        "roc": attacked,
+        "progress": progress,
         "groups": report.facts,
         "code": facts.CODE,
         "sections": markdown.sections(report),
@@ -83,39 +94,5 @@ def _shown(report: Report, folder: Path) -> dict[str, Any]:
     }
 
 
-def _epsilon(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else show_epsilon(epsilon)
-
-
-def _limits(report: Report) -> list[_Plot]:
-    if report.tradeoff is None:
-        return []
-    return [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
-
-
-def _measured(report: Report) -> dict[str, str] | None:
-    if report.measured is None or report.value is None:
-        return None
-    return {"name": report.measured.name, "shown": report.measured.shown(report.value)}
-
-
-def _progress(report: Report) -> list[_Plot]:
-    found, caption = report.measured, _PROGRESS
-    if found is not None:
-        caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
-    return [
-        _plot("progress", plots.accuracy_and_epsilon(report), caption),
-        _plot("norm", plots.update_norm(report), _NORM),
-    ]
-
-
-def _plot(name: str, figure: Figure, caption: str) -> _Plot:
+def _plot(name: str, figure: Figure, caption: str) -> dict[str, str]:
     return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}
-
-
-def _roc(row: AuditRow | None, folder: Path) -> list[_Plot]:
-    path = folder / "roc.svg"
-    if not row or not path.exists():
-        return []
-    image = Markup(svg.embedded(path.read_text(encoding="utf-8")))
-    return [{"image": image, "caption": roc.WORDS}]

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from scipy import special
 
 from jaxdp.report import levels
-from jaxdp.report.schema import Measured, Report, Tradeoff
+from jaxdp.report.schema import Metric, Report, Tradeoff
 from jaxdp.report.svg import BLUE, INK, LINE, ORANGE, SOFT
 from jaxdp.report.words import drawable, show_delta
 
@@ -50,7 +50,7 @@ def accuracy_and_epsilon(report: Report) -> Figure:
     return figure
 
 
-def _measured(axes: Axes, report: Report, found: Measured, steps: np.ndarray) -> None:
+def _measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> None:
     scale = 100 if found.share else 1
     _styled(axes, f"{found.name} (%)" if found.share else found.name)
     axes.plot(steps, scale * _column(report, found.column), "o-", color=BLUE, markersize=4)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.report.schema import Levels, Measured
+from jaxdp.report.schema import Levels, Metric
 from jaxdp.sampling import named
 from jaxdp.schedules import NoiseSchedule
 
@@ -55,7 +55,7 @@ class Subject:
     relation: acc.Relation
     training: Rows
     command: str
-    measured: Measured | None = None
+    measured: Metric | None = None
     levels: Levels = dataclasses.field(default_factory=Levels)
     judged_by: str | None = None
     names: Names | None = None

@@ -18,7 +18,7 @@ from jaxdp.runs import canary_inputs
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 from jaxdp.whitening import Whitening, dp_whitening, whitened
 
 
@@ -97,8 +97,8 @@ def whitened_by(released: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def energy_of(
     config: RunConfig,
-    public: tuple[Callable[..., Any], PyTree],
-    trained: tuple[Callable[..., Any], PyTree],
+    public: tuple[LossFn, PyTree],
+    trained: tuple[LossFn, PyTree],
     sampler: Callable[..., Sampler],
 ) -> PublicEnergy | PrivateEnergy | None:
     """The energy that judges the candidates of an annealed algorithm; None for another.

@@ -1,7 +1,7 @@
 """Progress bars, in terminals and notebooks; silent elsewhere."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -43,7 +43,7 @@ def shown(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | No
     """Yields a function of (steps taken, a row or None); arguments as for ``opened``."""
     with opened(title, total) as (update, _):
 
-        def progress(step: int, row: dict[str, Any] | None) -> None:
+        def progress(step: int, row: Mapping[str, float] | None) -> None:
             update(completed=step)
             if row is not None:
                 update(latest=in_words(row))
@@ -51,7 +51,7 @@ def shown(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | No
         yield progress
 
 
-def in_words(row: dict[str, Any]) -> str:
+def in_words(row: Mapping[str, float]) -> str:
     """The numbers of a row on one line."""
     numbers = {name: value for name, value in row.items() if name not in ("step", "update_norm")}
     return "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())

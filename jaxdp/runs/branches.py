@@ -1,12 +1,20 @@
 """Branches of a run: a stream of its own wherever steps that were shown are done again."""
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxdp.mechanism import Mechanism
+from jaxdp.runs.state import RunState
+from jaxdp.trainer import TrainState
 
-def begin(run: Any, state: Any, mechanism: Any) -> None:
+if TYPE_CHECKING:
+    from jaxdp.runs.run import Started
+
+
+def begin(run: "Started", state: TrainState, mechanism: Mechanism) -> None:
     """Charges the steps to come anew where some that were shown are to be done again.
 
     With correlated noise each state that a run goes back to begins a branch, also one from before
@@ -35,14 +43,14 @@ def begin(run: Any, state: Any, mechanism: Any) -> None:
     run.directory.save_state(run.state)
 
 
-def _latest(run: Any) -> int:
+def _latest(run: "Started") -> int:
     """The number of the last branch that the ledger holds a charge of; 0 for none."""
     streams = {entry.stream for entry in run.ledger.entries}
     numbers = (str(stream).removeprefix(f"{run.name}/") for stream in streams)
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _to_be_left(run: Any, state: Any, before: Any, whole: bool) -> bool:
+def _to_be_left(run: "Started", state: TrainState, before: RunState, whole: bool) -> bool:
     """True if the run's stream holds steps that the state has not behind it."""
     if state.step < max(run.state.shown, run.ledger.shown(run.stream)):
         return True
@@ -56,13 +64,13 @@ def _to_be_left(run: Any, state: Any, before: Any, whole: bool) -> bool:
     return _past(state) != start and not run.ledger.holds(_past(state), since)
 
 
-def _past(state: Any) -> bytes:
+def _past(state: TrainState) -> bytes:
     return np.asarray(state.past, np.uint32).tobytes()
 
 
-def check_given_up(mechanism: Any) -> None:
+def check_given_up(mechanism: Mechanism) -> None:
     """Raises ValueError if steps cannot be charged once more, before a checkpoint is given up."""
-    if mechanism.strategy is not None and not mechanism.sampling.tail_again:
+    if mechanism.strategy is not None and not getattr(mechanism.sampling, "tail_again", False):
         raise ValueError(
             "set_aside_unreadable must be False with correlated noise that is amplified by "
             "sampling, got True: its steps cannot be repeated, for no bound is proven. Put back a "
@@ -70,9 +78,9 @@ def check_given_up(mechanism: Any) -> None:
         )
 
 
-def check_tail(mechanism: Any, step: int, path: Any) -> None:
+def check_tail(mechanism: Mechanism, step: int, path: Path) -> None:
     """Raises ValueError if steps that were shown, from ``step`` on, cannot be charged once more."""
-    if not mechanism.sampling.tail_again:
+    if not getattr(mechanism.sampling, "tail_again", False):
         raise ValueError(
             f"the checkpoint must hold all steps that were shown, got one after {step}: steps with "
             "correlated noise that is amplified by sampling cannot be repeated, for no bound is "

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 
 NOTE = (
     "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
@@ -33,7 +32,7 @@ NOTE = (
 Candidates = candidates.Canaries | record_canaries.RecordCanaries
 
 
-def asked(given: Any) -> bool:
+def asked(given: int | PyTree) -> bool:
     """True if canaries were asked for: a number above 0, or records.
 
     Raises:
@@ -45,13 +44,13 @@ def asked(given: Any) -> bool:
 
 
 def found(
-    given: Any,
+    given: int | PyTree,
     relation: Relation,
     algorithm: Algorithm,
-    loss_fn: Callable[..., Any],
+    loss_fn: LossFn,
     params: PyTree,
     source: Source,
-    rows: Any,
+    rows: int | Literal["auto"] | None,
 ) -> Candidates:
     """The candidates of a run's audit.
 
@@ -84,7 +83,7 @@ def found(
     return made
 
 
-def _shown(given: Any) -> str:
+def _shown(given: int | PyTree) -> str:
     return str(given) if isinstance(given, int | np.integer) else "records"
 
 
@@ -141,7 +140,7 @@ def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndar
 
 
 def check_captured(
-    loss_fn: Callable[..., Any],
+    loss_fn: LossFn,
     algorithm: Algorithm,
     params: PyTree,
     source: Source,
@@ -179,7 +178,7 @@ def seen(opt_state: PyTree) -> jax.Array:
     return jnp.copy(opt_state[1].seen)
 
 
-def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
+def keep(directory: RunDirectory, first_step: int, rows: list[jax.Array]) -> None:
     """Appends the gradients [m] of steps from ``first_step`` on to the file in ``secret/``.
 
     Those of later steps, which a crash left, are replaced.

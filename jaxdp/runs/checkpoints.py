@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import _processes
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
@@ -409,7 +410,7 @@ def _stored(state: TrainState) -> dict[str, Any]:
     )
 
 
-def _named(name: str, tree: Any) -> Any:
+def _named(name: str, tree: PyTree) -> Any:
     """The first part of that name in a tree of dicts and lists; None without one."""
     if isinstance(tree, dict):
         if name in tree:
@@ -419,11 +420,11 @@ def _named(name: str, tree: Any) -> Any:
     return next((part for part in found if part is not None), None)
 
 
-def _or_empty(like: Any, loaded: Any) -> Any:
+def _or_empty(like: ArrayLike, loaded: ArrayLike) -> Any:
     return loaded if np.size(like) else like
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: np.ndarray | jax.Array) -> Any:
     """The array, copied where its memory is the host's.
 
     Orbax would write it from where it lies, and the next step, which reuses that memory, would wait

@@ -104,7 +104,7 @@ class RunConfig:
     physical_batch_size: int | Literal["auto"] | None = None
     sensitive: bool = False
     noise_schedule: str | None = None
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    settings: dict[str, registry.Setting] = dataclasses.field(default_factory=dict)
     hidden: int = 64
     pca_dimensions: int | None = None
     pca_noise_multiplier: float | None = None

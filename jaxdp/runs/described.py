@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
 from jaxdp.report import build, levels, origin, words
@@ -31,7 +33,7 @@ _FIELDS = (
 def report(
     result: RunResult,
     *,
-    test_labels: Any = None,
+    test_labels: np.ndarray | None = None,
     ledger: Path | None = None,
     date: str | None = None,
     command: str | None = None,
@@ -56,7 +58,9 @@ def report(
     )
 
 
-def subject_of(config: RunConfig, test_labels: Any = None, command: str | None = None) -> Subject:
+def subject_of(
+    config: RunConfig, test_labels: np.ndarray | None = None, command: str | None = None
+) -> Subject:
     """The public facts of a resolved configuration; arguments as for ``report``."""
     assert config.steps is not None
     algorithm, spec = config.private_algorithm(), config.spec

@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import flax.serialization
 import jax
@@ -16,19 +18,21 @@ from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
 from jaxdp._placement import agreed as agreed_place
 from jaxdp._shards import hashed, on_host
+from jaxdp.accounting.flat import flatten
 from jaxdp.batches import placed
-from jaxdp.clipping import captured
+from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import agreed, bar, budget, identity, reporting, stored
+from jaxdp.runs import bar, budget, reporting, stored
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
-    Plan,
     Progress,
     Result,
     Row,
+    RunPlan,
     Started,
+    Stepper,
     public,
     started,
     trained,
@@ -36,9 +40,9 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.fingerprints import check_repeatable
-from jaxdp.trainer import Trainer, TrainState
-from jaxdp.types import ClipInfo, PyTree
+from jaxdp.sources.hashes import check_repeatable
+from jaxdp.trainer import TrainState
+from jaxdp.types import ClipInfo, LossFn, PyTree
 
 if TYPE_CHECKING:
     from jaxdp.auditing.one_run import RunAudit
@@ -106,10 +110,10 @@ class Run:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        loss_fn: Callable[..., Any],
+        loss_fn: LossFn,
         mechanism: Mechanism | Algorithm,
         optimizer: optax.GradientTransformation | None = None,
-        source: Any = None,
+        source: PyTree = None,
         *,
         params: PyTree,
         constants: PyTree = None,
@@ -152,7 +156,8 @@ class Run:
             arguments.fraction("delta", delta)
         self._relation = acc.Relation(relation or self._usual_relation())
         if self._delta is not None:
-            agreed.check_relation(self.algorithm, self._relation)
+            # Raises where a step has no bound under the relation, before any is charged.
+            flatten(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
         self._canaries: canary.Candidates | None = None
         if canary.asked(canaries):
@@ -226,7 +231,7 @@ class Run:
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
         kept = self.directory.load_state()
-        agreed.check_guarantee(kept, self.path, self._delta, self._relation)
+        self._check_guarantee(kept)
         if self.history[-1]["step"] != kept.shown:
             raise ValueError(
                 f"history.json must tell of the {kept.shown} steps that were shown in "
@@ -281,9 +286,9 @@ class Run:
 
     def _fitted(self, steps: int) -> Result:
         check_repeatable(self.source)
-        agreed.taken(self._take)
+        self._take()
         try:
-            kept = agreed.state(self._kept, self._mechanism(), self._secret, self._facts)
+            kept = self._agreed()
             with (
                 started(self.directory, kept, self._configuration) as run,
                 self._bar(steps) as progress,
@@ -299,9 +304,47 @@ class Run:
             self.directory.unlock()
 
     def _take(self) -> None:
-        if not self.directory.exists():
-            self.directory.create()
-        self.directory.lock()
+        """Takes the run's folder, in process 0 alone; what that refuses stops all."""
+
+        def once() -> str:
+            if not self.directory.exists():
+                self.directory.create()
+            self.directory.lock()
+            return ""
+
+        _processes.first(once)
+
+    def _agreed(self) -> RunState:
+        """The secret state of the run; in several processes that of process 0, where all agree.
+
+        Raises:
+            ValueError: processes disagree; nothing was charged.
+        """
+        if _processes.count() == 1:
+            return self._kept()
+        given = None if self._secret is None else self._secret.stream("agreement").hex()
+        versions = _processes.versions()
+        _processes.agree(**versions, mechanism=self._mechanism(), secret=given)
+        text = _processes.first(lambda: json.dumps(self._kept().to_dict()))
+        found = RunState.from_dict(json.loads(text))
+        secret = found.secret.restored()
+        _processes.agree(
+            options=(self._every, self._rows, self._delta, self._relation),
+            source=self._fingerprint(secret),
+            params=hashed(self._params),
+            program=self._configuration(),
+        )
+        return found
+
+    def _check_guarantee(self, kept: RunState) -> None:
+        """Refuses another delta or relation than the epsilons of the run's rows have."""
+        for name, given in (("delta", self._delta), ("relation", self._relation.value)):
+            if kept.relation is not None and getattr(kept, name) != given:
+                raise ValueError(
+                    f"{name} must stay that of the run in {self.path}, {getattr(kept, name)}, got "
+                    f"{given}: its rows have epsilons of that one; run.epsilon() tells those of "
+                    "others"
+                )
 
     def _kept(self) -> RunState:
         """The secret state of the run; a new one where there is none."""
@@ -315,7 +358,7 @@ class Run:
                 f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
                 f"{self._mechanism()}"
             )
-        agreed.check_guarantee(kept, self.path, self._delta, self._relation)
+        self._check_guarantee(kept)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -344,22 +387,11 @@ class Run:
 
     def _configuration(self) -> str:
         """A text of all that makes this run: mechanism, folder and traced programs of a step."""
-        traced = identity.programs(
-            self.algorithm, self._plain_loss, self._params, self.source.example
-        )
+        traced = _programs(self.algorithm, self._plain_loss, self._params, self.source.example)
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _fingerprint(self, secret: Secret) -> str:
         return fingerprint(self.source, secret)
-
-    def _facts(self, secret: Secret) -> dict[str, Any]:
-        """The names of what several processes must have alike."""
-        return {
-            "options": (self._every, self._rows, self._delta, self._relation),
-            "source": self._fingerprint(secret),
-            "params": hashed(self._params),
-            "program": self._configuration(),
-        }
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         if _processes.index():
@@ -368,7 +400,7 @@ class Run:
             return contextlib.nullcontext(self._progress)
         return bar.shown(self.path.name, steps)
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         count = self._count_of_canaries
         if count and not run.ledger.entries:  # before a projection of the records is charged
             canary.placed(self.directory, canary.tossed(count, run.secret))
@@ -377,7 +409,7 @@ class Run:
             coins = canary.kept_coins(count, self.directory, kept.canaries)
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
-        return Plan(
+        return RunPlan(
             self._loss_fn,
             self._trained,
             source,
@@ -399,13 +431,13 @@ class Run:
     def _records(self, run: Started) -> Source:
         return self.source
 
-    def _row(self, state: TrainState, trainer: Trainer) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row: Row = self._trained.counts_of(state.opt_state)
         if self._delta is not None:
             row["epsilon"] = trainer.epsilon(self._delta, self._relation).upper
         return row
 
-    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+    def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
         if self._canaries is not None:
             canary.keep(self.directory, first, seen)
         return {}
@@ -424,3 +456,28 @@ class Run:
             progress(step, row)
 
         return shown
+
+
+def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
+    """The programs of a step as text: of the gradients and of what comes after the noise.
+
+    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
+    arrays that they captured.
+    """
+    links = algorithm.step(loss_fn)
+    _, after = links.init(params)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
+    key = (
+        jax.random.key(0, impl="threefry2x32")
+        if getattr(links.grad_fn, "takes_rng", False)
+        else None
+    )
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        update = jax.make_jaxpr(links.after.update)(params, after, params)
+    loss, numbers = "", [params, after, update.consts]
+    if isinstance(links.grad_fn, ClippedGrad):
+        norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
+        traced = jax.make_jaxpr(norms)(params, batch)
+        loss, numbers = str(traced), [*numbers, traced.consts]
+    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
+    return f"{text} {hashed(numbers)}"

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,17 +14,17 @@ from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
-from jaxdp.runs import agreed, assemble, canary_inputs, stored
+from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED, Plan, Progress, Result, Row, Started
+from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays, KnownArrays
-from jaxdp.sources.identities import identities
-from jaxdp.trainer import Trainer, TrainState
+from jaxdp.sources.hashes import identities
+from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 
 Enough = Callable[[Row], bool]
@@ -60,13 +59,18 @@ def start(
         secret: the randomness.
         progress: called after every step.
         mesh: whose devices share the records of every step; None for one device.
-        enough: ends the run early, see ``Plan``; the configuration's steps are charged all the
+        enough: ends the run early, see ``RunPlan``; the configuration's steps are charged all the
             same, at the start.
 
     Raises:
         ValueError: the directory holds a run already, or is in use.
     """
-    agreed.taken(directory.create)
+
+    def once() -> str:
+        directory.create()
+        return ""
+
+    _processes.first(once)
     return ConfiguredRun(config, directory, dataset, secret, progress, mesh, True, enough).result()
 
 
@@ -219,9 +223,10 @@ class ConfiguredRun(Run):
         self._canaries = whitened = dataclasses.replace(found, records=made)
         self._trained = whitened.watched(self.algorithm)
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         plan = super()._plan(run, steps, kept)
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
+        arrays = getattr(plan.source, "arrays", None)  # on the device
         self._tested = assemble.evaluator(assemble.model_of(config), *told)
         return dataclasses.replace(
             plan,
@@ -230,23 +235,26 @@ class ConfiguredRun(Run):
             traceable=plan.mesh is None,
             enough=self._enough,
             energy=lambda sampler: assemble.energy_of(
-                config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
+                config, (self._plain_loss, seen), (plan.loss_fn, arrays), sampler
             ),
         )
 
-    def _row(self, state: TrainState, trainer: Trainer) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row = super()._row(state, trainer)
         if self.config.spec.test_size:
             row |= self._tested(on_host(trainer.released(state)))
         return row
 
-    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+    def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
         row = super()._block(first, seen, infos)
         return {**row, "sensitive": _summary(infos)} if self.config.sensitive else row
 
     def _finished(self, rows: list[Row]) -> None:
         if self.config.sensitive and _processes.index() == 0:
-            _write_sensitive(self.directory, rows)
+            kept = [{"step": row["step"], **row["sensitive"]} for row in rows if "sensitive" in row]
+            text = json.dumps({"warning": SENSITIVE_NOTE, "history": kept}, indent=1)
+            with stored.writing(self.directory.sensitive):
+                write_atomically(self.directory.sensitive, text, mode=0o600)
 
 
 def _check_several(config: RunConfig) -> None:
@@ -312,13 +320,6 @@ def _summary(infos: list[ClipInfo]) -> dict[str, float]:
     }
     count = max(1, int(mask.sum()))
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
-
-
-def _write_sensitive(directory: RunDirectory, history: list[Row]) -> None:
-    rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
-    text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
-    with stored.writing(directory.sensitive):
-        write_atomically(directory.sensitive, text, mode=0o600)
 
 
 def _require_equal_config(old: RunConfig, new: RunConfig) -> None:

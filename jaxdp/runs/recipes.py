@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.optimizers import registry
+from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import strategies
 from jaxdp.runs.config import RunConfig
 
@@ -208,7 +209,7 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     return RunConfig(dataset=chosen.name, **{**defaults, **given})
 
 
-def _settings(dataset: str, algorithm: str, given: dict[str, Any] | None) -> dict[str, Any]:
+def _settings(dataset: str, algorithm: str, given: dict[str, Setting] | None) -> dict[str, Any]:
     """The algorithm's settings: those given, and the data set's for the others."""
     rejections = _MAX_REJECTIONS.get(dataset)
     if rejections is None or "max_rejections" not in registry.settings_of(algorithm):

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.report.schema import Measured, Report
+    from jaxdp.report.schema import Metric, Report
 
+_NO_SCRIPT = "a program or notebook with jaxdp.Run"
 # The keys of a history row that are no evaluated number.
 OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
 
@@ -79,14 +80,20 @@ def write_own(
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    last = [
+        f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
+    ]
+    if last:
+        training.append(("Evaluated last", ", ".join(last)))
+    program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
         algorithm,
         steps,
         delta,
         relation,
-        training + _evaluated(history[-1]),
-        _program(),
+        training,
+        f"python {program}" if program.endswith(".py") else _NO_SCRIPT,
         _measured(history),
     )
     reproducible = directory.load_state().secret.reproducible
@@ -102,7 +109,7 @@ def write_own(
     return write(report, directory)
 
 
-def numbers(found: Any) -> dict[str, float]:
+def numbers(found: Mapping[str, float]) -> dict[str, float]:
     """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
     if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
         raise ValueError(
@@ -114,25 +121,13 @@ def numbers(found: Any) -> dict[str, float]:
     return {str(name): float(np.asarray(value).item()) for name, value in found.items()}
 
 
-def _evaluated(row: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The numbers that were evaluated last, as one row of facts."""
-    numbers = [f"{name} {row[name]:.4g}" for name in row if name not in OF_EVERY_ROW]
-    return [("Evaluated last", ", ".join(numbers))] if numbers else []
-
-
-def _measured(history: Sequence[Mapping[str, float]]) -> "Measured | None":
+def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":
     """The first number that was evaluated, if every row has it."""
-    from jaxdp.report.schema import Measured
+    from jaxdp.report.schema import Metric
 
     for column in history[-1]:
         if column not in OF_EVERY_ROW and all(column in row for row in history):
             share = "accuracy" in column.lower() and all(0 <= row[column] <= 1 for row in history)
             name = column.replace("_", " ")
-            return Measured(column, name[:1].upper() + name[1:], share)
+            return Metric(column, name[:1].upper() + name[1:], share)
     return None
-
-
-def _program() -> str:
-    """The name of the program that trained; no folder of this machine."""
-    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else ""
-    return f"python {name}" if name.endswith(".py") else "a program or notebook with jaxdp.Run"

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,11 @@ import numpy as np
 
 from jaxdp import _processes, _shards
 from jaxdp._entries import SEEDED
-from jaxdp._issuer import Issuer
+from jaxdp._issuer import Chargeable, Issuer
 from jaxdp._placement import agreed, placement
+from jaxdp.accounting import Bound, Relation
 from jaxdp.ledger import Ledger
+from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.runs import branches
@@ -30,8 +32,9 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import AT_ONCE, Secret
+from jaxdp.sources import Source
 from jaxdp.trainer import Trainer, TrainState
-from jaxdp.types import ClipInfo, PyTree
+from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 # Called with the number of steps taken, and with the row of a block once that is durable, or None.
 Progress = Callable[[int, dict[str, Any] | None], None]
@@ -48,6 +51,27 @@ MOVED = (
     "was not verified"
 )
 Energy = PublicEnergy | PrivateEnergy | None
+
+
+class Stepper(Protocol):
+    """A ``Trainer``, or what takes the steps of a run in its place."""
+
+    def batches(self, steps: int) -> Iterator[PyTree]:
+        """The next batches, as many as steps; no step beyond them is charged."""
+
+    def step_and_look(
+        self, state: TrainState, batch: PyTree, told: bool = False
+    ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
+        """One step, and its clipping information where it is ``told``."""
+
+    def released(self, state: TrainState) -> PyTree:
+        """The parameters to evaluate and publish."""
+
+    def epsilon(self, delta: float, relation: Relation) -> Bound:
+        """Bounds on epsilon for everything charged and handed out so far."""
+
+    def end_batches(self) -> None:
+        """Ends what is drawn ahead."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +97,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class RunPlan:
     """A description of what a run trains and what it shows.
 
     Attributes:
@@ -107,15 +131,15 @@ class Plan:
         set_aside_unreadable: as for ``jaxdp.Run``.
     """
 
-    loss_fn: Callable[..., Any]
+    loss_fn: LossFn
     algorithm: Algorithm
-    source: Any
+    source: Source
     params: Callable[[Secret], PyTree]
     steps: int
     every: int
-    row: Callable[[TrainState, Any], Row]
-    seen: Callable[[TrainState], Any] | None = None
-    block: Callable[[int, list[Any], list[ClipInfo]], Row] | None = None
+    row: Callable[[TrainState, Stepper], Row]
+    seen: Callable[[TrainState], jax.Array] | None = None
+    block: Callable[[int, list[jax.Array], list[ClipInfo]], Row] | None = None
     evaluate: Callable[[PyTree], Row] | None = None
     durable: Callable[[int], None] | None = None
     energy: Callable[[Callable[..., Sampler]], Energy] | None = None
@@ -125,7 +149,7 @@ class Plan:
     physical_batch_size: int | Literal["auto"] | None = None
     mesh: jax.sharding.Mesh | None = None
     data_axes: Sequence[str] | None = None
-    trainer: Callable[["Started", "Plan", TrainState], Any] | None = None
+    trainer: Callable[["Started", "RunPlan", TrainState], Stepper] | None = None
     traceable: bool = False
     set_aside_unreadable: bool = False
 
@@ -172,7 +196,7 @@ class Started:
             self.state = dataclasses.replace(self.state, shown=step)
             self.directory.save_state(self.state)
 
-    def issuer(self, mechanism: Any, step: int, plan: Plan, part: str = "") -> Issuer:
+    def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
         """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
         secret = self.secret.child(part) if part else self.secret
         whole = getattr(mechanism, "strategy", None) is not None
@@ -251,7 +275,9 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "sensitive"}
 
 
-def trained(run: Started, plan: Plan, progress: Progress) -> tuple[PyTree, list[Row], int, float]:
+def trained(
+    run: Started, plan: RunPlan, progress: Progress
+) -> tuple[PyTree, list[Row], int, float]:
     """Trains the steps that are left; returns (released, all rows, steps taken now, seconds)."""
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
@@ -273,8 +299,8 @@ def trained(run: Started, plan: Plan, progress: Progress) -> tuple[PyTree, list[
         checkpoints.close()
 
 
-def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
-    def sampler(mechanism: Any, num_records: int, rows: int) -> Sampler:
+def _trainer(run: Started, plan: RunPlan, state: TrainState) -> Trainer:
+    def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
         issuer = run.issuer(mechanism, state.step, plan, "energy")
         return Sampler(mechanism.sampling, num_records, rows, issuer)
 
@@ -302,16 +328,16 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
 
 def _blocks(
     run: Started,
-    trainer: Any,
+    trainer: Stepper,
     state: TrainState,
     rows: list[Row],
-    plan: Plan,
+    plan: RunPlan,
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> TrainState:
     saved = _Pending(run, checkpoints, plan, progress)
     began, norms = state.step, []
-    seen: list[Any] = []
+    seen: list[jax.Array] = []
     infos: list[ClipInfo] = []
     for batch in _block_by_block(trainer, state.step, plan, rows):
         state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
@@ -343,7 +369,9 @@ def _blocks(
     return state
 
 
-def _block_by_block(trainer: Any, step: int, plan: Plan, rows: list[Row]) -> Iterator[Any]:
+def _block_by_block(
+    trainer: Stepper, step: int, plan: RunPlan, rows: list[Row]
+) -> Iterator[PyTree]:
     """The batches that are left. Each block is charged when the one before it was taken.
 
     So the order of the ledger's lines does not tell how long steps took, which is private.
@@ -360,7 +388,7 @@ class _Pending:
 
     run: Started
     checkpoints: Checkpoints
-    plan: Plan
+    plan: RunPlan
     progress: Progress
     row: Row | None = None
 
@@ -380,7 +408,9 @@ class _Pending:
         self.row = None
 
 
-def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[TrainState, list[Row]]:
+def _restored(
+    checkpoints: Checkpoints, run: Started, plan: RunPlan
+) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
 
     def give_up(step: int) -> None:
@@ -400,7 +430,7 @@ def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[Train
     return state, rows
 
 
-def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
+def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step."""
     init = plan.algorithm.step(plan.loss_fn).init
 

@@ -4,13 +4,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxdp import arguments
+from jaxdp.optimizers.registry import Setting
 
-Candidate = dict[str, Any]
+Candidate = dict[str, Setting]
 _CORNERS = 256
 
 
@@ -56,7 +56,7 @@ class LogUniform:
         return min(max(drawn, self.low), self.high)
 
 
-Law = Uniform | LogUniform | tuple[Any, ...]
+Law = Uniform | LogUniform | tuple[Setting, ...]
 
 
 def _check_range(low: float, high: float) -> None:
@@ -64,7 +64,7 @@ def _check_range(low: float, high: float) -> None:
         raise ValueError(f"low and high must be finite and low below high, got {low!r}, {high!r}")
 
 
-def checked(space: Mapping[str, Law | Sequence[Any]]) -> dict[str, Law]:
+def checked(space: Mapping[str, Law | Sequence[Setting]]) -> dict[str, Law]:
     """The space with choices as tuples.
 
     Raises:

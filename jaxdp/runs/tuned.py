@@ -131,7 +131,7 @@ def tuned(
     choosing = assemble.evaluator(model, dataset.test_x[:cut], dataset.test_y[:cut])
 
     def make(candidate: spaces.Candidate) -> Algorithm:
-        changed = dataclasses.replace(config, **candidate)
+        changed = dataclasses.replace(config, **candidate)  # type: ignore[arg-type]
         checks.values(dataclasses.replace(changed, epsilon=None))
         return changed.private_algorithm()
 
@@ -157,4 +157,5 @@ def tuned(
         return TunedConfig(chosen, config, None)
     rest = assemble.evaluator(model, dataset.test_x[cut:], dataset.test_y[cut:])
     accuracy = rest(jax.device_put(chosen.params))["test_accuracy"]
-    return TunedConfig(chosen, dataclasses.replace(config, **chosen.candidate), accuracy)
+    config = dataclasses.replace(config, **chosen.candidate)  # type: ignore[arg-type]
+    return TunedConfig(chosen, config, accuracy)

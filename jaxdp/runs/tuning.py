@@ -4,13 +4,10 @@ Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential priva
 (arXiv:2110.03620v2). docs/accounting.md ("Tuning") holds the proofs of what is charged.
 """
 
-import dataclasses
-import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,16 +19,16 @@ from jaxdp._shards import on_host
 from jaxdp.accounting.tuned import Tries
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
+from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
 from jaxdp.runs.budget import steps_within
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import INTERRUPTED
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
-from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.fingerprints import check_repeatable
-from jaxdp.types import PyTree
+from jaxdp.sources import as_source, fingerprint
+from jaxdp.sources.hashes import check_repeatable
+from jaxdp.types import LossFn, PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]
 
@@ -42,12 +39,12 @@ _LAWS = (acc.Geometric, acc.Logarithmic, acc.NegativeBinomial, acc.PoissonTries)
 
 def tune(
     folder: str | os.PathLike[str],
-    loss_fn: Callable[..., Any],
+    loss_fn: LossFn,
     make: Callable[[Candidate], Made],
-    source: Any,
+    source: PyTree,
     *,
     params: PyTree,
-    space: Mapping[str, Law | Sequence[Any]],
+    space: Mapping[str, Law | Sequence[Setting]],
     score: Callable[..., float],
     tries: Tries,
     delta: float,
@@ -55,7 +52,7 @@ def tune(
     score_event: acc.Event | None = None,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     physical_batch_size: int | None = None,
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, Setting] | None = None,
 ) -> Chosen:
     """Trains a secret, random number of candidates and releases the one with the best score.
 
@@ -101,74 +98,6 @@ def tune(
     """
     arguments.fraction("delta", delta)
     relation, params = acc.Relation(relation), jax.tree.map(np.asarray, params)
-    _check_search(tries)
-    laws, records = spaces.checked(space), as_source(source)
-    trained_event, steps = _event_of_all(make, laws, steps)
-    event, score = _scored(trained_event, score, score_event, params)
-    _made(make, next(spaces.corners(laws))).mechanism.check_source(records)
-    check_repeatable(records)
-    trial = _Trial(loss_fn, make, records, params, trained_event, steps, physical_batch_size)
-    search = Search(
-        event,
-        tries,
-        laws,
-        delta,
-        relation,
-        functools.partial(trial, score=score),
-        lambda secret: _fingerprint(records, secret),
-        params,
-        _checked_words(about or {}),
-        (SCORED if score_event is None else CHARGED_SCORE,),
-    )
-    return searched(TuneDirectory(folder), search)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """One try: from its folder and its candidate to what it trained, the score, what it trusts."""
-
-    loss_fn: Callable[..., Any]
-    make: Callable[[Candidate], Made]
-    records: Source
-    params: PyTree
-    event: acc.Event
-    steps: int
-    physical_batch_size: int | None
-
-    def __call__(
-        self, place: Path, candidate: Candidate, score: Callable[[PyTree], float]
-    ) -> tuple[PyTree, float, list[str]]:
-        algorithm = _made(self.make, candidate)
-        if algorithm.total(self.steps) != self.event:
-            raise ValueError("a candidate of another event is the worst try")
-        run = Run(
-            place,
-            self.loss_fn,
-            algorithm,
-            source=self.records,
-            params=self.params,
-            progress=_silent,
-            physical_batch_size=self.physical_batch_size,
-            report=False,
-        )
-        trained = on_host(run.fit(self.steps))
-        # Interruptions are spoken of from the beginning: a line now would tell of one.
-        trusted = [said for said in run.unverified() if said != INTERRUPTED]
-        return trained, float(score(trained)), trusted
-
-
-def _scored(
-    event: acc.Event, score: Callable[..., float], score_event: acc.Event | None, params: PyTree
-) -> tuple[acc.Event, Callable[[PyTree], float]]:
-    """The event of one try with its score, and the score of parameters alone."""
-    if score_event is None:
-        _check_score(score, params)
-        return event, score
-    # With fresh randomness for the noise that it adds.
-    return acc.Composed((event, score_event)), lambda here: score(here, np.random.default_rng())
-
-
-def _check_search(tries: Any) -> None:
     if type(tries) not in _LAWS:
         names = [law.__name__ for law in _LAWS]
         raise ValueError(
@@ -177,23 +106,65 @@ def _check_search(tries: Any) -> None:
         )
     if _processes.count() > 1:
         raise ValueError(f"processes must be one to tune, got {_processes.count()}")
+    laws, records = spaces.checked(space), as_source(source)
+    trained_event, steps = _event_of_all(make, laws, steps)
 
+    # What one try costs, its score included.
+    event = trained_event
+    if score_event is not None:
+        event = acc.Composed((trained_event, score_event))
+    else:  # tried once, on parameters that no record has moved
+        try:
+            float(score(params))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"score must return one number for the parameters given, got an error: {error}"
+            ) from error
 
-def _checked_words(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The words; ValueError for some that cannot be written, before anything is charged."""
+    _made(make, next(spaces.corners(laws))).mechanism.check_source(records)
+    check_repeatable(records)
+    about = dict(about or {})
     try:
-        json.dumps(dict(about))
+        json.dumps(about)
     except (TypeError, ValueError) as error:
         raise ValueError(f"about must be words and numbers, got {about!r}: {error}") from error
-    return about
 
+    def trial(place: Path, candidate: Candidate) -> tuple[PyTree, float, list[str]]:
+        """One try: what it trained, its score, and what it took on trust."""
+        algorithm = _made(make, candidate)
+        if algorithm.total(steps) != trained_event:
+            raise ValueError("a candidate of another event is the worst try")
+        run = Run(
+            place,
+            loss_fn,
+            algorithm,
+            source=records,
+            params=params,
+            # Shows nothing: how many steps were taken tells how many tries.
+            progress=lambda step, row: None,
+            physical_batch_size=physical_batch_size,
+            report=False,
+        )
+        trained = on_host(run.fit(steps))
+        # Interruptions are spoken of from the beginning: a line now would tell of one.
+        trusted = [said for said in run.unverified() if said != INTERRUPTED]
+        # Fresh randomness for the noise that a charged score adds.
+        fresh = () if score_event is None else (np.random.default_rng(),)
+        return trained, float(score(trained, *fresh)), trusted
 
-def _silent(step: int, row: Any) -> None:
-    """Shows nothing: how many steps were taken tells how many tries."""
-
-
-def _fingerprint(records: Any, secret: Secret) -> str:
-    return str(fingerprint(records, secret))
+    search = Search(
+        event,
+        tries,
+        laws,
+        delta,
+        relation,
+        trial,
+        lambda secret: fingerprint(records, secret),
+        params,
+        about,
+        (SCORED if score_event is None else CHARGED_SCORE,),
+    )
+    return searched(TuneDirectory(folder), search)
 
 
 def _made(make: Callable[[Candidate], Made], candidate: Candidate) -> Algorithm:
@@ -235,13 +206,3 @@ def _event_of_all(
             )
     assert first is not None
     return first[1], first[2]
-
-
-def _check_score(score: Callable[..., float], params: PyTree) -> None:
-    """Tries the score once, on parameters that no record has moved."""
-    try:
-        float(score(params))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"score must return one number for the parameters given, got an error: {error}"
-        ) from error

@@ -6,21 +6,23 @@ No floating-point number decides who takes part (docs/draws.md has the proofs). 
 the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often).
 """
 
-from jaxdp.sampling.epochs import RandomAllocation, Shuffled
 from jaxdp.sampling.named import NAMES, by_name, relations
 from jaxdp.sampling.rules import (
+    CyclicPoisson,
     EpochSampling,
+    FixedOrder,
     FixedSize,
     FullBatch,
     Poisson,
+    RandomAllocation,
     RunSampling,
     Sampling,
+    Shuffled,
     StepSampling,
     TruncatedPoisson,
     steps_of_a_block,
 )
 from jaxdp.sampling.sampler import Sampler, pad
-from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
 
 __all__ = [
     "NAMES",

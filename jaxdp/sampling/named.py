@@ -1,33 +1,67 @@
 """Sampling rules by name, as ``dp_sgd`` and the command line know them."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.sampling.epochs import RandomAllocation, Shuffled
-from jaxdp.sampling.rules import FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
-from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
+from jaxdp.sampling.rules import (
+    CyclicPoisson,
+    FixedOrder,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    TruncatedPoisson,
+)
 
-_TYPES: dict[str, type] = {
-    "poisson": Poisson,
-    "fixed_size": FixedSize,
-    "full_batch": FullBatch,
-    "allocation": RandomAllocation,
-    "shuffle": Shuffled,
-    "truncated_poisson": TruncatedPoisson,
+
+@dataclasses.dataclass(frozen=True)
+class RuleEntry:
+    """A registry entry: a sampling rule, how it is built, and what it covers.
+
+    Attributes:
+        kind: the rule's class.
+        build: from (batch size, dataset size, participations, cap) to the rule; None for those of
+            whole runs with correlated noise, which a strategy makes.
+        relations: the neighbouring relations that are covered.
+    """
+
+    kind: type
+    build: Callable[[int, int, int, int | None], Sampling] | None = None
+    relations: tuple[acc.Relation, ...] = tuple(acc.Relation)
+
+
+_ADD, _REPLACE, _NULL = (
+    acc.Relation.ADD_OR_REMOVE_ONE,
+    acc.Relation.REPLACE_ONE,
+    acc.Relation.REPLACE_SPECIAL,
+)
+RULES: dict[str, RuleEntry] = {
+    "poisson": RuleEntry(Poisson, lambda batch, size, k, cap: Poisson(batch / size)),
+    "fixed_size": RuleEntry(FixedSize, lambda batch, size, k, cap: FixedSize(batch)),
+    "full_batch": RuleEntry(FullBatch, lambda batch, size, k, cap: FullBatch()),
+    "allocation": RuleEntry(
+        RandomAllocation,
+        lambda batch, size, k, cap: RandomAllocation(-(-size * k // batch), k),
+        (_ADD, _NULL),
+    ),
+    "shuffle": RuleEntry(Shuffled, lambda batch, size, k, cap: Shuffled(batch), (_REPLACE, _NULL)),
+    "truncated_poisson": RuleEntry(
+        TruncatedPoisson,
+        lambda batch, size, k, cap: TruncatedPoisson(
+            batch / size, default_cap(batch, size) if cap is None else cap
+        ),
+        (_NULL,),
+    ),
+    "cyclic_poisson": RuleEntry(CyclicPoisson, relations=(_ADD, _NULL)),
+    "fixed_order": RuleEntry(FixedOrder, relations=(_REPLACE, _NULL)),
 }
-NAMES = tuple(_TYPES)
-# Of whole runs with correlated noise, whose rules a strategy makes.
-_OF_RUNS: dict[str, type] = {"cyclic_poisson": CyclicPoisson, "fixed_order": FixedOrder}
-_COVERED = {
-    "allocation": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),
-    "shuffle": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
-    "truncated_poisson": (acc.Relation.REPLACE_SPECIAL,),
-    "cyclic_poisson": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),
-    "fixed_order": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
-}
+NAMES = tuple(name for name, entry in RULES.items() if entry.build is not None)
 
 
 def by_name(
@@ -46,7 +80,7 @@ def by_name(
     Raises:
         ValueError: an unknown name, or a number that the rule does not have or allow.
     """
-    hint = ": correlated noise, jaxdp.dp_mf" if name in _OF_RUNS else ""
+    hint = ": correlated noise, jaxdp.dp_mf" if name in RULES else ""
     arguments.one_of("sampling", name, NAMES, hint)
     batch_size = arguments.integer("batch_size", batch_size, least=1)
     dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
@@ -58,19 +92,9 @@ def by_name(
         raise ValueError(f"participations must be 1 but for allocation, got {participations}")
     if cap is not None and name != "truncated_poisson":
         raise ValueError(f"cap must be None but for truncated_poisson, got {cap}")
-    made: dict[str, Callable[[], Sampling]] = {
-        "poisson": lambda: Poisson(batch_size / dataset_size),
-        "fixed_size": lambda: FixedSize(batch_size),
-        "full_batch": FullBatch,
-        "allocation": lambda: RandomAllocation(
-            -(-dataset_size * participations // batch_size), participations
-        ),
-        "shuffle": lambda: Shuffled(batch_size),
-        "truncated_poisson": lambda: TruncatedPoisson(
-            batch_size / dataset_size, default_cap(batch_size, dataset_size) if cap is None else cap
-        ),
-    }
-    return made[name]()
+    build = RULES[name].build
+    assert build is not None
+    return build(batch_size, dataset_size, participations, cap)
 
 
 def default_cap(batch_size: int, dataset_size: int) -> int:
@@ -83,14 +107,13 @@ def default_cap(batch_size: int, dataset_size: int) -> int:
 
 def name_of(sampling: Sampling) -> str:
     """The name of a rule; that of its class for one of the caller's own."""
-    known = {**_TYPES, **_OF_RUNS}
-    names = (name for name, kind in known.items() if type(sampling) is kind)
+    names = (name for name, entry in RULES.items() if type(sampling) is entry.kind)
     return next(names, type(sampling).__name__)
 
 
 def relations(name: str) -> tuple[acc.Relation, ...]:
     """The neighbouring relations that are covered for a name; all of them but for a few rules."""
-    return _COVERED.get(name, tuple(acc.Relation))
+    return RULES[name].relations if name in RULES else tuple(acc.Relation)
 
 
 def rate(sampling: Sampling, batch_size: int, dataset_size: int) -> float:

@@ -1,16 +1,26 @@
-"""Rules by which the records of a step are drawn, independently of the other steps."""
+"""Rules by which records are drawn: step by step, an epoch at once, or a whole run.
+
+An epoch is one event, charged whole at its first step. Its draw is a function of the epoch's own
+randomness, so that any step of it can be drawn without those before. With correlated noise a run of
+a public number of steps is one event: a record takes part at times that the strategy's sensitivity,
+or its amplification, was made for (docs/correlated_noise.md).
+"""
 
 import dataclasses
+import hashlib
 import os
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.sampling.counts import binomial
-from jaxdp.sampling.subsets import permutation, subset
+from jaxdp.sampling.exact import arranged, binomial, permutation, subset
 
+# What identifies a record, whatever the other records are; one of them each, [n].
+Identity = int | str | bytes | np.generic
+Identities = Sequence[Identity] | np.ndarray
 # Of memory, that a position takes while its draw is made: twice or so what was measured.
 _BYTES = 64
 
@@ -71,7 +81,9 @@ class RunSampling(Sampling, Protocol):
     def block(self, dataset_size: int) -> int:
         """The number of steps of the run."""
 
-    def arrange(self, rng: np.random.Generator, num_records: int, identities: Any) -> Any:
+    def arrange(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
+    ) -> list[np.ndarray]:
         """The part of the draws that all steps have in common.
 
         Args:
@@ -80,7 +92,9 @@ class RunSampling(Sampling, Protocol):
             identities: what identifies each record, [n]; None where nothing was given.
         """
 
-    def of_step(self, arranged: Any, step: int, rng: np.random.Generator) -> np.ndarray:
+    def of_step(
+        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """The positions of one step, int64 [k]; otherwise as ``choose``.
 
         Args:
@@ -208,11 +222,269 @@ class TruncatedPoisson:
         require_memory(self.sampling_prob * dataset_size, "truncated Poisson sampling")
 
 
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation:
+    """Random allocation: in each epoch every record is in ``participations`` random steps.
+
+    They are drawn uniformly without replacement among the epoch's ``steps_per_epoch``, for each
+    record by itself ("balls in bins" for one participation; Feldman and Shenfeld 2025,
+    arXiv:2502.08202). Every record is used equally often, and yet batches have the privacy
+    amplification that shuffling lacks. Their sizes are random, as with Poisson sampling; the number
+    of records is private, and ``dataset_size`` need equal it only to a factor of 2.
+
+    Attributes:
+        steps_per_epoch: t >= 1.
+        participations: k in 1..t.
+    """
+
+    steps_per_epoch: int
+    participations: int = 1
+
+    def __post_init__(self) -> None:
+        arguments.integer("steps_per_epoch", self.steps_per_epoch, least=1)
+        arguments.integer("participations", self.participations, least=1)
+        if self.participations > self.steps_per_epoch:
+            raise ValueError(
+                f"participations must be at most steps_per_epoch ({self.steps_per_epoch}), got "
+                f"{self.participations}"
+            )
+
+    def block(self, dataset_size: int) -> int:
+        """The steps of an epoch."""
+        return self.steps_per_epoch
+
+    def slots(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """uint64 [n, k]: the steps of every record within an epoch, exactly uniform.
+
+        Row p depends on the generator and p alone: neither on the other records nor on how many
+        there are. Floyd's algorithm (Bentley and Floyd 1987, CACM 30(9)) draws without replacement.
+
+        Args:
+            rng: at the beginning of the epoch's stream.
+            num_records: n.
+        """
+        first = self.steps_per_epoch - self.participations
+        taken = np.empty((num_records, self.participations), np.uint64)
+        for i in range(self.participations):
+            found = _uniform(rng, i, num_records, first + i + 1)
+            again = (taken[:, :i] == found[:, None]).any(axis=1)
+            taken[:, i] = np.where(again, np.uint64(first + i), found)
+        return taken
+
+    def epoch(self, rng: np.random.Generator, num_records: int) -> list[np.ndarray]:
+        """The positions of each step of an epoch, in random order.
+
+        Args:
+            rng: at the beginning of the epoch's stream.
+            num_records: n.
+        """
+        slots = self.slots(rng, num_records).ravel()
+        ends = np.cumsum(np.bincount(slots.view(np.int64), minlength=self.steps_per_epoch))
+        positions = np.repeat(np.arange(num_records), self.participations)
+        order = arranged(
+            _apart(rng, self.participations), positions, num_records, slots, self.steps_per_epoch
+        )
+        return np.split(order, ends[:-1])
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of an epoch of such steps."""
+        return acc.RandomAllocation(released, self.steps_per_epoch, self.participations)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """As ``Poisson.check``; an epoch is one draw."""
+        require_near_size(num_records, dataset_size)
+        require_memory(self.participations * dataset_size, "random allocation, an epoch at once,")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+    """Shuffling: an epoch is one pass over the records in random order, in batches of one size.
+
+    It is offered to be compared with: no amplification is proven, and the epsilon charged is that
+    of steps without sampling. Random allocation uses every record as often, at a fraction of it.
+    Batches have ``batch_size`` records but for the last one, which has what is left, the same noise
+    and the same public divisor. ``dataset_size`` must be exact: it is public here.
+    """
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        arguments.integer("batch_size", self.batch_size, least=1)
+
+    def block(self, dataset_size: int) -> int:
+        """The steps of an epoch."""
+        return max(1, -(-dataset_size // self.batch_size))
+
+    def epoch(self, rng: np.random.Generator, num_records: int) -> list[np.ndarray]:
+        """The positions of each step of an epoch: slices of one uniform permutation.
+
+        Args:
+            rng: at the beginning of the epoch's stream.
+            num_records: n.
+        """
+        order = permutation(rng, num_records)
+        ends = np.arange(1, self.block(num_records)) * self.batch_size
+        return np.split(order, ends)
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of an epoch of such steps."""
+        return acc.ShuffledEpoch(released, self.block(dataset_size))
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size other than the number of records; ValueError."""
+        require_declared_size(num_records, dataset_size, "shuffled")
+        require_memory(dataset_size, "shuffling, an epoch at once,")
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson:
+    """Cyclic Poisson sampling: every record belongs to one of ``bands`` groups, used in turn.
+
+    Step i draws each record of group i mod ``bands`` independently with ``sampling_prob``. A
+    record's group is a keyed hash of its identity, so that it does not depend on the other records,
+    nor on how many there are. Amplifies correlated noise of at most ``bands`` bands under
+    add-or-remove-one (Choquette-Choo et al. 2023, arXiv:2306.08153v2, Theorem 4); one band is
+    Poisson sampling.
+
+    Attributes:
+        sampling_prob: of a record of the group; ``bands`` times the share of all records.
+        bands: b >= 1.
+        steps: n >= 1, of the whole run.
+    """
+
+    sampling_prob: float
+    bands: int
+    steps: int
+    # A record whose columns straddle the first repeated step would be released twice by one draw.
+    tail_again: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        arguments.probability("sampling_prob", self.sampling_prob)
+        arguments.integer("bands", self.bands, least=1)
+        arguments.integer("steps", self.steps, least=1)
+
+    def block(self, dataset_size: int) -> int:
+        """The steps of the run."""
+        return self.steps
+
+    def arrange(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
+    ) -> list[np.ndarray]:
+        """The positions of the records of every group, in order.
+
+        Args:
+            rng: at the beginning of the run's own stream.
+            num_records: n.
+            identities: what identifies each record, [n] integers, strings or bytes.
+
+        Raises:
+            ValueError: no identities, or another number of them.
+        """
+        if self.bands == 1:
+            return [np.arange(num_records)]
+        if identities is None:
+            raise ValueError(
+                "identities must be given for cyclic Poisson sampling: a record's group is a hash "
+                "of what identifies it, never of its position, which other records would shift. "
+                "Give one value a record, mechanism.sampler(n, identities=ids); jaxdp.Trainer "
+                "takes the records themselves"
+            )
+        if len(identities) != num_records:
+            raise ValueError("identities must be as many as the records, got another number")
+        groups = _groups(rng.bytes(32), identities, self.bands)
+        return [np.flatnonzero(groups == g) for g in range(self.bands)]
+
+    def of_step(
+        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """int64 [k]: the positions of one step, in random order; k is binomial, may be 0.
+
+        Args:
+            arranged: from ``arrange``.
+            step: of the run.
+            rng: of the step.
+        """
+        group = arranged[step % self.bands]
+        return group[Poisson(self.sampling_prob).choose(rng, len(group))]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of the whole run."""
+        return acc.CyclicPoisson(released, self.sampling_prob, self.bands, self.steps)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """As ``Poisson.check``."""
+        require_near_size(num_records, dataset_size)
+        require_memory(dataset_size, "cyclic Poisson sampling")
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedOrder:
+    """Batches in one order, the same in every pass over the records.
+
+    A record's steps are T = ⌈N/B⌉ apart, exactly. The order is a random permutation that stays
+    secret, but nothing rests on that: there is no amplification. Neighbours have the same number of
+    records, which is public: one record is replaced by a null record, or by another.
+
+    Attributes:
+        batch_size: B; the last batch of a pass has what is left.
+        steps: n >= 1, of the whole run.
+    """
+
+    batch_size: int
+    steps: int
+    tail_again: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        arguments.integer("batch_size", self.batch_size, least=1)
+        arguments.integer("steps", self.steps, least=1)
+
+    def block(self, dataset_size: int) -> int:
+        """The steps of the run."""
+        return self.steps
+
+    def separation(self, dataset_size: int) -> int:
+        """T: the steps of a pass; a record's steps are so many apart."""
+        return -(-dataset_size // self.batch_size)
+
+    def arrange(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None = None
+    ) -> list[np.ndarray]:
+        """The positions of every batch of a pass; ``identities`` are not used."""
+        order = permutation(rng, num_records)
+        ends = np.arange(1, self.separation(num_records)) * self.batch_size
+        return np.split(order, ends)
+
+    def of_step(
+        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """int64 [k]: the positions of one step; as ``CyclicPoisson.of_step``."""
+        batch = arranged[step % len(arranged)]
+        return batch[permutation(rng, len(batch))]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of the whole run."""
+        return acc.CorrelatedNoise(released, self.steps)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size other than the number of records; ValueError."""
+        require_declared_size(num_records, dataset_size, "fixed-order")
+        require_memory(dataset_size, "a fixed order")
+
+
 def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
     """The number of consecutive steps that are one event of the rule; 1 for most."""
     if isinstance(sampling, EpochSampling) or isinstance(sampling, RunSampling):  # noqa: SIM101
         return sampling.block(dataset_size)
     return 1
+
+
+def identity_bytes(identity: Identity) -> bytes:
+    """The identity of a record as bytes, the same from NumPy and from Python.
+
+    Raises:
+        ValueError: it is no integer, string or bytes.
+    """
+    return identity if isinstance(identity, bytes) else repr(_plain(identity)).encode()
 
 
 def require_near_size(num_records: int, dataset_size: int) -> None:
@@ -253,3 +525,45 @@ def require_memory(positions: float, sampling: str) -> None:
             f"has {positions:.3g} positions, which take {needed / 1e9:.3g} GB of the "
             f"{held / 1e9:.3g} GB here. Poisson sampling at a small rate holds one batch alone"
         )
+
+
+def _apart(rng: np.random.Generator, part: int, again: int = 0) -> np.random.Generator:
+    """A generator that begins (1 + part) 2^160 + again 2^128 numbers later: no two overlap."""
+    bits = rng.bit_generator.jumped(((1 + part) << 32) + again)  # type: ignore[attr-defined]
+    return np.random.Generator(bits)
+
+
+def _uniform(rng: np.random.Generator, part: int, count: int, below: int) -> np.ndarray:
+    """uint64 [count]: exactly uniform on range(below), the p-th from 64-bit words of its own.
+
+    Words of an incomplete last stretch of length ``below`` are rejected, and drawn again by
+    themselves.
+    """
+    last = np.uint64(2**64 - 1 - 2**64 % below)
+    words = _apart(rng, part).bit_generator.random_raw(count)
+    again = 0
+    while (rejected := words > last).any():
+        again += 1
+        words = np.where(rejected, _apart(rng, part, again).bit_generator.random_raw(count), words)
+    return np.asarray(words % np.uint64(below))
+
+
+def _groups(key: bytes, identities: Identities, bands: int) -> np.ndarray:
+    """int64 [n]: the group of each identity, by a keyed hash of it alone."""
+
+    def group(identity: Identity) -> int:
+        digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
+        return int.from_bytes(digest, "big") % bands
+
+    return np.fromiter(map(group, identities), np.int64)
+
+
+def _plain(identity: Identity) -> int | str | bytes:
+    """The identity as Python has it: what a NumPy scalar is shown as may change."""
+    plain = identity.item() if isinstance(identity, np.generic) else identity
+    if isinstance(plain, bool) or not isinstance(plain, int | str | bytes):
+        raise ValueError(
+            "identities must be integers, strings or bytes, got one of "
+            f"{type(plain).__name__}: a record's group must follow from what identifies it"
+        )
+    return plain

@@ -9,6 +9,7 @@ from jaxdp import _rows, arguments
 from jaxdp._issuer import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
+    Identities,
     RunSampling,
     Sampling,
     StepSampling,
@@ -45,7 +46,7 @@ class Sampler:
         num_records: int,
         physical_batch_size: int,
         issuer: Issuer,
-        identities: Callable[[], Any] | None = None,
+        identities: Callable[[], Identities] | None = None,
     ):
         arguments.integer("num_records", num_records, least=0)
         if num_records > _rows.MOST_RECORDS:
@@ -85,7 +86,7 @@ class Sampler:
         """Rows of one physical batch."""
         return self._physical_batch_size
 
-    def cut_into(self, physical_batch_size: Any) -> None:
+    def cut_into(self, physical_batch_size: int | str) -> None:
         """Cuts the draws to come into physical batches of so many rows; the draws stay the same."""
         if physical_batch_size == "auto":
             raise ValueError(

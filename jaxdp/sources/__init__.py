@@ -5,12 +5,11 @@ One index of a source is one **privacy unit**: the guarantee hides the presence 
 as well as the report says; ``users`` makes a source in which one index is a person.
 """
 
-from jaxdp.sources.buckets import bucketed_text
 from jaxdp.sources.files import load
-from jaxdp.sources.fingerprints import fingerprint
+from jaxdp.sources.hashes import fingerprint
 from jaxdp.sources.prefetching import prefetch
 from jaxdp.sources.source import Source, as_source
-from jaxdp.sources.text import padded_text
+from jaxdp.sources.text import bucketed_text, padded_text
 from jaxdp.sources.users import User, users
 
 __all__ = [

@@ -4,24 +4,37 @@ No message here holds a value, an index or a count of records: under add-or-remo
 are private.
 """
 
-from collections.abc import Iterator, Set
-from typing import Any
+from collections.abc import Hashable, Iterator, Set
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from jaxdp import _rows
+from jaxdp.types import PyTree
 
-PyTree = Any
+# To a leaf, as ``jax.tree_util.tree_flatten_with_path`` has it.
+LeafPath = tuple[Hashable, ...]
 
 
-def named(path: Any) -> str:
+class RandomAccess(Protocol):
+    """Records with ``len`` and ``[index]``: lists, and sources of grain, tfds, torch and others."""
+
+    def __len__(self) -> int:
+        """The number of records."""
+
+    def __getitem__(self, index: int, /) -> PyTree:
+        """One record."""
+
+
+def named(path: LeafPath) -> str:
     """``leaf ['x']`` for a path into a pytree; ``the array`` for a pytree that is one."""
     return f"leaf {jax.tree_util.keystr(path)}" if path else "the array"
 
 
-def kept_dtype(dtype: Any, name: str) -> np.dtype:
+def kept_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     """The native dtype in which records of ``dtype`` reach JAX: float32 for float64, and so on.
 
     Raises:
@@ -49,16 +62,28 @@ def converted(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
             f"{name} must hold {dtype} as the first record does, got {values.dtype}: let the "
             "source convert every record, or declare the dtype with as_source(data, example=...)"
         )
-    _require_fit(values, dtype, name)
+    # Integers are checked by their values: the cast would wrap them.
+    integers = values.dtype.kind in "iu" and dtype.kind in "iu"
+    if integers and values.size and not np.can_cast(values.dtype, dtype, "safe"):
+        limits = np.iinfo(dtype)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise ValueError(
+                f"{name} must hold integers that fit {dtype}, got some that do not: renumber them, "
+                "split them into two columns, or enable jax_enable_x64 before the source is made"
+            )
     # A float64 beyond float32's range becomes infinite: a gradient that is not finite counts as 0.
     # A warning would say that such a record was drawn.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return values.astype(dtype)
 
 
-def as_numbers(value: Any, name: str) -> np.ndarray:
+def as_numbers(value: ArrayLike, name: str) -> np.ndarray:
     """A leaf of a record as an array, without a copy if it is one, or a tensor on the host."""
-    _require_unmasked(value, name)
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(
+            f"data must hold plain arrays, got a masked array in {name}: its mask would be lost. "
+            "Fill it, and give the mask as a leaf of its own"
+        )
     if hasattr(value, "numpy") and not isinstance(value, (np.ndarray, jax.Array)):
         value = value.numpy()
     try:
@@ -73,7 +98,7 @@ def as_numbers(value: Any, name: str) -> np.ndarray:
     return array
 
 
-def is_number_list(value: Any) -> bool:
+def is_number_list(value: PyTree) -> bool:
     """True for a list, nested or not, that begins with a number, and for an empty one.
 
     Within a record such a list is one array. ``jax.tree`` would take every number for a leaf.
@@ -115,7 +140,7 @@ def require_unchanged(now: int, then: int) -> None:
         )
 
 
-def chosen(indices: Any, mask: Any, size: int) -> np.ndarray:
+def chosen(indices: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray:
     """int64 [k]: the indices whose mask is True.
 
     Args:
@@ -163,23 +188,3 @@ def _remedy(dtype: np.dtype) -> str:
     if dtype.kind == "V":
         return "give the fields of a structured array as a dict, {name: array[name]}"
     return "convert it to float32 or int32"
-
-
-def _require_unmasked(value: Any, name: str) -> None:
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(
-            f"data must hold plain arrays, got a masked array in {name}: its mask would be lost. "
-            "Fill it, and give the mask as a leaf of its own"
-        )
-
-
-def _require_fit(values: np.ndarray, dtype: np.dtype, name: str) -> None:
-    integers = values.dtype.kind in "iu" and dtype.kind in "iu"
-    if not integers or not values.size or np.can_cast(values.dtype, dtype, "safe"):
-        return
-    limits = np.iinfo(dtype)
-    if values.min() < limits.min or values.max() > limits.max:
-        raise ValueError(
-            f"{name} must hold integers that fit {dtype}, got some that do not: renumber them, "
-            "split them into two columns, or enable jax_enable_x64 before the source is made"
-        )

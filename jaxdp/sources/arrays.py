@@ -9,8 +9,12 @@ import jax
 import numpy as np
 
 from jaxdp import _rows
+from jaxdp.sampling.rules import Identities
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
+from jaxdp.sources._leaves import LeafPath
+from jaxdp.types import PyTree
+
+Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +41,7 @@ class DeviceArrays:
     def __len__(self) -> int:
         return int(jax.tree.leaves(self.arrays)[0].shape[0])
 
-    def gather(self, indices: Any, mask: Any) -> PyTree:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
         """The records at ``indices``, copied to the host; see ``Source.gather``."""
         return _gathered(self, indices, mask)
 
@@ -47,10 +51,10 @@ class KnownArrays(DeviceArrays):
     """A source of records on the device that were made of others, whose identities they keep.
 
     Attributes:
-        identities: [N], see ``jaxdp.sources.identities.identities``. Sensitive.
+        identities: [N], see ``jaxdp.sources.hashes.identities``. Sensitive.
     """
 
-    identities: Any = dataclasses.field(repr=False, kw_only=True)
+    identities: Identities = dataclasses.field(repr=False, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +83,7 @@ class HostArrays:
     def __len__(self) -> int:
         return self.size
 
-    def gather(self, indices: Any, mask: Any) -> PyTree:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
         """The records at ``indices``; see ``Source.gather``.
 
         Each array is asked once, for ascending indices without repetition: a file is read from its
@@ -90,7 +94,7 @@ class HostArrays:
         return _gathered(self, indices, mask)
 
 
-def _hosted(path: Any, leaf: Any) -> Any:
+def _hosted(path: LeafPath, leaf: Array) -> Any:
     """The leaf as a NumPy array; one with a NumPy dtype is returned as it is, unread."""
     name = _leaves.named(path)
     if isinstance(leaf, (np.ma.MaskedArray, jax.Array)):
@@ -128,7 +132,7 @@ def _example(arrays: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(_row, arrays)
 
 
-def _row(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+def _row(path: LeafPath, leaf: Array) -> jax.ShapeDtypeStruct:
     name = _leaves.named(path)
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise ValueError(
@@ -141,47 +145,40 @@ def _row(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(leaf.shape[1:]), dtype)
 
 
-def _gathered(source: "DeviceArrays | HostArrays", indices: Any, mask: Any) -> PyTree:
+def _gathered(source: "DeviceArrays | HostArrays", indices: np.ndarray, mask: np.ndarray) -> PyTree:
     kept = _leaves.chosen(indices, mask, len(source))
     places = np.flatnonzero(np.asarray(mask))
     ascending, back = np.unique(kept, return_inverse=True)
 
-    def rows(path: Any, like: jax.ShapeDtypeStruct, leaf: Any) -> np.ndarray:
+    def rows(path: LeafPath, like: jax.ShapeDtypeStruct, leaf: Array) -> np.ndarray:
         # Always a new array: what a caller put on the device may still share its memory.
         out = np.zeros((len(mask), *like.shape), like.dtype)
         if len(kept):
             read = _read(leaf, ascending)
-            _require_rows(read, (len(ascending), *like.shape), _leaves.named(path))
+            if read.shape != (len(ascending), *like.shape):
+                raise ValueError(
+                    f"{_leaves.named(path)} must give rows of shape {list(like.shape)} for an "
+                    "array of indices, got something else: array-likes need [indices] as NumPy's "
+                    "arrays have it"
+                )
             out[places] = _leaves.converted(read, np.dtype(like.dtype), _leaves.named(path))[back]
         return out
 
     return jax.tree_util.tree_map_with_path(rows, source.example, source.arrays)
 
 
-def _read(leaf: Any, ascending: np.ndarray) -> np.ndarray:
+def _read(leaf: Array, ascending: np.ndarray) -> np.ndarray:
+    """The rows of an array; of a read-only memory map the pages read are unmapped again.
+
+    The system maps whole stretches around each row, so that a few thousand random rows would bring
+    the whole file into the process's memory and, in a container, to its limit. They stay cached.
+    """
     # JAX wants indices of 32 bits, which reach every record on a device.
     indices = ascending.astype(np.int32) if isinstance(leaf, jax.Array) else ascending
     rows = np.asarray(leaf[indices])
-    _release_pages(leaf)
-    return rows
-
-
-def _release_pages(leaf: Any) -> None:
-    """Unmaps the pages read of a read-only memory map; the system keeps them cached.
-
-    The system maps whole stretches around each row, so that a few thousand random rows would bring
-    the whole file into the process's memory and, in a container, to its limit.
-    """
     # Only where nothing can be lost: a copy-on-write map would forget what was written to it.
     # Windows cannot.
     pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
     if isinstance(leaf, np.memmap) and isinstance(pages, mmap.mmap) and sys.platform != "win32":
         pages.madvise(mmap.MADV_DONTNEED)
-
-
-def _require_rows(read: np.ndarray, shape: tuple[int, ...], name: str) -> None:
-    if read.shape != shape:
-        raise ValueError(
-            f"{name} must give rows of shape {list(shape[1:])} for an array of indices, got "
-            f"something else: array-likes need [indices] as NumPy's arrays have it"
-        )
+    return rows

@@ -1,14 +1,17 @@
 """Sources that are read one record at a time: grain, tfds, Hugging Face, torch, lists."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
+from jaxdp.sources._leaves import LeafPath, RandomAccess
+from jaxdp.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,13 +34,13 @@ class Records:
         on_device: False.
     """
 
-    data: Any = dataclasses.field(repr=False)
+    data: RandomAccess = dataclasses.field(repr=False)
     example: PyTree
     size: int = dataclasses.field(repr=False)
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 
     @classmethod
-    def of(cls, data: Any, example: PyTree | None = None) -> "Records":
+    def of(cls, data: RandomAccess, example: PyTree | None = None) -> "Records":
         """Makes the source; reads record 0 unless ``example`` is given."""
         size = _leaves.require_count(len(data))
         if example is not None:
@@ -52,7 +55,7 @@ class Records:
     def __len__(self) -> int:
         return self.size
 
-    def gather(self, indices: Any, mask: Any) -> PyTree:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
         """The records at ``indices``, each read once; see ``Source.gather``."""
         _leaves.require_unchanged(len(self.data), self.size)
         kept = _leaves.chosen(indices, mask, self.size)
@@ -90,12 +93,12 @@ def _like(record: PyTree) -> PyTree:
     return jax.tree_util.tree_unflatten(structure, structs)
 
 
-def _struct(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+def _struct(path: LeafPath, leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     dtype = _leaves.kept_dtype(leaf.dtype, _leaves.named(path))
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
 
 
-def _read(data: Any, indices: list[int]) -> Iterable[PyTree]:
+def _read(data: RandomAccess, indices: list[int]) -> Iterable[PyTree]:
     """The records at ``indices``, in that order; Python integers, as readers expect them."""
     together = getattr(data, "__getitems__", None)
     if not indices or not callable(together):
@@ -108,11 +111,11 @@ def _read(data: Any, indices: list[int]) -> Iterable[PyTree]:
     return list_of
 
 
-def _read_one(data: Any, index: int) -> PyTree:
+def _read_one(data: RandomAccess, index: int) -> PyTree:
     return _guarded(data.__getitem__, index)
 
 
-def _guarded(read: Any, key: Any) -> Any:
+def _guarded(read: Callable[..., PyTree], key: int | list[int]) -> Any:
     try:
         return read(key)
     except StopIteration as error:
@@ -120,7 +123,9 @@ def _guarded(read: Any, key: Any) -> Any:
         raise RuntimeError("the source raised StopIteration instead of giving records") from error
 
 
-def _checked(record: PyTree, likes: list[tuple[Any, Any]], structure: Any) -> list[np.ndarray]:
+def _checked(
+    record: PyTree, likes: list[tuple[LeafPath, jax.ShapeDtypeStruct]], structure: PyTreeDef
+) -> list[np.ndarray]:
     """The leaves of ``record`` in the example's dtypes; ValueError if they differ in form."""
     leaves, found = _leaves.flat(record)
     if found != structure:
@@ -132,7 +137,7 @@ def _checked(record: PyTree, likes: list[tuple[Any, Any]], structure: Any) -> li
     return [_fitting(value, like, _leaves.named(path)) for (path, value), (_, like) in pairs]
 
 
-def _fitting(value: Any, like: jax.ShapeDtypeStruct, name: str) -> np.ndarray:
+def _fitting(value: ArrayLike, like: jax.ShapeDtypeStruct, name: str) -> np.ndarray:
     array = _leaves.as_numbers(value, name)
     if array.shape != like.shape:
         # Without the shape that was found, which belongs to the record.

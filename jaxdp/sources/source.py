@@ -4,10 +4,11 @@ from collections.abc import Mapping, Set, ValuesView
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
-from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
 from jaxdp.sources.records import Records
+from jaxdp.types import PyTree
 
 
 @runtime_checkable
@@ -32,7 +33,7 @@ class Source(Protocol):
     def __len__(self) -> int:
         """The number of records. Sensitive under add-or-remove-one."""
 
-    def gather(self, indices: Any, mask: Any) -> PyTree:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
         """The records at ``indices``: a pytree of fresh NumPy arrays [m, ...] like ``example``.
 
         Args:
@@ -46,7 +47,7 @@ class Source(Protocol):
         """
 
 
-def as_source(data: Any, *, example: PyTree | None = None) -> Source:
+def as_source(data: PyTree, *, example: PyTree | None = None) -> Source:
     """Returns ``data`` as a source of records, without copying it.
 
     ==========================================================  ================================
@@ -81,57 +82,59 @@ def as_source(data: Any, *, example: PyTree | None = None) -> Source:
             "data must be given: a tuple of arrays [N, ...], or anything with len and [index]; "
             "got None"
         )
+    if not isinstance(data, Source):
+        _refuse_by_kind(data)
+        if isinstance(data, list) or (_is_leaf(data) and not _is_array(data)):
+            _require_random_access(data)
+            return Records.of(data, example)
+    if example is not None:
+        raise ValueError("example must be None where data are arrays: they have shapes and dtypes")
     if isinstance(data, Source):
-        _require_no_example(example)
         return data
-    _refuse_by_kind(data)
-    if isinstance(data, list):
-        _refuse_columns_in_a_list(data)
-        return Records.of(data, example)
-    if _is_leaf(data) and not _is_array(data):
-        _require_random_access(data)
-        return Records.of(data, example)
-    _require_no_example(example)
     leaves = jax.tree.leaves(data)
     if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
         return DeviceArrays.of(data)
     return HostArrays.of(data)
 
 
-def _parts(data: Any) -> list[Any]:
+def _parts(data: PyTree) -> list[Any]:
     """The leaves of a pytree; an object that JAX warns of is a leaf."""
-    return jax.tree.leaves(data, is_leaf=lambda part: _has_todense(part) or _is_consumed(part))
+    return jax.tree.leaves(
+        data, is_leaf=lambda part: hasattr(part, "todense") or _is_consumed(part)
+    )
 
 
-def _is_leaf(data: Any) -> bool:
+def _is_leaf(data: PyTree) -> bool:
     parts = _parts(data)
     return len(parts) == 1 and parts[0] is data
 
 
-def _is_consumed(part: Any) -> bool:
+def _is_consumed(part: PyTree) -> bool:
     """True for data that can only be iterated over: generators, sets, ``dict.values()``."""
     return hasattr(part, "__next__") or isinstance(part, (Set, ValuesView))
 
 
-def _is_array(data: Any) -> bool:
+def _is_array(data: PyTree) -> bool:
     return hasattr(data, "shape") and hasattr(data, "dtype")
 
 
-def _kind(data: Any) -> str:
+def _kind(data: PyTree) -> str:
     return f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
 
 
-def _refuse_by_kind(data: Any) -> None:
+def _refuse_by_kind(data: PyTree) -> None:
     """Raises ValueError for data that look like arrays or records and are neither."""
     for part in [] if isinstance(data, list) else _parts(data):
         if _is_consumed(part):
             raise _stream(part)
-        if _has_todense(part):
+        if hasattr(part, "todense"):
             raise ValueError(
                 f"data must hold dense arrays, got a sparse {_kind(part)}: densify it, or give a "
                 "source whose [index] densifies one record"
             )
-        if _is_table(part):
+        # Frames and series of pandas and polars and tables of pyarrow: [i] is a column.
+        converts = hasattr(part, "to_numpy") or hasattr(part, "to_pandas")
+        if hasattr(part, "iloc") or (hasattr(part, "columns") and converts):
             raise ValueError(
                 f"data must hold arrays or records, got {_kind(part)}: give frame.to_numpy(), or a "
                 "dict of columns, {name: frame[name].to_numpy() for name in names}"
@@ -147,51 +150,33 @@ def _refuse_by_kind(data: Any) -> None:
         )
 
 
-def _is_table(part: Any) -> bool:
-    """True for frames and series of pandas and polars and tables of pyarrow: [i] is a column."""
-    converts = hasattr(part, "to_numpy") or hasattr(part, "to_pandas")
-    return hasattr(part, "iloc") or (hasattr(part, "columns") and converts)
-
-
-def _has_todense(part: Any) -> bool:
-    return hasattr(part, "todense")
-
-
 _STREAMS = {"IterableDataset", "IterDataset", "IterDataPipe", "DataLoader"}
 
 
-def _require_random_access(data: Any) -> None:
-    """Raises ValueError for streams, such as torch's IterableDataset, whatever else they have."""
+def _require_random_access(data: PyTree) -> None:
+    """Raises ValueError for streams, whatever else they have, and for columns in a list."""
+    if isinstance(data, list):
+        if data and all(_is_array(value) and value.shape for value in data[:2]):
+            raise ValueError(
+                "data must not be a list of arrays, which can be read in two ways: give "
+                "np.stack(data) where each array is a record, and a tuple where each array is a "
+                "column [N, ...]"
+            )
+        return
+    # torch's IterableDataset and its like may have a length.
     stream = any(base.__name__ in _STREAMS for base in type(data).__mro__)
-    if stream or not _has_len(data) or not hasattr(type(data), "__getitem__"):
+    try:
+        len(data)
+    except TypeError:  # no __len__, or a cardinality that is not known
+        stream = True
+    if stream or not hasattr(type(data), "__getitem__"):
         raise _stream(data)
 
 
-def _stream(data: Any) -> ValueError:
+def _stream(data: PyTree) -> ValueError:
     return ValueError(
         f"data must have len(data) and data[index], got {_kind(data)}. A stream cannot be sampled "
         "from, and epsilon is proven for sampled records only: give a random-access source instead "
         "(arrays, a memory map, tfds.data_source, grain's sources, a map-style dataset, or "
         "list(stream) where it fits into memory)"
     )
-
-
-def _has_len(data: Any) -> bool:
-    try:
-        len(data)
-    except TypeError:  # no __len__, or a cardinality that is not known
-        return False
-    return True
-
-
-def _refuse_columns_in_a_list(data: list[Any]) -> None:
-    if data and all(_is_array(value) and value.shape for value in data[:2]):
-        raise ValueError(
-            "data must not be a list of arrays, which can be read in two ways: give np.stack(data) "
-            "where each array is a record, and a tuple where each array is a column [N, ...]"
-        )
-
-
-def _require_no_example(example: Any) -> None:
-    if example is not None:
-        raise ValueError("example must be None where data are arrays: they have shapes and dtypes")

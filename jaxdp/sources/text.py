@@ -1,15 +1,20 @@
-"""A source of token sequences padded or cut to one public length."""
+"""Sources of token sequences of one public length, or of a few, so that short records cost less."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
+from jax.typing import ArrayLike
 
-from jaxdp import arguments
+from jaxdp import _rows, arguments
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
+from jaxdp.sources._leaves import RandomAccess
+from jaxdp.sources.records import Records
+from jaxdp.types import PyTree
 
 _INT32 = np.dtype(np.int32)
+# int32 [passes, size] (int64 from 2^31 records on), bool [passes, size], the rows of every pass.
+Passes = tuple[np.ndarray, np.ndarray, list[PyTree]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +28,7 @@ class PaddedText:
         field: the key of the token ids, or None where a record is a sequence.
     """
 
-    data: Any = dataclasses.field(repr=False)
+    data: RandomAccess = dataclasses.field(repr=False)
     max_length: int
     pad_id: int
     field: str | None
@@ -54,15 +59,23 @@ class PaddedText:
         tokens, mask = self._cut(record[self.field])
         return {**record, self.field: tokens, mask_name: mask}
 
-    def _cut(self, sequence: Any) -> tuple[np.ndarray, np.ndarray]:
-        ids = _token_ids(sequence, self.field)[: self.max_length]
+    def _cut(self, sequence: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        name = f"leaf [{self.field!r}]" if self.field is not None else "a record"
+        ids = _leaves.as_numbers(sequence, name)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} must be a sequence [n] of integers, the token ids, got another"
+            )
+        # No integer is lost; an empty list has the dtype float64.
+        ids = _leaves.converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
+        ids = ids[: self.max_length]
         tokens = np.full(self.max_length, self.pad_id, _INT32)
         tokens[: len(ids)] = ids
         return tokens, np.arange(self.max_length) < len(ids)
 
 
 def padded_text(
-    data: Any, max_length: int, pad_id: int = 0, field: str | None = None
+    data: RandomAccess, max_length: int, pad_id: int = 0, field: str | None = None
 ) -> PaddedText:
     """Returns records whose token ids are padded or cut to ``max_length``.
 
@@ -105,11 +118,130 @@ def padded_text(
     return PaddedText(data, int(max_length), int(pad_id), field)
 
 
-def _token_ids(sequence: Any, field: str | None) -> np.ndarray:
-    """int32 [n]; no integer is lost."""
-    name = f"leaf [{field!r}]" if field is not None else "a record"
-    ids = _leaves.as_numbers(sequence, name)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a sequence [n] of integers, the token ids, got another")
-    # An empty list has the dtype float64.
-    return _leaves.converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
+@dataclasses.dataclass(frozen=True, eq=False)
+class BucketedText:
+    """A source of records in a few lengths; ``bucketed_text`` makes it.
+
+    Attributes:
+        text: the records, all at the largest length. Sensitive.
+        buckets: (length, room) pairs, shortest first; public.
+        names: the keys of the token ids and of their mask.
+        on_device: False.
+    """
+
+    text: Records = dataclasses.field(repr=False)
+    buckets: tuple[tuple[int, int], ...]
+    names: tuple[str, str]
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    @property
+    def example(self) -> PyTree:
+        """Shape and dtype of one record at the largest length."""
+        return self.text.example
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
+        """The records at ``indices``, all at the largest length, see ``Source.gather``."""
+        return self.text.gather(indices, mask)
+
+    def passes(self, indices: np.ndarray, size: int) -> Passes:
+        """The records of one draw in physical batches of one length each, shortest first.
+
+        A record's length alone decides its bucket, never who else was drawn: if a full bucket
+        sent records on to the next, one record would move what the others add.
+
+        Args:
+            indices: integer [k], in random order, which each bucket keeps.
+            size: rows of a physical batch.
+
+        Returns:
+            (indices [passes, size], mask [passes, size], rows): ``rows`` holds for every pass a
+            pytree of arrays [size, ...] with the token ids at the length of its bucket.
+
+        Raises:
+            ValueError: as ``gather``.
+        """
+        rows = self.text.gather(indices, np.ones(len(indices), bool))
+        lengths = [length for length, _ in self.buckets]
+        bucket = np.searchsorted(lengths, rows[self.names[1]].sum(1))
+        order, made = [], []
+        for number, (length, room) in enumerate(self.buckets):
+            short = {name: rows[name][:, :length] for name in self.names}
+            places = np.flatnonzero(bucket == number)
+            for chosen in _cut(places, size, -(-room // size)):
+                order.append(chosen)
+                made.append(_taken({**rows, **short}, chosen))
+        chosen = np.stack(order)
+        found = np.append(indices, 0).astype(_rows.position_dtype(len(self)))
+        return found[chosen], chosen >= 0, made
+
+
+def bucketed_text(
+    data: RandomAccess, buckets: Mapping[int, int], pad_id: int = 0, field: str | None = None
+) -> BucketedText:
+    """Returns a source of records padded to the smallest of a few public lengths.
+
+    A step runs passes of one length each, shortest first, and adds them to one sum, which is noised
+    once. A record longer than all lengths is cut to the largest. Whatever its length, a record adds
+    one clipped gradient; with a loss that uses the mask (``jaxdp.sources.padded_text`` says
+    how) it is the one at the largest length, to rounding.
+
+    **What this reveals, and to whom.** What is released (parameters, ledger, report) depends on
+    the lengths through the noisy sum alone. The number of passes, the time and the memory of a step
+    do not pass through it: a bucket runs as many passes as its ``room`` takes, and **more where
+    more records of that length were drawn**, which whoever can time the steps may see. No epsilon
+    covers that. Each bucket's number is constant as long as its draws fit its room: choose the room
+    from public text, with some to spare (a bucket that b records are expected in has room enough
+    with b + 6·√b). A room as large as the draw, b + 6·√b at the expected batch size b, is safe
+    whatever the lengths are; safest and simplest is one length, ``padded_text``.
+
+    Args:
+        data: as for ``padded_text``.
+        buckets: from each length, at least two of them, to its room: for how many records of a
+            step its passes run in any case, at least 1. Public constants. A room is rounded up to
+            whole passes of the trainer's ``physical_batch_size``.
+        pad_id: as for ``padded_text``.
+        field: as for ``padded_text``.
+
+    Returns:
+        A source for ``Trainer`` and ``Run``, with the leaves of ``padded_text``, int32 [length] and
+        bool [length], where ``length`` is that of the record's bucket.
+
+    Raises:
+        ValueError: as ``padded_text``; ``buckets`` is none of the above.
+    """
+    found = _checked(buckets)
+    text = Records.of(padded_text(data, found[-1][0], pad_id, field))
+    names = ("tokens", "mask") if field is None else (field, f"{field}_mask")
+    return BucketedText(text, found, names)
+
+
+def _checked(buckets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    if not isinstance(buckets, Mapping) or len(buckets) < 2:
+        raise ValueError(
+            "buckets must map two or more lengths to rooms, such as {64: 128, 256: 32}, got "
+            f"{arguments.described(buckets)}; for one length there is padded_text"
+        )
+    for length, room in buckets.items():
+        arguments.integer("a length of buckets", length, least=1)
+        arguments.integer("a room of buckets", room, least=1)
+    return tuple(sorted((int(length), int(room)) for length, room in buckets.items()))
+
+
+def _cut(places: np.ndarray, size: int, least: int) -> np.ndarray:
+    """The places as [passes, size], at least ``least`` passes, padded with -1."""
+    passes = max(least, -(-len(places) // size))
+    out = np.full(passes * size, -1)
+    out[: len(places)] = places
+    return out.reshape(passes, size)
+
+
+def _taken(rows: PyTree, chosen: np.ndarray) -> PyTree:
+    """New arrays [size, ...] of the chosen rows; zeros where there is none."""
+    likes, structure = _leaves.flat(rows)
+    out = [np.zeros((len(chosen), *leaf.shape[1:]), leaf.dtype) for _, leaf in likes]
+    for array, (_, leaf) in zip(out, likes, strict=True):
+        array[chosen >= 0] = leaf[chosen[chosen >= 0]]
+    return structure.unflatten(out)

@@ -1,15 +1,16 @@
 """Users as the privacy unit: one index of the source is a user, with at most k of her records."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.source import Source, as_source
+from jaxdp.types import PyTree
 
 
 class User(NamedTuple):
@@ -21,7 +22,7 @@ class User(NamedTuple):
     """
 
     records: PyTree
-    present: Any
+    present: np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,13 +53,13 @@ class Users:
         records = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), self.source.example
         )
-        return User(records, jax.ShapeDtypeStruct((k,), np.bool_))
+        return User(records, jax.ShapeDtypeStruct((k,), np.bool_))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         """The number of users. Sensitive under add-or-remove-one."""
         return len(self.present)
 
-    def gather(self, indices: Any, mask: Any) -> User:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> User:
         """The users at ``indices``; see ``Source.gather``."""
         kept = _leaves.chosen(indices, mask, len(self))
         mask, k = np.asarray(mask), self.records_per_user
@@ -68,7 +69,7 @@ class Users:
         return User(jax.tree.map(lambda a: a.reshape(len(mask), k, *a.shape[1:]), rows), present)
 
 
-def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Users:
+def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 0) -> Users:
     """Returns a source whose privacy unit is a user: samplers draw users, with all they have.
 
     Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import jaxdp
-from jaxdp.cli.plan import _best, _makers
+from jaxdp.cli.plan import _best, _Budget, _makers
 from tests.cli.calling import called
 
 REFERENCE = {"epsilon": 2.0, "delta": 1e-5, "steps": 2_000, "batch_size": 500}
@@ -18,7 +18,7 @@ def call(numbers, *args):
 
 
 def test_the_reference_has_its_numbers():
-    makers = dict(_makers(0.0, **REFERENCE, dataset_size=50_000))
+    makers = dict(_makers(0.0, _Budget(**REFERENCE, dataset_size=50_000)))
     plain, banded, buffered = (makers[name]() for name in ("DP-SGD", "BandMF", "BLT"))
     assert (banded.bands, banded.memory) == (8, 7)
     assert banded.noise_multiplier == pytest.approx(2.70808, rel=2e-4)
@@ -57,7 +57,7 @@ def test_the_table_says_which_to_take_and_what_the_weaker_promise_is():
     (start,) = (i for i, line in enumerate(table) if line.split()[:1] == ["relation"])
     assert all("  " in line for line in table[start + 1 : start + 6])
     # Momentum makes the errors those of the parameters.
-    one, other = (dict(_makers(m, **SMALL))["DP-SGD"]() for m in (0.0, 0.9))
+    one, other = (dict(_makers(m, _Budget(**SMALL)))["DP-SGD"]() for m in (0.0, 0.9))
     assert other.noise_multiplier == one.noise_multiplier
     assert other.rms_error > 3 * one.rms_error
 

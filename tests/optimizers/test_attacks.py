@@ -282,9 +282,9 @@ def test_what_is_registered_names_its_leak_and_its_numbers_as_it_likes(monkeypat
     def build(numbers, rate=1.0):
         return opt.Algorithm(numbers.mechanism(), optax.sgd(rate))
 
-    registry.register("judged-by-train", registry.Entry(judged, energy="train"))
+    registry.register("judged-by-train", registry.AlgorithmEntry(judged, energy="train"))
     numbers = registry.Numbers(1.0, 0.1, 10, 100, 0.1, key=jaxdp.Secret.new().jax_key("coin"))
-    registry.register("any-name", registry.Entry(build))
+    registry.register("any-name", registry.AlgorithmEntry(build))
     assert registry.settings_of("any-name") == ("rate",)
     refused("must name its leak", registry.build, "judged-by-train", numbers)
     refused("entry must be", registry.register, "no-entry", build)

@@ -24,7 +24,7 @@ from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import arrays, as_source
-from jaxdp.sources.identities import identities
+from jaxdp.sources.hashes import identities
 from jaxdp.whitening import Whitening, whitened
 from tests.cli.calling import ran
 from tests.refusing import refused

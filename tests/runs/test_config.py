@@ -218,7 +218,7 @@ def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
         tenth = dataclasses.replace(numbers, noise_multiplier=numbers.noise_multiplier / 10)
         return optimizers.sgd(tenth.mechanism(), numbers.learning_rate)
 
-    monkeypatch.setitem(registry.ALGORITHMS, "quiet", registry.Entry(quiet))
+    monkeypatch.setitem(registry.ALGORITHMS, "quiet", registry.AlgorithmEntry(quiet))
     config = recipe("digits", algorithm="quiet", epsilon=1.0, steps=20)
     plain = recipe("digits", epsilon=1.0, steps=20)
     assert config.noise_multiplier == pytest.approx(10 * plain.noise_multiplier, rel=1e-3)

@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
 from jaxdp.sampling import CyclicPoisson, FixedOrder, RandomAllocation, Shuffled
-from jaxdp.sampling.epochs import _uniform
+from jaxdp.sampling.rules import _uniform
 from tests.laws import is_binomial, is_uniform
 from tests.refusing import refused
 

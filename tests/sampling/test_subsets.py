@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp.sampling import subsets
-from jaxdp.sampling.counts import _bounds, binomial
-from jaxdp.sampling.subsets import arranged, permutation, subset
+from jaxdp.sampling import exact as subsets
+from jaxdp.sampling.exact import _bounds, arranged, binomial, permutation, subset
 from tests.laws import LEVEL, is_binomial, is_uniform
 from tests.refusing import refused
 

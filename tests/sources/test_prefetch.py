@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from jaxdp.sources import _lane, prefetch
+from jaxdp.sources import prefetch, prefetching
 from tests.refusing import refused
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
@@ -173,7 +173,7 @@ def test_close_gives_back_in_order_then_closes_the_producer_and_no_item_is_lost(
             getattr(worker, deed)()
     assert sorted(found[0] + found[1]) == list(range(200))
     # Closing wakes the thread though the line is full.
-    monkeypatch.setattr(_lane, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
+    monkeypatch.setattr(prefetching, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
     producer, items = started(1)
     until(lambda: producer.made == 1)
     closing = threading.Thread(target=items.close, daemon=True)
@@ -247,7 +247,7 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
 # Each program is a process of its own, forked where all is imported, which ends as programs end.
 PRELUDE = """
 import atexit, itertools, json, os, signal, sys, threading, time, warnings
-from jaxdp.sources import prefetch
+from jaxdp.sources import prefetch, prefetching
 warnings.simplefilter("ignore")  # of forks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 def producer():

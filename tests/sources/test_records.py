@@ -13,8 +13,7 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.sources import as_source, padded_text, users
-from jaxdp.sources.fingerprints import check_repeatable
-from jaxdp.sources.identities import identities
+from jaxdp.sources.hashes import check_repeatable, identities
 from jaxdp.sources.records import Records
 from tests.refusing import refused
 from tests.sources.fakes import GrainRange, HuggingFace, MapDataset, ask, refused_without

@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxdp import _processes, data
 from jaxdp._extras import needed
 from jaxdp.cli.failures import in_words
+from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.audit import audit_blocks
 from jaxdp.papers.block_coordinate.run import BlockRun
 from jaxdp.papers.block_coordinate.settings import (
@@ -24,7 +27,9 @@ from jaxdp.papers.block_coordinate.settings import (
 from jaxdp.report import origin
 from jaxdp.report.schema import Report
 from jaxdp.runs import reporting
+from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.recipes import own_constants
+from jaxdp.runs.run import Result
 from jaxdp.seeds import Secret
 
 with needed("jaxdp train", "cli", "click"):
@@ -72,7 +77,7 @@ _HIDDEN_WHY = {
 }
 
 
-def refuse(given: Mapping[str, Any], algorithm: str) -> None:
+def refuse(given: Mapping[str, object], algorithm: str) -> None:
     """Raises ValueError for an option of ``jaxdp train`` that does not go with the algorithm.
 
     Args:
@@ -122,7 +127,7 @@ def configured(algorithm: str, dataset: str | DatasetSpec, given: Mapping[str, A
     return resolved(BlockConfig(chosen.name, algorithm, own=constants, **values))
 
 
-def _check_convolution(settings: Mapping[str, Any]) -> None:
+def _check_convolution(settings: Mapping[str, Setting]) -> None:
     for name in ("kernel", "stride"):
         if name in settings and not settings.get("channels"):
             raise ValueError(
@@ -140,15 +145,15 @@ def _batch_size(wanted: int, size: int, hidden: bool) -> int:
 
 
 def train_blocks(
-    directory: Any,
+    directory: RunDirectory,
     own: data.Dataset | None,
     options: Mapping[str, Any],
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     stored: Mapping[str, Any] | None,
     secret: Secret | None,
-    data_dir: Any,
+    data_dir: Path | None,
     as_json: bool,
-    words: dict[str, Any] | None,
+    words: Mapping[str, Option] | None,
     set_aside_unreadable: bool = False,
 ) -> None:
     """Trains, writes the report and prints a summary.
@@ -210,7 +215,7 @@ def _bar(config: BlockConfig) -> Iterator[Any]:
         yield progress
 
 
-def _tell(report: Report, directory: Any, result: Any, as_json: bool) -> None:
+def _tell(report: Report, directory: RunDirectory, result: Result, as_json: bool) -> None:
     from jaxdp.cli.launch import print_summary, public_numbers
 
     if as_json:
@@ -227,7 +232,7 @@ def audited(
     runs: int,
     confidence: float,
     seed: int | None,
-    progress: Any,
+    progress: Callable[[int], None],
 ) -> Any:
     """The audit of a run's algorithm, or of one given by its public numbers, on a tiny network.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -199,7 +199,11 @@ def noise_share(batch_size: int) -> np.float32:
     return np.float32(1.0 + rounding.of_sum(rounding.most_records(batch_size)))
 
 
-def per_block(name: str, given: Any, blocks: int) -> tuple[float, ...]:
+# One number, or one for each block.
+Norms = float | tuple[float, ...] | list[float]
+
+
+def per_block(name: str, given: Norms, blocks: int) -> tuple[float, ...]:
     """One number for each block; a single one is repeated."""
     values = tuple(given) if isinstance(given, tuple | list) else (given,) * blocks
     if len(values) != blocks:
@@ -207,7 +211,7 @@ def per_block(name: str, given: Any, blocks: int) -> tuple[float, ...]:
     return values
 
 
-def clip_norms(given: Any, blocks: int) -> tuple[float, ...]:
+def clip_norms(given: Norms, blocks: int) -> tuple[float, ...]:
     """C of each block, in [1e-10, 1e10] as for every clipping rule."""
     values = per_block("l2_clip_norms", given, blocks)
     return tuple(in_float32("l2_clip_norms", value) for value in values)

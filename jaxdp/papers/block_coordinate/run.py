@@ -35,14 +35,14 @@ from jaxdp.report import build, levels, origin
 from jaxdp.report.schema import TEST_ACCURACY, Report
 from jaxdp.report.subject import Names, Subject, steps_in_words
 from jaxdp.report.words import HIDDEN
-from jaxdp.runs import agreed
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import Plan, Progress, Result, Row, Started
+from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
 from jaxdp.trainer import TrainState
+from jaxdp.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,7 +196,7 @@ class BlockRun(Run):
             raise ValueError(
                 f"a resumed run must keep its configuration; changed: {', '.join(parts)}"
             )
-        agreed.check_guarantee(state, self.path, self._delta, self._relation)
+        self._check_guarantee(state)
         if self._fingerprint(state.secret.restored()) != state.data:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "
@@ -217,11 +217,11 @@ class BlockRun(Run):
     def _records(self, run: Started) -> Source:
         return self.source  # the trainer makes its own of them
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         plan = super()._plan(run, steps, kept)
         return dataclasses.replace(plan, trainer=self._trainer)
 
-    def _trainer(self, run: Started, plan: Plan, state: TrainState) -> Any:
+    def _trainer(self, run: Started, plan: RunPlan, state: TrainState) -> Any:
         data = jax.device_put(records(self.config, self.dataset))
         if isinstance(self._blocks, HiddenBlocks):
             issuer = run.issuer(ChargedWhole(self._blocks), state.step, plan)
@@ -230,7 +230,7 @@ class BlockRun(Run):
         issuer = run.issuer(Charged(self._blocks), state.step, plan)
         return SweepTrainer(self._blocks, data, run.ledger, issuer)
 
-    def _row(self, state: TrainState, trainer: Any) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row: Row = {"epsilon": trainer.epsilon(self.config.delta, self._relation).upper}
         if self.config.spec.test_size:
             x = prepared(self.config, self.dataset.test_x)
@@ -241,7 +241,7 @@ class BlockRun(Run):
 _KEPT = "blocks.json"
 
 
-def _no_loss(params: Any, example: Any) -> jax.Array:
+def _no_loss(params: PyTree, example: PyTree) -> jax.Array:
     """Stands where a ``Run`` wants a loss: sweeps have none."""
     del params, example
     return jnp.zeros(())
@@ -259,7 +259,9 @@ def _predictor(network: Network) -> Any:
     return jax.jit(lambda weights, x: jnp.argmax(network.apply(weights, x), axis=1))
 
 
-def subject_of(config: BlockConfig, test_labels: Any, command: str | None) -> BlockSubject:
+def subject_of(
+    config: BlockConfig, test_labels: np.ndarray | None, command: str | None
+) -> BlockSubject:
     """The public facts of a resolved configuration; arguments as for ``BlockRun.report_of``."""
     spec, model = config.spec, "convolution" if config.chosen.channels else "mlp"
     model = "logistic" if config.algorithm == "sbcd-one-layer" else model

@@ -11,6 +11,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments, data
 from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Network
 from jaxdp.papers.block_coordinate.patches import Patches
@@ -193,7 +194,7 @@ class BlockConfig:
             ) from error
 
 
-def settings_of(algorithm: str, given: Mapping[str, Any]) -> Settings:
+def settings_of(algorithm: str, given: Mapping[str, Setting]) -> Settings:
     """The settings of an algorithm; ValueError for one that it does not have."""
     names = setting_names(algorithm)
     for name in given:
@@ -201,7 +202,7 @@ def settings_of(algorithm: str, given: Mapping[str, Any]) -> Settings:
             raise ValueError(
                 f"settings of {algorithm} must be among {', '.join(names)}; got {name!r}"
             )
-    return Settings(**given)
+    return Settings(**given)  # type: ignore[arg-type]
 
 
 def setting_names(algorithm: str) -> tuple[str, ...]:

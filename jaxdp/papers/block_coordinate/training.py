@@ -33,7 +33,7 @@ def named(weights: Weights) -> dict[str, jax.Array]:
     return {f"block_{number:02}": w for number, w in enumerate(weights)}
 
 
-def unnamed(params: dict[str, Any]) -> Weights:
+def unnamed(params: dict[str, jax.Array]) -> Weights:
     """The weights of ``named``."""
     return tuple(params[name] for name in sorted(params))
 

@@ -3,8 +3,17 @@
 from jaxdp._extras import needed
 
 with needed("jaxdp.papers.tables", "papers", "jinja2", "matplotlib", "sklearn"):
-    from jaxdp.papers.tables.page import Page, Section, Table, to_markdown
+    from jaxdp.papers.tables.page import Page, Section, TextTable, to_markdown
     from jaxdp.papers.tables.rows import Results
     from jaxdp.papers.tables.targets import TARGETS, Target, render
 
-__all__ = ["TARGETS", "Page", "Results", "Section", "Table", "Target", "render", "to_markdown"]
+__all__ = [
+    "TARGETS",
+    "Page",
+    "Results",
+    "Section",
+    "Target",
+    "TextTable",
+    "render",
+    "to_markdown",
+]

@@ -1,15 +1,15 @@
 """SA-DPSGD by its paper's protocol: ended by the accepted steps, beside Table 1's rows."""
 
-from typing import Any
-
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
 from jaxdp.data.specs import spec
 from jaxdp.papers import accepted
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import PAPER, ROWS
 from jaxdp.papers.tables import rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 NAMES = tuple(row.name for row in accepted.ROWS)
@@ -81,7 +81,7 @@ def _section(results: Results, dataset: str) -> Section:
     )
     shown = [name for name in SHOWN if f"{dataset}-{name}-until-accepted" in ROWS]
     body = [cells for name in shown for cells in _lines(results, dataset, name)]
-    return Section(spec(dataset).title, (text,), Table(HEADERS, body))
+    return Section(spec(dataset).title, (text,), TextTable(HEADERS, body))
 
 
 def _lines(results: Results, dataset: str, name: str) -> list[list[str]]:
@@ -100,7 +100,7 @@ def _lines(results: Results, dataset: str, name: str) -> list[list[str]]:
     return [[*shared, *_cells(line, dataset)] for line in found]
 
 
-def _cells(line: dict[str, Any], dataset: str) -> list[str]:
+def _cells(line: ResultRow, dataset: str) -> list[str]:
     number = ROWS[line["name"]].accepted or 0
     reached = "" if line["accepted"] >= number else f", of {number:,} to reach"
     return [
@@ -116,7 +116,7 @@ def _cells(line: dict[str, Any], dataset: str) -> list[str]:
     ]
 
 
-def _of_steps_taken(line: dict[str, Any]) -> float:
+def _of_steps_taken(line: ResultRow) -> float:
     """The epsilon of as many steps, had their number been fixed."""
     total = ROWS[line["name"]].config().total(line["steps"])
     return acc.epsilon(total, accepted.DELTA).upper
@@ -141,7 +141,7 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _curve(panel: Any, line: dict[str, Any], place: int, shown: str) -> None:
+def _curve(panel: Axes, line: ResultRow, place: int, shown: str) -> None:
     panel.plot(
         [step for step, _, _ in line["curve"]],
         [100 * share for _, _, share in line["curve"]],

@@ -13,7 +13,7 @@ from jaxdp import __version__
 from jaxdp import accounting as acc
 from jaxdp.papers import claims, queue
 from jaxdp.papers.tables import rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 FILE = "accountants.json"
@@ -181,7 +181,7 @@ def _run_section(results: Results) -> Section:
         "the exact value for plain DP-SGD; for SA-DPSGD, whose accepted candidates are selected, "
         "it proves nothing."
     )
-    return Section("The run", (), Table(headers, body), (note,))
+    return Section("The run", (), TextTable(headers, body), (note,))
 
 
 def _claims_section(results: Results, noise: float) -> Section:
@@ -217,7 +217,7 @@ def _claims_section(results: Results, noise: float) -> Section:
         "machine",
     )
     return Section(
-        f"Formulas against the truth, noise multiplier {noise:g}", (), Table(headers, body)
+        f"Formulas against the truth, noise multiplier {noise:g}", (), TextTable(headers, body)
     )
 
 

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from jaxdp.papers import adadp_rows as adadp
 from jaxdp.papers import claims
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 from jaxdp.papers.tables.table3 import crossing
 
@@ -127,7 +128,7 @@ def _table_1(results: Results) -> Section:
             "none. Where one stops is chosen by looking at the test set, and epsilon is that of a "
             "run whose number of steps was fixed beforehand. " + _affordable(),
         ),
-        Table(_HEADERS, MNIST.body(results)),
+        TextTable(_HEADERS, MNIST.body(results)),
     )
 
 
@@ -141,7 +142,7 @@ def _table_1_cifar(results: Results) -> Section:
             "whose convolutions were trained on CIFAR-100. What an accuracy costs follows the "
             f"features first. For AdaDp it prints {', '.join(theirs)}.",
         ),
-        Table(_HEADERS, CIFAR_10.body(results)),
+        TextTable(_HEADERS, CIFAR_10.body(results)),
     )
 
 
@@ -154,7 +155,7 @@ def _affordable() -> str:
     return f"Theorem 1 gives what is printed for AdaDp after these epochs: {', '.join(parts)}."
 
 
-def _reached(half: _Half, line: dict[str, Any], level: float) -> list[str]:
+def _reached(half: _Half, line: ResultRow, level: float) -> list[str]:
     at = crossing(line, level)
     last = [rows.shown_seconds(line), str(line.get("run", 1)), line["machine"]]
     ends = rows.percent(line["test_accuracy"])
@@ -178,7 +179,7 @@ def _ablations(results: Results) -> Section:
             "The paper's text: AdaN is more accurate than AdaL; it prints no figures. Rates 0.001 "
             "(AdaL), 0.1 (AdaN, DP-SGD) and 0.002 (AdaDp).",
         ),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 
@@ -201,7 +202,7 @@ def _on_features(results: Results) -> Section:
             "layers by 3 and the softmax layer by 6; here one bound of √45 = 6.7 holds for all. "
             "The paper: AdaDp is 3.2, 5.3 and 4.8 points ahead of DpSgd, and AdaN above AdaL.",
         ),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 
@@ -209,7 +210,9 @@ def figure(results: Results) -> Figure:
     """Epsilon by accuracy, and curves at noise 8."""
     drawn, (left, right) = style.panels(1, 2, (13, 5.4))
     levels = list(adadp.PRINTED)
-    looks = [{"color": c, "marker": m} for c, m in zip(style.COLOURS, style.MARKERS, strict=True)]
+    looks: list[dict[str, Any]] = [
+        {"color": c, "marker": m} for c, m in zip(style.COLOURS, style.MARKERS, strict=True)
+    ]
     for i, (algorithm, shown) in enumerate(TABLE_1.items()):
         left.plot([], [], ls="none", markersize=9, label=shown, **looks[i])
         for line in results.runs(adadp.table_1_name(algorithm)):
@@ -218,7 +221,7 @@ def figure(results: Results) -> Figure:
                     left.plot(place, MNIST.theorem_1(at[0]), ls="none", markersize=9, **looks[i])
     for i, column in ((0, 0), (2, 1)):
         printed = [pair[column] for pair in adadp.PRINTED.values()]
-        style_of = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
+        style_of: dict[str, Any] = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
         left.plot(range(len(levels)), printed, ls="none", **style_of, **looks[i])
     left.set_xticks(range(len(levels)), [f"{level} %" for level in levels])
     left.set(xlabel="test accuracy first reached", ylabel="epsilon by Theorem 1", xlim=(-0.5, 3.5))

@@ -1,14 +1,13 @@
 """AGD of AdaDp's Figure 2: accuracy, and after how many steps its budget is spent."""
 
 import statistics
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from jaxdp.papers import agd
 from jaxdp.papers.rows import MLP_SETTINGS
 from jaxdp.papers.tables import rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 NAMES = tuple(agd.ROWS)
@@ -69,10 +68,10 @@ def _table(results: Results) -> Section:
         *("noise", "algorithm", "row", "test accuracy", "runs", "steps", "directions refused"),
         *("last noise", "proven ε", "DP-SGD at that ε", "printed: AGD over DpSgd, points"),
     )
-    return Section("Accuracy when the budget is spent, delta 1e-5", (), Table(headers, body))
+    return Section("Accuracy when the budget is spent, delta 1e-5", (), TextTable(headers, body))
 
 
-def _found(lines: list[dict[str, Any]]) -> list[str]:
+def _found(lines: list[dict[str, float]]) -> list[str]:
     def mean(key: str) -> float:
         return statistics.mean(line[key] for line in lines)
 

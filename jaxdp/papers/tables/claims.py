@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
 from jaxdp.papers.claims import modified_moments_accountant
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import CLAIMS
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 _SHOWN = {
@@ -70,7 +72,7 @@ def page(results: Results) -> Page:
             ),
         ),
         (
-            Section("The runs", (), Table(("algorithm", *rows.COLUMNS), body)),
+            Section("The runs", (), TextTable(("algorithm", *rows.COLUMNS), body)),
             _attack_section(results),
             _pigdo_section(),
             phases.section(results, NAMES),
@@ -112,7 +114,7 @@ def _attack_section(results: Results) -> Section:
             "Rows of `benchmarks/results/auditing.json`, by `python -m benchmarks.auditing`; they "
             "hold no proven epsilon.",
         ),
-        Table(headers, body or [[rows.MISSING, *[""] * 6]]),
+        TextTable(headers, body or [[rows.MISSING, *[""] * 6]]),
     )
 
 
@@ -150,7 +152,7 @@ def _pigdo_section() -> Section:
             "*Proven*: one sampled Gaussian a step, as DP-Adam and repaired PIAdam are; PIAdam as "
             "published has no bound. Sampling probability 0.01, delta 1e-5.",
         ),
-        Table(headers, body),
+        TextTable(headers, body),
     )
 
 
@@ -167,14 +169,18 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _runs(axes: Any, results: Results) -> None:
+def _runs(axes: Axes, results: Results) -> None:
     found = {algorithm: results.runs(f"mnist-mlp-64-{algorithm}-claims") for algorithm in CLAIMS}
     numbers = [
-        line[key]
+        float(number)
         for lines in found.values()
         for line in lines
-        for key in ("claimed_epsilon", "proven_epsilon", "audited_epsilon")
-        if line.get(key) not in (None, "inf")
+        for number in (
+            line.get("claimed_epsilon"),
+            line.get("proven_epsilon"),
+            line.get("audited_epsilon"),
+        )
+        if number is not None and number != "inf"
     ]
     edge = 1.6 * max(numbers, default=1.0)  # room for the words
     for place, lines in enumerate(found.values()):
@@ -188,7 +194,7 @@ def _runs(axes: Any, results: Results) -> None:
     style.title(axes, "300 sampled steps of training")
 
 
-def _marks(axes: Any, place: int, line: dict[str, Any], edge: float) -> None:
+def _marks(axes: Axes, place: int, line: ResultRow, edge: float) -> None:
     if line["claimed_epsilon"] is not None:
         axes.plot(
             line["claimed_epsilon"],
@@ -220,9 +226,9 @@ def _marks(axes: Any, place: int, line: dict[str, Any], edge: float) -> None:
         axes.plot(
             line["proven_epsilon"], place, "o", color=style.BLUE, markersize=9, label="proven"
         )
-    if line.get("audited_epsilon") is not None:
+    if (audited := line.get("audited_epsilon")) is not None:
         axes.plot(
-            line["audited_epsilon"],
+            audited,
             place,
             ">",
             color=style.BLACK,
@@ -231,7 +237,7 @@ def _marks(axes: Any, place: int, line: dict[str, Any], edge: float) -> None:
         )
 
 
-def _attacked(axes: Any, results: Results) -> None:
+def _attacked(axes: Axes, results: Results) -> None:
     attacks = _attacks(results)
     for place, row in enumerate(attacks):
         axes.plot([row["claimed"], row["audited"]], [place, place], color="0.6", linewidth=1.5)

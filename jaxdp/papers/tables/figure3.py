@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.tables import style, table3
 from jaxdp.papers.tables.rows import Results
 
@@ -23,15 +24,15 @@ SHOWN = (
 Points = list[tuple[float, float]]
 
 
-def accuracies(line: dict[str, Any]) -> Points:
+def accuracies(line: ResultRow) -> Points:
     """(proven epsilon, accuracy in percent) of the evaluations that a run kept."""
-    return [(e, 100 * a) for _, e, a in line.get("curve") or () if _finite(e)]
+    return [(float(e), 100 * a) for _, e, a in line.get("curve") or () if _finite(e)]
 
 
-def losses(line: dict[str, Any]) -> Points:
+def losses(line: ResultRow) -> Points:
     """(proven epsilon, mean cross-entropy) of the evaluations of which a run kept the loss."""
     pairs = zip(line.get("curve") or (), line.get("test_losses") or (), strict=False)
-    return [(at[1], loss) for at, loss in pairs if loss is not None and _finite(at[1])]
+    return [(float(at[1]), loss) for at, loss in pairs if loss is not None and _finite(at[1])]
 
 
 def _finite(epsilon: float | str) -> bool:
@@ -39,7 +40,7 @@ def _finite(epsilon: float | str) -> bool:
 
 
 def drawn(
-    results: Results, name: str, points: Callable[[dict[str, Any]], Points]
+    results: Results, name: str, points: Callable[[ResultRow], Points]
 ) -> tuple[Points, bool] | None:
     """A curve of the row, else of its short form (True); None where no run kept one."""
     for candidate in (name, name + table3.SHORT):
@@ -68,7 +69,7 @@ def figure(results: Results) -> Figure:
     return made
 
 
-def _curve(panel: Any, points: Points, short: bool, place: int, label: str) -> None:
+def _curve(panel: Axes, points: Points, short: bool, place: int, label: str) -> None:
     panel.plot(
         *zip(*points, strict=True),
         color=style.COLOURS[place],

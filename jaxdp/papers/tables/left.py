@@ -16,7 +16,7 @@ from jaxdp.papers.tables import (
     short,
     table1,
 )
-from jaxdp.papers.tables.page import Page, Section, Table
+from jaxdp.papers.tables.page import Page, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 # Each row stands with the first page that has it.
@@ -94,11 +94,11 @@ def page(results: Results) -> Page:
         ),
         (),
         (
-            Section("By page", (), Table(headers, summary)),
+            Section("By page", (), TextTable(headers, summary)),
             Section(
                 f"Left ({rows.MISSING}, or not often enough), in the order of running",
                 (),
-                Table(
+                TextTable(
                     ("group", "row", "page", "runs left", "time of a run"),
                     body or [["–", "none", "", "", ""]],
                 ),

@@ -1,14 +1,17 @@
 """Accuracies of rows down a panel: ours and the paper's."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from matplotlib.axes import Axes
 
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import rows, style
 from jaxdp.papers.tables.rows import Results
 
 
-def draw(panel: Any, results: Results, names: Sequence[str], paper: Sequence[float | None]) -> None:
+def draw(
+    panel: Axes, results: Results, names: Sequence[str], paper: Sequence[float | None]
+) -> None:
     """One place a row: ours filled, the paper's hollow; why there is no mark where there is none.
 
     Args:

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.papers.rows import FASHION, FIGURE_3_NOISE, MLP_SETTINGS, OTHER_PIGDO
 from jaxdp.papers.tables import listing, mlp_curves, phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 COLUMNS = {
@@ -119,7 +119,7 @@ def _section(results: Results, noise: float, pca_noise: float, epochs: int) -> S
     return Section(
         f"Noise multiplier {noise:g} (DP-PCA {pca_noise:g}), {epochs} epochs",
         (printed,),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 
@@ -134,7 +134,7 @@ def _on_fashion(results: Results) -> Section:
         "MNIST 95.16 %, 94.4 % and 93.47 %. With Figure 9 it prints none."
     )
     headers = ("noise", "algorithm", *rows.COLUMNS)
-    return Section("Fashion-MNIST, PIGDO's Figure 9", (printed,), Table(headers, body))
+    return Section("Fashion-MNIST, PIGDO's Figure 9", (printed,), TextTable(headers, body))
 
 
 def curves(results: Results) -> Figure:

@@ -2,11 +2,13 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import FASHION, MLP_SETTINGS, OTHER_PIGDO, ROWS
 from jaxdp.papers.tables import style
 from jaxdp.papers.tables.rows import Results
@@ -37,7 +39,9 @@ FIGURE_6 = {
 BUDGETS, DELTAS = (0.25, 0.5, 1.0, 2.0), (1e-5, 1e-4, 1e-3, 1e-2)
 
 
-def by_epochs(results: Results, labels: dict[str, str], printed: dict[str, Any]) -> Figure:
+def by_epochs(
+    results: Results, labels: dict[str, str], printed: Mapping[str, Mapping[float, float]]
+) -> Figure:
     """A row of panels for each figure, a column for each noise multiplier.
 
     Args:
@@ -56,7 +60,11 @@ def by_epochs(results: Results, labels: dict[str, str], printed: dict[str, Any])
                     panel.plot(x, y, linewidth=2, label=labels[name], **look)
                 paper = printed.get(name, {}).get(noise) if dataset == "mnist" else None
                 if paper and row == 1:
-                    hollow = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
+                    hollow: dict[str, Any] = {
+                        "fillstyle": "none",
+                        "markersize": 10,
+                        "markeredgewidth": 1.8,
+                    }
                     panel.plot(epochs, paper, "D", color=look["color"], clip_on=False, **hollow)
             if panel.lines:
                 panel.set_ylim(_LEAST[dataset], None)
@@ -76,9 +84,9 @@ def look_of(name: str) -> dict[str, Any]:
     return {"color": style.COLOURS[place], "linestyle": style.DASHES[place % len(style.DASHES)]}
 
 
-def points(line: dict[str, Any]) -> tuple[list[float], list[float]]:
+def points(line: ResultRow) -> tuple[list[float], list[float]]:
     """Epochs and accuracies in percent of the evaluations that a run kept, else of its end."""
-    kept = line.get("curve") or [[line["steps"], None, line["test_accuracy"]]]
+    kept = line.get("curve") or [(line["steps"], "", line["test_accuracy"])]
     return [step / 100 for step, *_ in kept], [100 * share for *_, share in kept]
 
 

@@ -3,7 +3,7 @@
 from jaxdp.data.specs import spec
 from jaxdp.papers import not_private
 from jaxdp.papers.tables import rows
-from jaxdp.papers.tables.page import Page, Section, Table
+from jaxdp.papers.tables.page import Page, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 NAMES = tuple(not_private.ROWS)
@@ -51,6 +51,6 @@ def page(results: Results) -> Page:
             "Machines were shared with other work: seconds say little.",
         ),
         (),
-        (Section("Ordinary training", (), Table(headers, body)),),
+        (Section("Ordinary training", (), TextTable(headers, body)),),
         "jaxdp reproduce not_private",
     )

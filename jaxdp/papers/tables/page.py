@@ -7,7 +7,7 @@ import jinja2
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TextTable:
     """Headers and rows of text."""
 
     headers: Sequence[str]
@@ -28,7 +28,7 @@ class Section:
 
     heading: str
     text: Sequence[str] = ()
-    table: Table | None = None
+    table: TextTable | None = None
     notes: Sequence[str] = ()
 
 

@@ -1,13 +1,13 @@
 """SA-DPSGD's and AdaDp's parameters varied: their Figures 4 and 5, small and at full size."""
 
-from typing import Any
-
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.sweeps import SWEEPS, Sweep
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 NAMES = tuple(dict.fromkeys(name for sweep in SWEEPS for name in sweep.rows.values()))
@@ -64,7 +64,7 @@ def _section(results: Results, sweep: Sweep) -> Section:
     return Section(
         f"{sweep.algorithm}: {sweep.parameter} ({sweep.setting})",
         (f"The paper, at its own size: {PRINTED[sweep.algorithm, sweep.parameter]}.",),
-        Table(headers, body),
+        TextTable(headers, body),
     )
 
 
@@ -85,7 +85,7 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
+def _draw(panel: Axes, results: Results, sweep: Sweep) -> None:
     base = min(sweep.rows, key=lambda value: len(sweep.rows[value]))  # the base row's name
     points = []
     for value, name in sweep.rows.items():
@@ -123,7 +123,7 @@ def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
     panel.set_xlim(low / room, high * room)
 
 
-def _beside(line: dict[str, Any], sweep: Sweep) -> str:
+def _beside(line: ResultRow, sweep: Sweep) -> str:
     """The other numbers that move with the parameter."""
     if "Q0" in sweep.parameter or "μ0" in sweep.parameter:
         return f"{100 * line['acceptance_rate']:.0f} %"

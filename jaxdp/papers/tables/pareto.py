@@ -2,15 +2,16 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from jaxdp.papers import repeats
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import PARETO_EPSILONS
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 COLUMNS = {
@@ -120,7 +121,7 @@ def figure(results: Results) -> Figure:
     return made
 
 
-def _axes(axes: Any) -> None:
+def _axes(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_xlim(0.44, 9.1)
     axes.xaxis.set_major_locator(FixedLocator(repeats.EPSILONS))
@@ -138,7 +139,7 @@ def _repeated(results: Results) -> Section:
             runs = rows.accuracies(results, repeats.row_name(algorithm, epsilon))
             body.append([COLUMNS[algorithm], f"{epsilon:g}", str(len(runs)), *_summary(runs)])
     headers = ("algorithm", "budget", "runs", "mean", "standard deviation", "worst", "best")
-    return Section("Repeated runs", table=Table(headers, body))
+    return Section("Repeated runs", table=TextTable(headers, body))
 
 
 def _summary(runs: Sequence[float]) -> list[str]:
@@ -152,7 +153,7 @@ def _summary(runs: Sequence[float]) -> list[str]:
 _OF_A_RUN = ("row", "run", "test accuracy", "proven ε", "seconds", "date", "command")
 
 
-def _cells(line: dict[str, Any]) -> list[str]:
+def _cells(line: ResultRow) -> list[str]:
     return [
         f"`{line['name']}`",
         str(line.get("run", 1)),
@@ -164,13 +165,13 @@ def _cells(line: dict[str, Any]) -> list[str]:
     ]
 
 
-def _listed(results: Results, names: Sequence[str]) -> Table:
+def _listed(results: Results, names: Sequence[str]) -> TextTable:
     """Every run of the rows; one line for a row without."""
     body = []
     for name in names:
         missing = [f"`{name}`", "", rows.status(name), *[""] * (len(_OF_A_RUN) - 3)]
         body += [_cells(line) for line in results.runs(name)] or [missing]
-    return Table(_OF_A_RUN, body)
+    return TextTable(_OF_A_RUN, body)
 
 
 def _runs(results: Results) -> Section:
@@ -212,7 +213,7 @@ def _single(results: Results) -> list[Section]:
             for line in rows.lines(results, row_name(algorithm, epsilon))
         ]
         body += [["3, 40 epochs", *line] for line in rows.lines(results, f"mnist-{algorithm}")]
-        table = Table(("budget", *rows.COLUMNS), body)
+        table = TextTable(("budget", *rows.COLUMNS), body)
         sections.append(Section(f"Single runs: {shown}", told, table))
         told = ()
     return sections

@@ -1,11 +1,11 @@
 """AdaDp's local phase: for every row of a page, when it begins, and what noise alone does."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxdp.papers.adadp_phase import ALGORITHMS
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables.page import Section, Table
+from jaxdp.papers.tables.page import Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 HEADERS = (
@@ -43,11 +43,11 @@ def section(results: Results, names: Sequence[str]) -> Section:
             f"*{BEFORE.capitalize()}*: G was compared with the variance of √E′ of the mean, for "
             "which it is L times too large.",
         ),
-        Table(HEADERS, [_cells(line) for line in found]),
+        TextTable(HEADERS, [_cells(line) for line in found]),
     )
 
 
-def _cells(line: dict[str, Any]) -> list[str]:
+def _cells(line: ResultRow) -> list[str]:
     first = [f"`{line['name']}`", str(line.get("run", 1))]
     if "local_began" not in line:
         return [*first, BEFORE, *[""] * 4]

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp.papers import pigdo_sweeps as pigdo
 from jaxdp.papers.tables import rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 NAMES = tuple(row.name for row in pigdo.ROWS)
@@ -55,7 +56,9 @@ def _section(results: Results, parameter: str) -> Section:
         for line in rows.lines(results, pigdo.row_name(algorithm, parameter, value))
     ]
     told = pigdo.SHOWN[parameter]
-    return Section(told[0].upper() + told[1:], (), Table(("algorithm", told, *rows.COLUMNS), body))
+    return Section(
+        told[0].upper() + told[1:], (), TextTable(("algorithm", told, *rows.COLUMNS), body)
+    )
 
 
 def figure(results: Results) -> Figure:
@@ -82,7 +85,7 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _draw(panel: Any, points: list[tuple[float, float]], place: int, shown: str) -> None:
+def _draw(panel: Axes, points: list[tuple[float, float]], place: int, shown: str) -> None:
     look: dict[str, Any] = {
         "color": style.COLOURS[place],
         "marker": style.MARKERS[place],

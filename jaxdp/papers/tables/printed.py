@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxdp.papers.tables import gaps, rows
 from jaxdp.papers.tables.gaps import Entry
-from jaxdp.papers.tables.page import Page, Section, Table
+from jaxdp.papers.tables.page import Page, Section, TextTable
 from jaxdp.papers.tables.printed_adadp import ADADP
 from jaxdp.papers.tables.printed_pigdo import PIGDO
 from jaxdp.papers.tables.printed_sa import OWN_PROTOCOL, SA
@@ -53,7 +53,9 @@ def _section(results: Results, title: str, entries: Sequence[Entry]) -> Section:
         ]
         found = any(not name or results.runs(name) for name in telling)
         body.append([what, paper, told, gaps.told(results, why) if found and why else "–"])
-    return Section(title, (), Table(("printed", "by the paper", "ours", "the difference"), body))
+    return Section(
+        title, (), TextTable(("printed", "by the paper", "ours", "the difference"), body)
+    )
 
 
 def _told(results: Results, before: str, name: str) -> str:

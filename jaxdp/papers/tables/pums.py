@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from jaxdp.papers.tables import pums_feature, rows
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.pums_groups import (
     BUDGETS,
     MODELS,
@@ -100,7 +100,7 @@ def _models(results: Results, model: str) -> Section:
     return Section(
         title[0].upper() + title[1:],
         ("Mean ± standard deviation over the runs; seconds: the median.",),
-        Table(headers, body),
+        TextTable(headers, body),
         notes,
     )
 
@@ -170,7 +170,7 @@ def _groups(results: Results, model: str) -> Section:
             "the 95 % interval (Wilson) of the mean, for so few test records. A few people are "
             "both Black and Asian and count in both groups.",
         ),
-        Table(headers, body or [[rows.MISSING, *[""] * 7]]),
+        TextTable(headers, body or [[rows.MISSING, *[""] * 7]]),
         notes,
     )
 

@@ -4,7 +4,7 @@ import statistics
 
 from jaxdp.papers.tables import pums_groups as groups
 from jaxdp.papers.tables import rows
-from jaxdp.papers.tables.page import Section, Table
+from jaxdp.papers.tables.page import Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 # Names the rows as a model does.
@@ -25,7 +25,7 @@ def section(results: Results) -> Section:
             "equal. Mean ± standard deviation between runs; in brackets Welch's 95 % interval over "
             "the runs, each cell by itself, for these test records.",
         ),
-        Table(headers, body),
+        TextTable(headers, body),
         (_found(results),),
     )
 

@@ -1,8 +1,8 @@
 """The plot of the census runs."""
 
 import statistics
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp.papers import census
@@ -34,6 +34,7 @@ def figure(results: Results) -> Figure:
     """Accuracy, AUC and calibration above, groups below."""
     drawn, axes = style.panels(2, 3, (14, 10), height_ratios=(1, 1.1))
     grid = axes[3].get_gridspec()
+    assert grid is not None
     for panel in axes[3:]:
         panel.remove()
     _dots(axes[0], results, "test_accuracy", 100, "test accuracy (%)")
@@ -43,7 +44,7 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _dots(axes: Any, results: Results, key: str, scale: float, label: str) -> None:
+def _dots(axes: Axes, results: Results, key: str, scale: float, label: str) -> None:
     for i, (model, shown) in enumerate(MODELS.items()):
         colour, marker = (style.BLUE, "o") if i == 0 else (style.ORANGE, "s")
         for place, budget in enumerate(BUDGETS):
@@ -65,7 +66,7 @@ def _dots(axes: Any, results: Results, key: str, scale: float, label: str) -> No
         axes.legend(handles=axes.get_lines()[:: len(BUDGETS)], loc="lower right", fontsize=12)
 
 
-def _reliability(axes: Any, results: Results) -> None:
+def _reliability(axes: Axes, results: Results) -> None:
     axes.plot([0, 1], [0, 1], ":", color="0.5", linewidth=1.5)
     for budget in (*BUDGETS, TIGHT):
         lines = found(results, _OF_GROUPS, budget)
@@ -107,7 +108,7 @@ def reliability_mean(lines: Lines) -> list[tuple[float, float]]:
     return [(predicted / size, share / size) for size, predicted, share in kept.values()]
 
 
-def _bars(axes: Any, results: Results) -> None:
+def _bars(axes: Axes, results: Results) -> None:
     labels: list[str] = []
     for i, budget in enumerate(BUDGETS):
         lines = found(results, _OF_GROUPS, budget)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.papers import cost, queue
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import ROWS
 from jaxdp.report.words import show_epsilon
 
@@ -49,7 +50,7 @@ class Results:
         self.folder = folder
         self._papers = queue.finished(folder / "papers.json", NEEDED)
 
-    def runs(self, name: str) -> list[dict[str, Any]]:
+    def runs(self, name: str) -> list[ResultRow]:
         """The runs of a row of papers.json, in order."""
         return [line for (of, _), line in sorted(self._papers.items()) if of == name]
 
@@ -77,7 +78,7 @@ def status(name: str) -> str:
     return f"{MISSING}: {cost.shown(ROWS[name])}"
 
 
-def cells(line: dict[str, Any]) -> list[str]:
+def cells(line: ResultRow) -> list[str]:
     """The cells of one run."""
     return [
         f"`{line['name']}`",
@@ -122,7 +123,7 @@ def shown_rate(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
-def shown_seconds(line: dict[str, Any]) -> str:
+def shown_seconds(line: ResultRow) -> str:
     """The wall time; of an interrupted run that of its last part, which is said."""
     text = f"{line['seconds']:.0f}" if line["seconds"] >= 10 else f"{line['seconds']:.1f}"
     timed, steps = line.get("steps_timed", line["steps"]), line["steps"]

@@ -3,7 +3,7 @@
 from jaxdp.data.specs import spec
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import phases, rows, table1
-from jaxdp.papers.tables.page import Page, Section, Table
+from jaxdp.papers.tables.page import Page, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 DATASETS = ("mnist", "fashion_mnist")
@@ -57,4 +57,4 @@ def _section(results: Results, dataset: str) -> Section:
         found = rows.mean_and_spread(shares)
         body.append([shown, f"`{name}`", *found, *ends, rows.shown_epsilon(proven)])
     headers = ("algorithm", "row", "test accuracy", "runs", "worst", "best", "proven ε")
-    return Section(f"{spec(dataset).title}, {_SETTING[dataset]}", (), Table(headers, body))
+    return Section(f"{spec(dataset).title}, {_SETTING[dataset]}", (), TextTable(headers, body))

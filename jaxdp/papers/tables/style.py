@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
 
 # Okabe & Ito's colours; markers and dashes differ as well.
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK = (
@@ -31,7 +34,7 @@ _SIZES: dict[Any, Any] = {
 
 def panels(
     rows: int, columns: int, size: tuple[float, float], **kwargs: Any
-) -> tuple[Figure, list[Any]]:
+) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row."""
     with matplotlib.rc_context(_SIZES):
         figure = Figure(figsize=size, dpi=110, layout="constrained")
@@ -42,14 +45,14 @@ def panels(
     return figure, axes
 
 
-def title(axes: Any, text: str) -> None:
+def title(axes: Axes, text: str) -> None:
     """Sets the title of the axes, aligned to the left."""
     axes.set_title(text, loc="left", fontweight="bold", fontsize=14)
 
 
-def legend(figure: Figure, panels: Iterable[Any], columns: int) -> None:
+def legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     """Puts one legend below all panels, one entry for each label, at most ``columns`` in a row."""
-    found: dict[str, Any] = {}
+    found: dict[str, Artist] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
@@ -62,13 +65,13 @@ def legend(figure: Figure, panels: Iterable[Any], columns: int) -> None:
         made.remove()
 
 
-def listed(axes: Any, names: Sequence[str], labels: bool = True) -> None:
+def listed(axes: Axes, names: Sequence[str], labels: bool = True) -> None:
     """Names down the y axis, the first on top."""
     axes.set_yticks(range(len(names)), names if labels else [""] * len(names))
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def waiting(axes: Any, place: int, text: str) -> None:
+def waiting(axes: Axes, place: int, text: str) -> None:
     """Says at the left of a place why there is no mark."""
     axes.annotate(
         text,
@@ -80,7 +83,7 @@ def waiting(axes: Any, place: int, text: str) -> None:
     )
 
 
-def nothing_yet(axes: Any) -> None:
+def nothing_yet(axes: Axes) -> None:
     """Says that no row of the plot has been run, on axes without numbers."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no row run yet", transform=axes.transAxes, ha="center", color="0.4")
@@ -93,7 +96,7 @@ def mean_and_range(values: Iterable[float]) -> tuple[float, float, float]:
     return mean, mean - min(found), max(found) - mean
 
 
-def added(figure: Figure, place: Any) -> Any:
+def added(figure: Figure, place: SubplotSpec) -> Axes:
     """Axes over a place of the figure's grid, in the same style."""
     with matplotlib.rc_context(_SIZES):
         axes = figure.add_subplot(place)

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from jaxdp.data.specs import spec
 from jaxdp.papers.rows import CIFAR_SHORT, CIFAR_SHORT_STEPS, PAPER, ROWS
 from jaxdp.papers.tables import listing, phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
@@ -83,7 +83,9 @@ def _section(results: Results, dataset: str) -> Section:
         paper = PAPER[dataset].get(algorithm)
         for line in rows.lines(results, f"{dataset}-{algorithm}"):
             body.append([shown, f"{paper:.2f} %" if paper else "–", *line])
-    return Section(spec(dataset).title, table=Table(("algorithm", "paper", *rows.COLUMNS), body))
+    return Section(
+        spec(dataset).title, table=TextTable(("algorithm", "paper", *rows.COLUMNS), body)
+    )
 
 
 def _short(results: Results) -> Section:
@@ -99,7 +101,7 @@ def _short(results: Results) -> Section:
             "A tenth of those steps (three epochs) at the same proven epsilon, hence with "
             "less noise; accuracies do not compare with the paper's. Rates and batch are the same.",
         ),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 

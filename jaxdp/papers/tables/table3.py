@@ -6,9 +6,10 @@ from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
 from jaxdp.papers import claims
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import gaps, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 LEVELS = {"mnist": (94, 96, 98), "fashion_mnist": (82, 84, 86), "cifar10": (52, 55, 58)}
@@ -106,7 +107,7 @@ def page(results: Results) -> Page:
     )
 
 
-def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | None:
+def crossing(line: ResultRow, level: float) -> tuple[int, float | str] | None:
     """Step and proven epsilon of the first known evaluation at or above ``level`` percent."""
     for step, epsilon, accuracy in curve_of(line):
         if 100 * accuracy >= level:
@@ -114,12 +115,12 @@ def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | No
     return None
 
 
-def curve_of(line: dict[str, Any]) -> list[Any]:
+def curve_of(line: ResultRow) -> list[Any]:
     """Step, proven epsilon and accuracy of every evaluation; where none was kept, of the last."""
     return line.get("curve") or [[line["steps"], line["proven_epsilon"], line["test_accuracy"]]]
 
 
-def with_curve(results: Results, name: str) -> list[dict[str, Any]]:
+def with_curve(results: Results, name: str) -> list[ResultRow]:
     """The runs of a row that kept their curve; else of its short form; else those without one."""
     every = [results.runs(candidate) for candidate in (name, name + SHORT)]
     kept = [[line for line in lines if line.get("curve")] for lines in every]
@@ -157,7 +158,7 @@ def _section(results: Results, dataset: str) -> Section:
             "*Proven* is of the steps up to there, of rows *until accepted* of the whole run; "
             "*seconds* and *claimed* are of the whole run.",
         ),
-        Table(headers, body),
+        TextTable(headers, body),
     )
 
 
@@ -167,7 +168,7 @@ def _printed_as(algorithm: str) -> str:
     return "sa-dpsgd-as-published" if until else algorithm
 
 
-def _reached(line: dict[str, Any], level: float) -> list[str]:
+def _reached(line: ResultRow, level: float) -> list[str]:
     cells = rows.cells(line)
     at = crossing(line, level)
     if at is None:
@@ -187,7 +188,7 @@ def _reached(line: dict[str, Any], level: float) -> list[str]:
     ]
 
 
-def by_its_accountant(line: dict[str, Any], step: int) -> str:
+def by_its_accountant(line: ResultRow, step: int) -> str:
     """The epsilon that Theorem 1 gives up to a step; of an annealed run, of its accepted steps."""
     name, charged = line.get("algorithm", ""), step
     if name.startswith("sa-dpsgd"):
@@ -228,7 +229,9 @@ def _at_its_noise(results: Results) -> Section:
             "These have its noise, 1.23 and 2.15, one run each (`python -m "
             "benchmarks.printed_gaps`): what is left of the difference is the run's.",
         ),
-        Table(("data set", "algorithm", "noise", "accuracy", "paper's ε", "by Theorem 1"), body),
+        TextTable(
+            ("data set", "algorithm", "noise", "accuracy", "paper's ε", "by Theorem 1"), body
+        ),
     )
 
 
@@ -237,7 +240,7 @@ def figure(results: Results) -> Figure:
     drawn, axes = style.panels(1, 3, (13, 5.4))
     for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
         for i, (algorithm, shown) in enumerate(COLUMNS.items()):
-            look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
+            look: dict[str, Any] = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
             shift = 0.09 * (i - 4)
             paper = PAPER[dataset].get(algorithm, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]

@@ -1,18 +1,54 @@
-"""Hashes of records, to recognise them."""
+"""Hashes of records: what stays a record's own, and what a run recognises its data by."""
 
 import hashlib
 
 import jax
 import numpy as np
 
-from jaxdp.sampling.whole import named
+from jaxdp.sampling.rules import Identities, identity_bytes
 from jaxdp.seeds import Secret
 from jaxdp.sources.source import Source
+from jaxdp.types import PyTree
 
+_AT_ONCE = 4096  # records that are read together
 _SAMPLED = 256  # records whose hash tells whether the data are the same
 # Records that are read twice: one that a coin flips or not is alike both times with probability ½.
 _TWICE = 16
 _PLAIN = (np.ndarray, np.memmap)  # no reader of a user's own
+
+
+def identities(source: Source) -> Identities:
+    """The identity of each record, [n]: ``source.identities`` where it has them, else its content.
+
+    The content is read once, all of it, and hashed: uint64 [n]. Equal records share an identity,
+    which costs nothing: what is made of it is a function of the record alone.
+
+    Args:
+        source: the records; reading one twice must give the same.
+
+    Raises:
+        ValueError: as many as the records are needed; arrays that other processes hold in part.
+    """
+    found = getattr(source, "identities", None)
+    if found is not None:
+        if len(found) != len(source):
+            raise ValueError("identities must be as many as the records, got another number")
+        return found
+    for leaf in jax.tree.leaves(getattr(source, "arrays", ())):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise ValueError(
+                "identities must be given for records that several processes hold in parts: the "
+                "source needs an attribute identities, one value a record; got none"
+            )
+    count = len(source)
+    digests = np.empty(count, np.uint64)
+    for start in range(0, count, _AT_ONCE):
+        chosen = np.arange(start, min(count, start + _AT_ONCE))
+        rows = _bytes(source.gather(chosen, np.ones(len(chosen), bool)))
+        for place, row in zip(chosen, rows, strict=True):
+            digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+            digests[place] = int.from_bytes(digest, "big")
+    return digests
 
 
 def fingerprint(source: Source, secret: Secret) -> str:
@@ -29,7 +65,7 @@ def fingerprint(source: Source, secret: Secret) -> str:
     found.update(str(count).encode())
     known = getattr(source, "identities", None)
     for identity in () if known is None else known:  # groups of correlated noise follow from them
-        name = named(identity)
+        name = identity_bytes(identity)
         found.update(len(name).to_bytes(8, "big") + name)
     some = _spread(count, _SAMPLED)
     if any(not leaf.is_fully_addressable for leaf in _on_devices(source)):
@@ -71,6 +107,12 @@ def check_repeatable(source: Source) -> None:
             "as it is, and augment in the loss: jaxdp.augmented(loss_fn, augment, multiplicity), "
             "with augment(example, key). Nothing was charged"
         )
+
+
+def _bytes(records: PyTree) -> np.ndarray:
+    """uint8 [m, bytes of a record]."""
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(records)]
+    return np.concatenate([leaf.reshape(len(leaf), -1).view(np.uint8) for leaf in leaves], axis=1)
 
 
 def _spread(count: int, most: int) -> np.ndarray:
