@@ -31,6 +31,8 @@ BAD = [
     ({"noise_multiplier": NAN}, FINITE), ({"noise_multiplier": -1.0}, FINITE),
     ({"noise_multiplier": "1"}, f"{NUMBER} number"), ({"noise_multiplier": None}, f"{NUMBER} number"),
     ({"noise_multiplier": True}, f"{NUMBER} number"),
+    ({"noise_multiplier": np.True_}, f"{NUMBER} number"),
+    ({"noise_multiplier": np.complex128(1 + 2j)}, f"{NUMBER} number"),
     ({"noise_multiplier": np.ones(2)}, f"{NUMBER} single number"),
     ({"noise_multiplier": jnp.float32(1.0)}, f"{NUMBER} Python number"),
     ({"sampling": "poisson"}, "sampling must be such as"),

@@ -44,9 +44,10 @@ def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) 
             raise ValueError(f"{name} must be uint32, got {given.dtype}")
     shape = jnp.broadcast_shapes(counter.shape, *(jnp.shape(word) for word in nonce))
     words = [*_CONSTANTS, *(key[n] for n in range(8)), counter, *nonce]
+    words = [jnp.asarray(word, jnp.uint32) for word in words]
     # Added to all, so that within a shard_map all vary as the key and the counter do.
     zero = (key[0] ^ key[0]) + (counter ^ counter)
-    first = tuple(jnp.broadcast_to(word + zero, shape) for word in map(_word, words))
+    first = tuple(jnp.broadcast_to(word + zero, shape) for word in words)
     # A loop: unrolled, every reader of a word would make XLA run all rounds again for it. Never a
     # reduction of one element with the rounds as its operation: XLA leaves out the operation.
     last = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, state: _double_round(state), first)
@@ -65,28 +66,17 @@ def subkey(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
     return jnp.stack(made[:8])
 
 
-def _word(word: jax.Array | int) -> jax.Array:
-    return jnp.asarray(word, jnp.uint32)
-
-
 def _double_round(state: Words) -> Words:
     """Four quarter rounds on the columns, and four on the diagonals."""
     words = list(state)
-    for n in range(4):
-        _quarter_round(words, n, 4 + n, 8 + n, 12 + n)
-    for n in range(4):
-        _quarter_round(words, n, 4 + (n + 1) % 4, 8 + (n + 2) % 4, 12 + (n + 3) % 4)
+    for turn in (0, 1):
+        for n in range(4):
+            a, b, c, d = (4 * row + (n + row * turn) % 4 for row in range(4))
+            for to, add, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                words[to] = words[to] + words[add]
+                word = words[turned] ^ words[to]
+                words[turned] = (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
     return tuple(words)
-
-
-def _quarter_round(words: list[jax.Array], a: int, b: int, c: int, d: int) -> None:
-    for to, add, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        words[to] = words[to] + words[add]
-        words[turned] = _rotated(words[turned] ^ words[to], bits)
-
-
-def _rotated(word: jax.Array, bits: int) -> jax.Array:
-    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
 
 
 # Bits of a threshold: the first are in the word that has the slot, the others in three more words.

@@ -94,7 +94,10 @@ class Noise(abc.ABC):
 
     @abc.abstractmethod
     def init(self, params: PyTree) -> Any:
-        """The state before the first step; ValueError for parameters it has no room for."""
+        """The state before the first step; ValueError for parameters it has no room for.
+
+        It is a pytree with ``leaves``, the number of arrays that it was made for.
+        """
 
     def check(self, summed: Summed, state: Any, axes: Axes) -> None:  # noqa: B027
         """Raises ValueError for a sum that it cannot be added to, before the ticket is spent."""

@@ -47,7 +47,13 @@ def noised(
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    keys = [of_shard(words, leaf, sharded_over, replicated_over) for leaf in leaves]
+    keys = []  # another one for each part of a leaf that devices hold
+    for leaf in leaves:
+        own = words
+        for axis in cut_over(leaf, sharded_over, replicated_over):
+            index = jax.lax.axis_index(axis).astype(jnp.uint32)
+            own = jnp.stack(_threefry(own[0], own[1], jnp.uint32(0xFFFFFFFF), index))
+        keys.append(own)
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     with _placement.on(_placement.mesh_around(values)):
@@ -220,19 +226,6 @@ def _added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[j
         ]
 
     return added(words, std, *leaves)
-
-
-def of_shard(
-    words: jax.Array,
-    leaf: jax.Array,
-    sharded_over: tuple[str, ...],
-    replicated_over: tuple[str, ...],
-) -> jax.Array:
-    """The key for this device's part of a leaf: another one where the value is another part."""
-    for axis in cut_over(leaf, sharded_over, replicated_over):
-        index = jax.lax.axis_index(axis).astype(jnp.uint32)
-        words = jnp.stack(_threefry(words[0], words[1], jnp.uint32(0xFFFFFFFF), index))
-    return words
 
 
 def cut_over(

@@ -192,7 +192,9 @@ def _toeplitz(
     """The square of the sensitivity or of a bound above it, and True where it is exact."""
     column = strategy.column_bound()
     if count == 1 or strategy.bands <= separation:
-        return _disjoint(column, count, separation), True
+        # Columns 0, b, 2 b, ... have no row in common, and later ones only shorten.
+        lengths = np.cumsum(np.square(column))[::-1]
+        return float(lengths[::separation][:count].sum()), True
     ordered = isinstance(participation, FixedEpochOrder)
     if strategy.non_negative if ordered else strategy.non_increasing:
         return _worst_at_start(column, count, separation), True
@@ -205,12 +207,6 @@ def _toeplitz(
         other, exact = _any(strategy, participation, count, separation)
         square = other if exact else min(square, other)
     return square, exact
-
-
-def _disjoint(column: np.ndarray, count: int, separation: int) -> float:
-    """The sum of the squares of columns 0, b, 2 b, ... of a Toeplitz matrix: they only shorten."""
-    squares = np.cumsum(np.square(column))[::-1]
-    return float(squares[::separation][:count].sum())
 
 
 def _worst_at_start(column: np.ndarray, count: int, separation: int) -> float:
@@ -243,10 +239,7 @@ def _any(
         return float(_heaviest(rows, count, separation)), False
     if strategy.bands <= separation:
         return max(squares[j::separation][:count].sum() for j in range(strategy.steps)), True
-    return _fixed_order(matrix, count, separation)
 
-
-def _fixed_order(matrix: np.ndarray, count: int, separation: int) -> tuple[float, bool]:
     bound, non_negative = _gram(matrix)
     best, exact = -math.inf, False
     for start in range(len(matrix)):
