@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.leaves import Factors, Leaf
+from jaxdp.clipping.ghost.leaves import Factors, Leaf, Slices
 from jaxdp.clipping.rules import CoordinateBox, Rule
 from jaxdp.types import PyTree
 
@@ -64,7 +64,7 @@ def clipped_sum(
             raise ValueError("bound must be None for coordinate_box: give it a scale instead")
         return _boxed(rule, grads, structure, mask, scales)
     grads = [
-        leaf.for_scale() if isinstance(leaf, Factors) and s is not None else leaf
+        leaf.for_scale() if isinstance(leaf, Factors | Slices) and s is not None else leaf
         for leaf, s in zip(grads, scales, strict=True)
     ]
     norms, safe, keep = _measured(grads, scales, mask)

@@ -323,7 +323,8 @@ class Factors:
         return self.uses[0].data.shape[0]
 
     def _entries(self) -> int:
-        return math.prod(self.site.view.leaf_shape)
+        groups, _, p, q = self.site.sizes
+        return groups * p * q
 
     def _held_blocks(self) -> int:
         return max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
@@ -370,6 +371,30 @@ class Factors:
 
         # Padding rows are zero, and False where they say what is kept.
         return jax.lax.map(one, rounding.cut(arrays, size))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slices:
+    """Gradients of slices of one parameter, which share no entry."""
+
+    each: Sequence[Layer | Factors]
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """See ``Leaf``."""
+        found, safe = zip(*(leaf.squares(scale) for leaf in self.each), strict=True)
+        return rounding.total(list(found)), rounding.total(list(safe))
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
+        """See ``Leaf``."""
+        return rounding.total([leaf.weighted_sum(weights, keep, finite) for leaf in self.each])
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """See ``Leaf``."""
+        return rounding.total([leaf.boxed_sum(bound, keep, scale) for leaf in self.each])
+
+    def for_scale(self) -> "Slices":
+        """See ``Factors.for_scale``."""
+        return Slices([x.for_scale() if isinstance(x, Factors) else x for x in self.each])
 
 
 def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.clipping.ghost.views import Sliced
+
 # Squared norms [m], as computed and rounded up.
 Pair = tuple[jax.Array, jax.Array]
 
@@ -88,6 +90,8 @@ def _leads(label: Sequence[Any], cut: Cut, shape: Any) -> bool:
             if whole[0] == cut.axis and at == 0:
                 return bool(parts[0] % cut.parts == 0)
             size = parts[at]
+        elif isinstance(atom, Sliced):
+            return False
         else:
             continue
         if size > 1:

@@ -9,8 +9,6 @@ import jax
 from jax import lax
 
 from jaxdp.clipping.ghost import sites
-from jaxdp.clipping.ghost.derived import around, outermost
-from jaxdp.clipping.ghost.linear import Followed, Sum, Term, parameters, terms
 from jaxdp.clipping.ghost.program import Node
 from jaxdp.clipping.ghost.sites import Around
 from jaxdp.clipping.ghost.views import Joined, View
@@ -52,41 +50,27 @@ class Part(Around):
 
 
 def sites_of(
-    node: Node, what: Followed, at: int, operand_shape: Sequence[int]
+    node: Node, what: View | Joined, at: int, operand_shape: Sequence[int]
 ) -> list[tuple[View, Any]]:
     """The parameters at operand ``at`` of ``node``, and the site that it is for each, or None.
 
     Arguments as for ``sites.site``.
     """
-    if isinstance(what, Sum):
-        return [found for term in what.terms for found in sites_of(node, term, at, operand_shape)]
-    if not isinstance(what, Joined):
-        site = sites.site(node, outermost(what), at, operand_shape)
-        return [(parameters(what)[0], around(site, what))]
+    if isinstance(what, View):
+        return [(what, sites.site(node, what, at, operand_shape))]
+    found: list[tuple[View, Any]] = []
     shares = _shares(node, what, at, operand_shape)
-    found = []
-    for each, share in zip(what.views, shares, strict=True):
-        for term in terms(each):
-            site = None if share is None else _part(node, term, at, operand_shape, *share)
-            found.append((parameters(term)[0], around(site, term)))
+    for view, share in zip(what.views, shares, strict=True):
+        site = None
+        if share is not None:
+            of_data, axis, start, size = share
+            shape = list(operand_shape)
+            if of_data:
+                shape[axis] = size
+            if (alone := sites.site(node, view, at, shape)) is not None:
+                site = Part(alone, of_data, axis, start, size)
+        found.append((view, site))
     return found
-
-
-def _part(
-    node: Node,
-    each: View | Term,
-    at: int,
-    operand_shape: Sequence[int],
-    of_data: bool,
-    axis: int,
-    start: int,
-    size: int,
-) -> Part | None:
-    shape = list(operand_shape)
-    if of_data:
-        shape[axis] = size
-    site = sites.site(node, outermost(each), at, shape)
-    return None if site is None else Part(site, of_data, axis, start, size)
 
 
 def _shares(
