@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxdp._placement import Placement, axes_of
-from jaxdp.clipping.ghost.parted import Cut
+from jaxdp.clipping.ghost.leaves import Cut
 from jaxdp.clipping.reduce import Clipped
 from jaxdp.types import ClipInfo, PyTree
 

@@ -11,7 +11,7 @@ from jax import lax
 import jaxdp
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import leaves
-from jaxdp.clipping.ghost.parts import Part
+from jaxdp.clipping.ghost.sites import Part
 from tests.clipping import search
 from tests.clipping.architectures import opened
 from tests.clipping.judged import judged

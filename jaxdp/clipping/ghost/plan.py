@@ -5,10 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.sites import Site
-from jaxdp.clipping.ghost.uses import Use, Uses
+from jaxdp.clipping.ghost.sites import Site, lengths
+from jaxdp.clipping.ghost.uses import Used, Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
 # entry, in the processor's cache and out of it; measured on two CPU cores with convolutions of
@@ -117,7 +116,7 @@ def _whole(leaf: int, uses: Uses, engine: str) -> str:
     return ""
 
 
-def _weighed(path: str, slices: Sequence[Sequence[Use]], batch_size: int, engine: str) -> LeafPlan:
+def _weighed(path: str, slices: Sequence[Sequence[Used]], batch_size: int, engine: str) -> LeafPlan:
     ghost = layer = ordinary = 0.0
     factors = gradients = 0
     for used in slices:

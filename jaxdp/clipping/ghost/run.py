@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
-from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf, Slices
-from jaxdp.clipping.ghost.loops import lengths
-from jaxdp.clipping.ghost.parted import Cut
+from jaxdp.clipping.ghost.leaves import Arrays, Cut, Factors, Leaf, Slices
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import (
     COND,
@@ -27,7 +25,7 @@ from jaxdp.clipping.ghost.program import (
     nodes,
     rewritten,
 )
-from jaxdp.clipping.ghost.sites import Site
+from jaxdp.clipping.ghost.sites import Site, lengths
 from jaxdp.clipping.ghost.uses import Uses
 from jaxdp.clipping.ghost.views import Multiple
 from jaxdp.types import PyTree
@@ -87,8 +85,7 @@ def gradients(
     # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
     entered = {tap.entered: len(tap.passes) for tap in taps.values()}
     axes = {tap.key: len(tap.passes) for tap in taps.values()}
-    found = _of_all(one, traced, params, batch, (0, 0, entered, 0, axes))
-    losses, rest, *parts = found
+    losses, rest, *parts = _of_all(one, traced, params, batch, (0, 0, entered, 0, axes))
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = rounding.written(parts)
@@ -96,8 +93,8 @@ def gradients(
     def use(node: Node, site: Site) -> Use:
         tap = taps[node]
         axis, pair = len(tap.passes), (seen[tap.entered], cotangents[tap.key])
-        first = [jnp.moveaxis(x, axis, 0) for x in pair]
-        return Use(site, *first, (*pair, axis) if axis else None)
+        data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
+        return Use(site, data, cotangent, (*pair, axis) if axis else None)
 
     leaves: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp.clipping.ghost import loops, parts, views
+from jaxdp.clipping.ghost import sites, views
 from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside
 from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.views import Joined, View
@@ -22,7 +22,7 @@ _WRITE = {
 }
 _WRITE |= {"sub": _WRITE["add"], "div": _WRITE["mul"]}
 
-Use = tuple[Node, Site]
+Used = tuple[Node, Site]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,7 +34,7 @@ class Uses:
         refused: for each leaf that is used otherwise as well, how, and how to write it; or "".
     """
 
-    of_leaf: dict[int, list[Use]] = dataclasses.field(default_factory=dict)
+    of_leaf: dict[int, list[Used]] = dataclasses.field(default_factory=dict)
     refused: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def add(self, node: Node, site: Site) -> None:
@@ -46,9 +46,9 @@ class Uses:
         for view in what.views if isinstance(what, Joined) else (what,):
             self.refused.setdefault(view.leaf, (how, write))
 
-    def by_slice(self, leaf: int) -> list[list[Use]]:
+    def by_slice(self, leaf: int) -> list[list[Used]]:
         """The uses of a leaf, those of the same entries together; [] if some entries overlap."""
-        found: dict[frozenset[views.Sliced], list[Use]] = {}
+        found: dict[frozenset[views.Sliced], list[Used]] = {}
         for node, site in self.of_leaf.get(leaf, ()):
             found.setdefault(site.view.slices, []).append((node, site))
         apart = all(views.are_apart(*pair) for pair in itertools.combinations(found, 2))
@@ -77,8 +77,9 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
     for node in program.nodes:
         ins = [known.get(ref) if isinstance(ref, int) else None for ref in node.ins]
         if node.body is not None:
-            within = _looped if node.name == SCAN else _inside
-            known.update(zip(node.outs, within(node, ins, uses), strict=True))
+            looped = node.name == SCAN
+            kinds = _looped(node, ins, uses) if looped else _inside(node.body, node.name, ins, uses)
+            known.update(zip(node.outs, kinds, strict=True))
             continue
         if node.branches and ins[0] == _DATA:
             _branched(node, ins, uses)
@@ -93,24 +94,19 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
         known.update(zip(node.outs, outcome, strict=True))
 
 
-def _inside(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
-    """The kinds of a body's results, which are no views."""
-    assert node.body is not None
-    return _within(node.body, node.name, ins, uses)
-
-
 def _branched(node: Node, ins: list[Any], uses: Uses) -> None:
     """The uses in the branches of a ``cond``, of which one counts for each example."""
     for branch in node.branches:
         within = Uses()
-        _within(branch, node.name, ins[1:], within)
+        _inside(branch, node.name, ins[1:], within)
         for leaf, (how, write) in within.refused.items():
             uses.refused.setdefault(leaf, (f"{how} in a cond", write))
         for use in itertools.chain(*within.of_leaf.values()):
             uses.add(*use)
 
 
-def _within(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
+def _inside(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
+    """The kinds of the results of a body of an operation ``name``; none is followed further."""
     known = {number: what for number, what in zip(body.ins, ins, strict=True) if what is not None}
     _walk(body, known, uses)
     results = [known.get(ref) if isinstance(ref, int) else None for ref in body.outs]
@@ -131,15 +127,20 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     entering: list[Any] = []
     for at, (what, number) in enumerate(zip(ins, body.ins, strict=True)):
         if what != _DATA and at >= carried.start:
-            what = _taken(what, at >= carried.stop, uses)
+            # A slice is followed; what is carried is another value in every pass.
+            followed = isinstance(what, View | Joined)
+            taken = views.of_passes(what) if followed and at >= carried.stop else None
+            if followed and taken is None:
+                uses.refuse(what, SCAN)
+            what = taken
         entering.append(_DATA if number in data else what)
     within = Uses()
-    results = _inside(node, entering, within)
+    results = _inside(body, SCAN, entering, within)
     for leaf, (how, write) in within.refused.items():
         uses.refused.setdefault(leaf, (f"{how} in a scan", write))
     stacks = [what.stack for what in entering[carried.stop :] if isinstance(what, View)]
     for inner, site in itertools.chain(*within.of_leaf.values()):
-        looped = loops.looped(site, node.eqn.params["length"], stacks)
+        looped = sites.looped(site, node.eqn.params["length"], stacks)
         if looped is None:
             uses.refuse(site.view, "gather of a slice in a scan, or by a scan without a pass")
         else:
@@ -147,16 +148,6 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     # All that depends on data at any pass does so at every pass.
     outs = [ref if isinstance(ref, int) else None for ref in body.outs]  # literals have no hash
     return [_DATA if ref in data else what for ref, what in zip(outs, results, strict=True)]
-
-
-def _taken(what: Any, slices: bool, uses: Uses) -> View | None:
-    """The parameter followed in an operand that a ``scan`` slices, or carries."""
-    if not isinstance(what, View | Joined):
-        return None
-    found = views.of_passes(what) if slices else None
-    if found is None:
-        uses.refuse(what, SCAN)
-    return found
 
 
 def _meet(
@@ -173,8 +164,7 @@ def _meet(
     with_data = _DATA in [kind for kind in ins if isinstance(kind, str)]
     others = [i for i in range(len(ins)) if i != at and (ins[i] == _DATA or node.name == "gather")]
     if len(found) == len(others) == 1 and (len(ins) == 2 or node.name == "dynamic_slice"):
-        sites = parts.sites_of(node, what, at, node.shape_of(others[0]))
-        for view, site in sites:
+        for view, site in sites.sites_of(node, what, at, node.shape_of(others[0])):
             if site is None:
                 uses.refuse(view, node.name)
             else:
@@ -184,17 +174,16 @@ def _meet(
     for at, what in () if with_data else found:
         others = [i for i in range(len(ins)) if i != at]
         numbers = all(ins[i] == _ONE_NUMBER or math.prod(node.shape_of(i)) == 1 for i in others)
-        if numbers and isinstance(what, View) and (made := views.multiplied(node, at, what)):
+        if numbers and isinstance(what, View) and (times := views.multiplied(node, at, what)):
             for i, other in found:
                 if i != at:
                     uses.refuse(other, node.name)
-            return [made]
-    sizes = [math.prod(node.shape_of(i)) for i in range(len(ins))]
-    gain = 1 < min(sizes) < max(sizes)  # as long as one side of the weight
-    helps = (
-        not with_data and len(node.out_shape()) > 1 and (gain or node.name not in ("mul", "div"))
-    )
-    write = _WRITE.get(node.name, "") if helps else ""
+            return [times]
+    write = ""
+    if not with_data and len(node.out_shape()) > 1:
+        sizes = [math.prod(node.shape_of(i)) for i in range(len(ins))]
+        gain = 1 < min(sizes) < max(sizes)  # as long as one side of the weight
+        write = _WRITE.get(node.name, "") if gain or node.name not in ("mul", "div") else ""
     for _, each in found:
         uses.refuse(each, node.name, write)
     return None

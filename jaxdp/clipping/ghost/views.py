@@ -192,14 +192,14 @@ def _turned(view: View, order: Sequence[int]) -> list[Label]:
     return [view.labels[axis] for axis in order]
 
 
-def _sliced(view: View, ranges: Sequence[range]) -> View | None:
+def _sliced(view: View, ranges: Sequence[range]) -> View:
     """The entries of a view that the ranges name."""
     labels, taken = list(view.labels), set(view.slices)
     for axis, kept in enumerate(ranges):
         if len(kept) != view.shape[axis]:
-            found = Sliced(view.labels[axis], kept)
-            labels[axis] = (found,)
-            taken.add(found)
+            part = Sliced(view.labels[axis], kept)
+            labels[axis] = (part,)
+            taken.add(part)
     cut = functools.partial(
         jax.lax.slice,
         start_indices=[kept.start for kept in ranges],
