@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.clipping import _batch, coupling, statistics
+from jaxdp.clipping import coupling, options, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
@@ -190,7 +190,7 @@ def of_records(
 
 def check_loss(loss_fn: Callable[..., Any], params: PyTree, data: PyTree) -> None:
     """The same refusals for a loss that is summed without a gradient, such as an energy's."""
-    example = _batch.example(data)
+    example = options.example(data)
     traced = jax.make_jaxpr(loss_fn)(params, example)
     with compared(data):
         found(traced, declared(None, loss_fn), loss_fn, [], params, [example])

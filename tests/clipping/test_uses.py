@@ -355,8 +355,8 @@ def test_what_is_done_to_parameters_is_clipped_as_by_plain_jax(table):
 
 EVERY = {**SLICES, **LOOPS}
 MIXED = (
-    *("fused", "fused layers", "strided", "scaled in a loop", "trained number", "cells"),
-    *("layers over time", "whole stack at every pass", "shared and alone", "arranged", "convolved"),
+    *("fused", "fused layers", "strided", "scaled in a loop", "cells", "arranged", "convolved"),
+    "layers over time",
 )
 
 

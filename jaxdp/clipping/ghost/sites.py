@@ -56,7 +56,7 @@ class Site(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dense:
+class Product:
     """``dot_general`` of a parameter and data; axes of each, in the order (g, p or t, q or t)."""
 
     view: View
@@ -266,7 +266,7 @@ class Around:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part(Around):
+class Share(Around):
     """The site of one of several parameters that a product takes joined.
 
     Where they are joined along an axis of the result, each has its share of the cotangent; where
@@ -395,7 +395,7 @@ def sites_of(
         if of_data:
             shape[axis] = size
         alone = site(node, view, at, shape)
-        found.append((view, None if alone is None else Part(alone, of_data, axis, start, size)))
+        found.append((view, None if alone is None else Share(alone, of_data, axis, start, size)))
         start += size
     return found
 
@@ -442,7 +442,7 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
     return None if found is None or 0 in found.sizes else found
 
 
-def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Dense | None:
+def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Product | None:
     contract, batch = node.eqn.params["dimension_numbers"]
     w_contract, w_batch = tuple(contract[at]), tuple(batch[at])
     x_contract, x_batch = tuple(contract[1 - at]), tuple(batch[1 - at])
@@ -457,7 +457,7 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Dens
     key = tuple(_joined(view, axes) for axes in (w_batch, w_contract, w_free))
     data_axes = (*x_batch, *x_free, *x_contract)
     axes = (w_batch, w_contract, w_free)
-    return Dense(view, sizes, key, 1 - at, axes, data_axes)  # type: ignore[arg-type]
+    return Product(view, sizes, key, 1 - at, axes, data_axes)  # type: ignore[arg-type]
 
 
 def _convolution(
