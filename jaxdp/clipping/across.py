@@ -178,7 +178,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
 
 
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+def _from_bits(bits: jax.Array, dtype: jnp.dtype) -> jax.Array:
     if dtype == jnp.bool_ or not jnp.issubdtype(dtype, jnp.floating):
         return bits.astype(dtype)
     return jax.lax.bitcast_convert_type(bits, dtype)
@@ -211,16 +211,16 @@ def untyped(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
 
-def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
+def _plain(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _run(*leaves: Any, closed: Any, axes: frozenset[str]) -> Sequence[Any]:
+def _run(*leaves: Any, closed: core.ClosedJaxpr, axes: frozenset[str]) -> Sequence[Any]:
     with config._check_vma(False):
         return core.jaxpr_as_fun(closed)(*leaves)
 
 
-def _types(*avals: Any, closed: Any, axes: frozenset[str]) -> list[Any]:
+def _types(*avals: Any, closed: core.ClosedJaxpr, axes: frozenset[str]) -> list[Any]:
     like = next(aval for aval in avals if aval.manual_axis_type.varying)
     kind = type(like.manual_axis_type)(varying=axes)
 
@@ -231,13 +231,15 @@ def _types(*avals: Any, closed: Any, axes: frozenset[str]) -> list[Any]:
     return [typed(aval) for aval in closed.out_avals]
 
 
-def _lowered(ctx: Any, *args: Any, closed: Any, axes: frozenset[str]) -> Any:
+def _lowered(
+    ctx: mlir.LoweringRuleContext, *args: Any, closed: core.ClosedJaxpr, axes: frozenset[str]
+) -> Any:
     inside = ctx.replace(avals_in=closed.in_avals, avals_out=closed.out_avals)
     with config._check_vma(False):
         return mlir.lower_fun(core.jaxpr_as_fun(closed), multiple_results=True)(inside, *args)
 
 
-def _mapped(args: Any, dims: Any, *, closed: Any, axes: frozenset[str]) -> Any:
+def _mapped(args: Any, dims: Any, *, closed: core.ClosedJaxpr, axes: frozenset[str]) -> Any:
     every_one = jax.vmap(core.jaxpr_as_fun(closed), list(dims))
     with config._check_vma(False):
         every = jax.make_jaxpr(every_one)(*(_plain(arg) for arg in args))

@@ -106,7 +106,7 @@ def declaring(
 
 
 def found(
-    traced: Any,
+    traced: core.ClosedJaxpr,
     public: Declared,
     loss_fn: Callable[..., Any],
     flags: Sequence[bool],
@@ -138,7 +138,7 @@ def found(
 
 
 @contextlib.contextmanager
-def looked_at(look: Callable[[Any, Declared], None]) -> Iterator[None]:
+def looked_at(look: Callable[[core.ClosedJaxpr, Declared], None]) -> Iterator[None]:
     """Hands every loss that is traced inside to ``look``, with the arrays declared public."""
     token = _look.set(look)
     try:
@@ -164,7 +164,7 @@ class Found(NamedTuple):
 
 
 def of_records(
-    traced: Any,
+    traced: core.ClosedJaxpr,
     made_of: Callable[[Any], statistics.Made | None],
     public: Declared | None = None,
 ) -> Iterator[Found]:
@@ -208,7 +208,7 @@ def compared(data: PyTree) -> Iterator[None]:
         yield
         return
 
-    def look(traced: Any, public: Declared) -> None:
+    def look(traced: core.ClosedJaxpr, public: Declared) -> None:
         records = statistics.KnownRecords(leaves)
         made_of = functools.partial(statistics.made_of, records=records)
         for found in of_records(traced, made_of, public):
@@ -295,7 +295,7 @@ def _gradient(
     return jax.make_jaxpr(gradient)(trained, leaves, *args)
 
 
-def _arrays(traced: Any) -> Iterator[Any]:
+def _arrays(traced: core.ClosedJaxpr) -> Iterator[Any]:
     """The captured arrays, constants written into operations included, but for their scalars."""
     for part in coupling.parts(traced):
         yield from part.consts

@@ -217,7 +217,7 @@ class ClippedGrad:
         *,
         gathered: bool = False,
         scale: PyTree = None,
-        bound: Any = None,
+        bound: jax.Array | None = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
         place = self.placement
@@ -274,7 +274,7 @@ class ClippedGrad:
         return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
 
     def _over_rows(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
         if mask.shape[0] == 0:
             one = functools.partial(self.at_once, params, scale=scale, bound=bound)
@@ -295,7 +295,7 @@ class ClippedGrad:
         return across.untyped(each, params, rows, shared)
 
     def at_once(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The sum over rows [m, ...] worked on together, of one device; to be traced."""
         example = options.example(rows)
@@ -311,7 +311,7 @@ class ClippedGrad:
         return clipped, info
 
     def _by_microbatches(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum over rows [m, ...] of one device, a microbatch at a time."""
         size, chunk = mask.shape[0], self.rows_at_once(mask.shape[0])
@@ -357,7 +357,7 @@ class ClippedGrad:
         if traced.ignores_example():
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-        used = uses.find(traced, shapes)
+        used = uses.Uses() if self.engine == "vmap" else uses.find(traced, shapes)
         each = plan(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 
@@ -371,7 +371,11 @@ class ClippedGrad:
         return [next(each) if flag else None for flag in self._flags(params)]
 
     def summed(
-        self, params: PyTree, clipped: reduce.Clipped, scale: PyTree = None, bound: Any = None
+        self,
+        params: PyTree,
+        clipped: reduce.Clipped,
+        scale: PyTree = None,
+        bound: jax.Array | None = None,
     ) -> Summed:
         """The ``Summed`` of one physical batch's result."""
         return self._summed(params, clipped.total, clipped.votes, scale, bound)
@@ -382,7 +386,7 @@ class ClippedGrad:
         total: PyTree,
         votes: jax.Array,
         scale: PyTree,
-        bound: Any,
+        bound: jax.Array | None,
         drawn: bool = True,
     ) -> Summed:
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
@@ -415,7 +419,7 @@ def add_pass(
     mask: jax.Array,
     rng: jax.Array | None,
     scale: PyTree,
-    bound: Any,
+    bound: jax.Array | None,
 ) -> tuple[Totals, ClipInfo]:
     """The totals with one physical batch of a draw added, compiled once for all.
 

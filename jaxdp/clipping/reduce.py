@@ -1,7 +1,7 @@
 """From per-example gradients to their clipped sum: the arithmetic that engines share."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Clipped(NamedTuple):
 def clipped_sum(
     rule: Rule,
     grads: Sequence[Leaf | None],
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     mask: jax.Array,
     scale: Sequence[jax.Array | None] | None = None,
     bound: jax.Array | None = None,
@@ -89,7 +89,7 @@ def clipped_sum(
 def _boxed(
     rule: CoordinateBox,
     grads: Sequence[Leaf | None],
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     mask: jax.Array,
     scales: Sequence[jax.Array | None],
 ) -> Clipped:

@@ -28,7 +28,7 @@ def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[...
     arguments.one_of("reduce", reduce, ("mean", "sum"))
     form = form_of(loss_fn)
 
-    def of(params: PyTree, user: User, key: Any) -> jax.Array:
+    def of(params: PyTree, user: User, key: jax.Array | None) -> jax.Array:
         keys = None if key is None else jax.random.split(key, len(user.present))
         losses = jax.vmap(lambda record, own: form(loss_fn, params, record, own))(
             user.records, keys

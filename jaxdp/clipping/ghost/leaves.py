@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import factors
 from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.views import Label, Sliced
 from jaxdp.types import PyTree
 
@@ -481,5 +482,5 @@ def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
 
 
-def _arranged(site: Any, leaf: jax.Array) -> jax.Array:
+def _arranged(site: Site, leaf: jax.Array) -> jax.Array:
     return site.of_view(site.view.of_leaf(leaf))

@@ -249,7 +249,7 @@ class _Run(NamedTuple):
         for run in runs:
             blank |= jax.eval_shape(run, rest, inside)[1]
 
-        def filled(run: Callable[..., Any], rest: list[Any], zeros: Any) -> Any:
+        def filled(run: Callable[..., Any], rest: list[Any], zeros: Mapping[str, jax.Array]) -> Any:
             outs, seen = run(rest, zeros)
             return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
 
