@@ -90,7 +90,7 @@ def joined(p, x):
 
 def cells(p, x):
     """A table read in every pass of a loop, and once more outside of it."""
-    read = lambda row: p["words"][jnp.argmax(row)] + p["words"][jnp.argmin(row)]  # noqa: E731
+    read = lambda row: (2.0 * p["words"])[jnp.argmax(row)] + p["words"][jnp.argmin(row)]  # noqa: E731
     first = p["words"][jnp.argmax(x[:, :2], axis=1)]
     return over_rows(lambda h, row: tanh(h + read(row)), x) + first
 
@@ -149,7 +149,7 @@ def shared_and_alone(p, x):
 
 
 def convolved(p, x):
-    layer = lambda h, kernel: (tanh(lax.conv(h, kernel, (1, 1), "SAME")), None)  # noqa: E731
+    layer = lambda h, kernel: (tanh(lax.conv(h, -kernel, (1, 1), "SAME")), None)  # noqa: E731
     return scan(layer, x.reshape(1, 1, TIME, D), p["kernels"])[0]
 
 
