@@ -180,7 +180,9 @@ def of_records(
     """
     for part in coupling.parts(traced):
         consts = zip(part.jaxpr.constvars, part.consts, strict=True) if part.consts else ()
-        written = ((e, a.val) for e in part.jaxpr.eqns for a in e.invars if _is_literal(a))
+        written = (
+            (e, a.val) for e in part.jaxpr.eqns for a in e.invars if isinstance(a, core.Literal)
+        )
         for at, value in (*consts, *written):
             if is_key(value) or (public is not None and public.holds(value)):
                 continue
@@ -265,10 +267,6 @@ def is_here(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic | bool | int | float)
 
 
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, core.Literal)
-
-
 def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
     """Tells the ledger of a draw what the draw's sum assumes to be public."""
     if ticket is not None:
@@ -300,7 +298,7 @@ def _arrays(traced: core.ClosedJaxpr) -> Iterator[Any]:
     for part in coupling.parts(traced):
         yield from part.consts
         for atoms in (part.jaxpr.outvars, *(eqn.invars for eqn in part.jaxpr.eqns)):
-            literals = [atom.val for atom in atoms if _is_literal(atom)]
+            literals = [atom.val for atom in atoms if isinstance(atom, core.Literal)]
             yield from (value for value in literals if np.shape(value))
 
 

@@ -37,7 +37,7 @@ def parts(
     traced: core.ClosedJaxpr | core.Jaxpr, axes: frozenset[Any] = frozenset()
 ) -> Iterator[TracedFunction]:
     """A traced function and all functions inside it, such as bodies of ``scan`` or ``cond``."""
-    jaxpr = getattr(traced, "jaxpr", traced)
+    jaxpr: Any = getattr(traced, "jaxpr", traced)
     yield TracedFunction(jaxpr, getattr(traced, "consts", ()), axes)
     for eqn in jaxpr.eqns:
         for inner in jax.tree.leaves(dict(eqn.params), is_leaf=_is_traced):
@@ -91,7 +91,7 @@ def _other_keys(eqn: core.JaxprEqn) -> str:
     """The other generator than threefry on whose keys an operation works; "" for none."""
     impl = eqn.params.get("impl")
     name = getattr(impl, "name", impl if isinstance(impl, str) else None)
-    atoms = (*eqn.invars, *eqn.outvars)
+    atoms: Sequence[Any] = (*eqn.invars, *eqn.outvars)
     kinds = [a.aval.dtype for a in atoms if hasattr(getattr(a, "aval", None), "dtype")]
     keys = [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
     if (name or "threefry2x32") not in ("threefry2x32", "fry"):
@@ -129,7 +129,8 @@ def _axes_of(eqn: core.JaxprEqn) -> set[Any]:
     named = [axis for axis in _listed(eqn, "axes") if not isinstance(axis, numbers.Integral)]
     named += _listed(eqn, "axis_name")
     if not any(_is_traced(v) for v in jax.tree.leaves(dict(eqn.params), is_leaf=_is_traced)):
-        named += [e.name for e in eqn.effects if type(e).__name__ == "NamedAxisEffect"]
+        effects: Any = eqn.effects
+        named += [e.name for e in effects if type(e).__name__ == "NamedAxisEffect"]
     return set(named)
 
 

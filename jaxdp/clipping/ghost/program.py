@@ -110,7 +110,9 @@ class Traced:
 
     def ignores_example(self) -> bool:
         """True if no argument beyond the parameters reaches the first result, the loss."""
-        return not reaches(self.program, self.program.ins[self.num_params :])
+        result = self.program.outs[0]
+        examples = self.program.ins[self.num_params :]
+        return not (isinstance(result, int) and result in reached(self.program, examples))
 
 
 def trace(
@@ -129,12 +131,6 @@ def trace(
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
     program = _Flattener(inlined, not differentiated).program(closed.jaxpr, closed.consts)
     return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
-
-
-def reaches(program: Program, sources: Sequence[int]) -> bool:
-    """True if the first result depends on any of the values ``sources``."""
-    first = program.outs[0]
-    return isinstance(first, int) and first in reached(program, sources)
 
 
 def reached(program: Program, sources: Iterable[int]) -> set[int]:
