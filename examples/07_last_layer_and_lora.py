@@ -15,13 +15,15 @@ lora = {"a": second[:, :4], "b": jnp.zeros((4, 128))}
 
 
 def loss_fn(params, x, y):
-    logits = jax.nn.relu(x @ params["hidden"]) @ params["last"]
+    hidden = x @ params["hidden"]
+    if "a" in params:  # not x @ (hidden + a @ b): a gradient of that size for every example
+        hidden += x @ params["a"] @ params["b"]
+    logits = jax.nn.relu(hidden) @ params["last"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def lora_loss(params, x, y):
-    base, lora = params["base"], params["lora"]
-    return loss_fn({**base, "hidden": base["hidden"] + lora["a"] @ lora["b"]}, x, y)
+    return loss_fn(params["base"] | params["lora"], x, y)
 
 
 mechanism = jaxdp.dp_sgd(

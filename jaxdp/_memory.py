@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp._passes import rows_of_a_draw
 from jaxdp.clipping import ClippedGrad
-from jaxdp.clipping.passes import add_pass, nothing
+from jaxdp.clipping.engine import add_pass, nothing
 from jaxdp.mechanism import Mechanism
 from jaxdp.sources import Source
 from jaxdp.sources.arrays import DeviceArrays

@@ -1,9 +1,8 @@
 """Per-example clipping: rules that bound one record's contribution, and the engines."""
 
-from jaxdp.clipping.augment import augmented
-from jaxdp.clipping.engine import ClippedGrad
-from jaxdp.clipping.factory import clipped_grad
+from jaxdp.clipping.engine import ClippedGrad, clipped_grad
 from jaxdp.clipping.ghost.plan import LeafPlan
+from jaxdp.clipping.losses import augmented, user_loss
 from jaxdp.clipping.rules import (
     Rule,
     auto_s,
@@ -13,7 +12,6 @@ from jaxdp.clipping.rules import (
     per_layer,
 )
 from jaxdp.clipping.transform import clip_and_sum
-from jaxdp.clipping.users import user_loss
 
 __all__ = [
     "ClippedGrad",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.clipping import _batch, coupling, statistics
+from jaxdp.clipping import coupling, options, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
@@ -106,7 +106,7 @@ def declaring(
 
 
 def found(
-    traced: Any,
+    traced: core.ClosedJaxpr,
     public: Declared,
     loss_fn: Callable[..., Any],
     flags: Sequence[bool],
@@ -138,7 +138,7 @@ def found(
 
 
 @contextlib.contextmanager
-def looked_at(look: Callable[[Any, Declared], None]) -> Iterator[None]:
+def looked_at(look: Callable[[core.ClosedJaxpr, Declared], None]) -> Iterator[None]:
     """Hands every loss that is traced inside to ``look``, with the arrays declared public."""
     token = _look.set(look)
     try:
@@ -164,7 +164,7 @@ class Found(NamedTuple):
 
 
 def of_records(
-    traced: Any,
+    traced: core.ClosedJaxpr,
     made_of: Callable[[Any], statistics.Made | None],
     public: Declared | None = None,
 ) -> Iterator[Found]:
@@ -180,7 +180,9 @@ def of_records(
     """
     for part in coupling.parts(traced):
         consts = zip(part.jaxpr.constvars, part.consts, strict=True) if part.consts else ()
-        written = ((e, a.val) for e in part.jaxpr.eqns for a in e.invars if _is_literal(a))
+        written = (
+            (e, a.val) for e in part.jaxpr.eqns for a in e.invars if isinstance(a, core.Literal)
+        )
         for at, value in (*consts, *written):
             if is_key(value) or (public is not None and public.holds(value)):
                 continue
@@ -190,7 +192,7 @@ def of_records(
 
 def check_loss(loss_fn: Callable[..., Any], params: PyTree, data: PyTree) -> None:
     """The same refusals for a loss that is summed without a gradient, such as an energy's."""
-    example = _batch.example(data)
+    example = options.example(data)
     traced = jax.make_jaxpr(loss_fn)(params, example)
     with compared(data):
         found(traced, declared(None, loss_fn), loss_fn, [], params, [example])
@@ -208,7 +210,7 @@ def compared(data: PyTree) -> Iterator[None]:
         yield
         return
 
-    def look(traced: Any, public: Declared) -> None:
+    def look(traced: core.ClosedJaxpr, public: Declared) -> None:
         records = statistics.KnownRecords(leaves)
         made_of = functools.partial(statistics.made_of, records=records)
         for found in of_records(traced, made_of, public):
@@ -265,10 +267,6 @@ def is_here(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic | bool | int | float)
 
 
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, core.Literal)
-
-
 def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
     """Tells the ledger of a draw what the draw's sum assumes to be public."""
     if ticket is not None:
@@ -295,12 +293,12 @@ def _gradient(
     return jax.make_jaxpr(gradient)(trained, leaves, *args)
 
 
-def _arrays(traced: Any) -> Iterator[Any]:
+def _arrays(traced: core.ClosedJaxpr) -> Iterator[Any]:
     """The captured arrays, constants written into operations included, but for their scalars."""
     for part in coupling.parts(traced):
         yield from part.consts
         for atoms in (part.jaxpr.outvars, *(eqn.invars for eqn in part.jaxpr.eqns)):
-            literals = [atom.val for atom in atoms if _is_literal(atom)]
+            literals = [atom.val for atom in atoms if isinstance(atom, core.Literal)]
             yield from (value for value in literals if np.shape(value))
 
 

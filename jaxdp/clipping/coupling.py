@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src.interpreters import batching  # its public face cannot be read
+from jax.extend import core
 
 # Their code is handed the whole batch under ``vmap``, or other code is run than was traced.
 _OUTSIDE = ("pure_callback", "io_callback", "buffer_callback", "ffi_call", "custom_vmap_call")
@@ -18,7 +19,7 @@ _HARMLESS = "axis_index"
 _RULED = ("custom_jvp", "custom_vjp", "custom_transpose", "linear_call")
 
 
-class Part(NamedTuple):
+class TracedFunction(NamedTuple):
     """A traced function, the loss itself or one inside it.
 
     Attributes:
@@ -27,22 +28,24 @@ class Part(NamedTuple):
         axes: names of the axes that the loss itself brought in around it.
     """
 
-    jaxpr: Any
+    jaxpr: core.Jaxpr
     consts: Sequence[Any]
     axes: frozenset[Any]
 
 
-def parts(traced: Any, axes: frozenset[Any] = frozenset()) -> Iterator[Part]:
+def parts(
+    traced: core.ClosedJaxpr | core.Jaxpr, axes: frozenset[Any] = frozenset()
+) -> Iterator[TracedFunction]:
     """A traced function and all functions inside it, such as bodies of ``scan`` or ``cond``."""
-    jaxpr = getattr(traced, "jaxpr", traced)
-    yield Part(jaxpr, getattr(traced, "consts", ()), axes)
+    jaxpr: Any = getattr(traced, "jaxpr", traced)
+    yield TracedFunction(jaxpr, getattr(traced, "consts", ()), axes)
     for eqn in jaxpr.eqns:
         for inner in jax.tree.leaves(dict(eqn.params), is_leaf=_is_traced):
             if _is_traced(inner):
                 yield from parts(inner, axes | _introduced(eqn))
 
 
-def refuse(traced: Any) -> None:
+def refuse(traced: core.ClosedJaxpr) -> None:
     """Raises ValueError for operations in a traced loss that may read other examples.
 
     Raises:
@@ -79,16 +82,16 @@ def refuse(traced: Any) -> None:
                 )
 
 
-def has_rules(traced: Any) -> bool:
+def has_rules(traced: core.ClosedJaxpr) -> bool:
     """True if the function has custom gradient rules, which only the traced gradient shows."""
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
 
 
-def _other_keys(eqn: Any) -> str:
+def _other_keys(eqn: core.JaxprEqn) -> str:
     """The other generator than threefry on whose keys an operation works; "" for none."""
     impl = eqn.params.get("impl")
     name = getattr(impl, "name", impl if isinstance(impl, str) else None)
-    atoms = (*eqn.invars, *eqn.outvars)
+    atoms: Sequence[Any] = (*eqn.invars, *eqn.outvars)
     kinds = [a.aval.dtype for a in atoms if hasattr(getattr(a, "aval", None), "dtype")]
     keys = [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
     if (name or "threefry2x32") not in ("threefry2x32", "fry"):
@@ -96,7 +99,7 @@ def _other_keys(eqn: Any) -> str:
     return next((key for key in keys if "fry" not in key), "")
 
 
-def _foreign(primitive: Any) -> bool:
+def _foreign(primitive: core.Primitive) -> bool:
     """True if its rule for ``vmap`` was written outside JAX."""
     rule: Any = getattr(batching, "fancy_primitive_batchers", {}).get(primitive)
     rule = getattr(rule, "func", rule)
@@ -111,7 +114,7 @@ def _is_traced(value: Any) -> bool:
     return hasattr(value, "eqns")
 
 
-def _introduced(eqn: Any) -> frozenset[Any]:
+def _introduced(eqn: core.JaxprEqn) -> frozenset[Any]:
     """The axes that a ``shard_map`` inside the loss brings in for its body."""
     if eqn.primitive.name != "shard_map":
         return frozenset()
@@ -121,15 +124,16 @@ def _introduced(eqn: Any) -> frozenset[Any]:
     return frozenset()
 
 
-def _axes_of(eqn: Any) -> set[Any]:
+def _axes_of(eqn: core.JaxprEqn) -> set[Any]:
     """The named axes that an operation works over; numbers among ``axes`` are an array's."""
     named = [axis for axis in _listed(eqn, "axes") if not isinstance(axis, numbers.Integral)]
     named += _listed(eqn, "axis_name")
     if not any(_is_traced(v) for v in jax.tree.leaves(dict(eqn.params), is_leaf=_is_traced)):
-        named += [e.name for e in eqn.effects if type(e).__name__ == "NamedAxisEffect"]
+        effects: Any = eqn.effects
+        named += [e.name for e in effects if type(e).__name__ == "NamedAxisEffect"]
     return set(named)
 
 
-def _listed(eqn: Any, key: str) -> list[Any]:
+def _listed(eqn: core.JaxprEqn, key: str) -> list[Any]:
     value = eqn.params.get(key, ())
     return list(value) if isinstance(value, tuple | list | set | frozenset) else [value]

@@ -1,34 +1,25 @@
-"""The object that computes sums of clipped per-example gradients."""
+"""Sums of clipped per-example gradients: the function of a loss and a rule that computes them."""
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _placement, _rows
+from jaxdp import _placement, _rows, arguments
 from jaxdp._placement import Placement
-from jaxdp.clipping import (
-    _batch,
-    across,
-    captured,
-    forms,
-    frameworks,
-    options,
-    reduce,
-    rounding,
-    traced,
-    untyped,
-)  # fmt: skip
-from jaxdp.clipping.ghost import run
-from jaxdp.clipping.ghost.plan import Plan
-from jaxdp.clipping.passes import add_pass, by_microbatches, compensated, nothing
+from jaxdp.clipping import across, captured, forms, frameworks, options, reduce, rounding
+from jaxdp.clipping.ghost import program, run, uses
+from jaxdp.clipping.ghost.plan import Plan, plan
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
+
+# A running sum, what rounding took from it, and the votes.
+Totals = tuple[PyTree, PyTree, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +91,7 @@ class ClippedGrad:
         """
         frameworks.check_arrays(params)
         origin = batch.origin if isinstance(batch, Batch) else None
-        data, keep = _batch.opened(batch, mask)
+        data, keep = options.rows_and_mask(batch, mask)
         options.check_rng(rng, self.form.rng)
         data = jax.tree.map(jnp.asarray, data)
         given, bound, scale = (
@@ -154,7 +145,7 @@ class ClippedGrad:
             ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
                 the loss captures records of ``data`` or a statistic of them.
         """
-        _batch.check_records(data, draw.num_records)
+        _rows.check_records(data, draw.num_records)
         grad_fn, (_, data) = self.placed(params, data)
         return grad_fn.sum_passes(
             params, itertools.repeat(data), draw, rng, scale=scale, bound=bound, told=told
@@ -208,7 +199,7 @@ class ClippedGrad:
         options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with _placement.among(grad_fn.placement):
-            total = compensated(total, lost)
+            total = _compensated(total, lost)
         total = _placement.as_it_was(total, params)
         drawn = not gathered or (grad_fn.placement is not None and grad_fn.placement.fed)
         summed = grad_fn._summed(params, total, votes, scale, bound, drawn)
@@ -226,7 +217,7 @@ class ClippedGrad:
         *,
         gathered: bool = False,
         scale: PyTree = None,
-        bound: Any = None,
+        bound: jax.Array | None = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
         place = self.placement
@@ -237,7 +228,7 @@ class ClippedGrad:
             (indices, mask, own), (whole, *more, rng) = rows, shared
             batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
             keys = None if rng is None else _rows.folded(rng, indices)
-            return by_microbatches(self, params, (batch, keys), mask, *more)
+            return self._by_microbatches(params, (batch, keys), mask, *more)
 
         own, whole = (data, None) if gathered else (None, data)
         return self._everywhere(each, params, (indices, mask, own), (whole, scale, bound, rng))
@@ -258,7 +249,7 @@ class ClippedGrad:
         """
         frameworks.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
-        size = _batch.rows("batch", data)
+        size = _rows.rows("batch", data)
         key = (
             jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
             if self.takes_rng
@@ -266,7 +257,7 @@ class ClippedGrad:
         )
         rows = self.rows_at_once(self._on_one_device(size))
         with captured.compared(data):
-            return self._planned(params, (_batch.example(data), key), rows)[2]
+            return self._planned(params, (options.example(data), key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves, as the optimizer sees them."""
@@ -283,14 +274,14 @@ class ClippedGrad:
         return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
 
     def _over_rows(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
         if mask.shape[0] == 0:
             one = functools.partial(self.at_once, params, scale=scale, bound=bound)
-            return _batch.of_none(one, rows)
+            return options.of_none(one, rows)
 
         def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
-            return by_microbatches(self, params, *rows, *shared)
+            return self._by_microbatches(params, *rows, *shared)
 
         return self._everywhere(each, params, (rows, mask), (scale, bound))
 
@@ -301,13 +292,13 @@ class ClippedGrad:
         if across.is_around(self.placement):
             assert self.placement is not None
             return across.over_devices(self.placement, each, params, rows, shared)
-        return untyped.untyped(each, params, rows, shared)
+        return across.untyped(each, params, rows, shared)
 
     def at_once(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The sum over rows [m, ...] worked on together, of one device; to be traced."""
-        example = _batch.example(rows)
+        example = options.example(rows)
         loss, found, decided = self._planned(params, example, mask.shape[0])
         leaves, structure = jax.tree.flatten(params)
         losses, rest, grads = run.gradients(
@@ -319,14 +310,60 @@ class ClippedGrad:
         info = ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, decided)
         return clipped, info
 
-    def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Plan]:
-        """The traced loss of one example, its uses of parameters, and the engine of each."""
-        example, key = rows
-        loss = functools.partial(frameworks.called, self.form, self.loss_fn)
-        args = (example,) if key is None else (example, key)
-        return traced.decided(
-            loss, params, args, self._flags(params), self.constants, size, self.engine
+    def _by_microbatches(
+        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
+    ) -> tuple[reduce.Clipped, ClipInfo]:
+        """The clipped sum over rows [m, ...] of one device, a microbatch at a time."""
+        size, chunk = mask.shape[0], self.rows_at_once(mask.shape[0])
+        one = functools.partial(self.at_once, params, scale=scale, bound=bound)
+        if chunk == size:
+            return one(rows, mask)
+        # The last is filled up with a record that the mask leaves out: a loss may know no zeros.
+        if missing := -size % chunk:
+            rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), rows)
+            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (rows, mask))
+        totals, infos = jax.lax.scan(
+            lambda totals, piece: _accumulated(totals, one(*piece)), nothing(self, params), chunks
         )
+        info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
+        total, lost, votes = totals
+        return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+
+    def _planned(
+        self, params: PyTree, rows: PyTree, size: int
+    ) -> tuple[program.Traced, uses.Uses, Plan]:
+        """The traced loss of one example, its uses of parameters, and the engine of each.
+
+        Args:
+            params: the parameters.
+            rows: shapes of one example and of its key, or None.
+            size: rows that are worked on together.
+
+        Raises:
+            ValueError: the loss cannot be used with these arguments.
+        """
+        flags = self._flags(params)
+        options.check_params(params, flags)
+        example, key = rows
+        args = (example,) if key is None else (example, key)
+
+        def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, Any]:
+            try:
+                result = frameworks.called(self.form, self.loss_fn, params, *args)
+            except Exception as error:
+                error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
+                raise
+            return options.checked_result(result)
+
+        traced = program.trace(loss, params, *args)
+        constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
+        if traced.ignores_example():
+            raise ValueError("loss_fn must depend on its example, but its result does not")
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        used = uses.Uses() if self.engine == "vmap" else uses.find(traced, shapes)
+        each = plan(options.paths(params), shapes, flags, used, size, self.engine)
+        return traced, used, Plan((*each, *constants))
 
     def _flags(self, params: PyTree) -> list[bool]:
         if self.trainable is None:
@@ -338,7 +375,11 @@ class ClippedGrad:
         return [next(each) if flag else None for flag in self._flags(params)]
 
     def summed(
-        self, params: PyTree, clipped: reduce.Clipped, scale: PyTree = None, bound: Any = None
+        self,
+        params: PyTree,
+        clipped: reduce.Clipped,
+        scale: PyTree = None,
+        bound: jax.Array | None = None,
     ) -> Summed:
         """The ``Summed`` of one physical batch's result."""
         return self._summed(params, clipped.total, clipped.votes, scale, bound)
@@ -349,7 +390,7 @@ class ClippedGrad:
         total: PyTree,
         votes: jax.Array,
         scale: PyTree,
-        bound: Any,
+        bound: jax.Array | None,
         drawn: bool = True,
     ) -> Summed:
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
@@ -368,3 +409,152 @@ class ClippedGrad:
 
     def _on_one_device(self, size: int) -> int:
         return -(-size // self._devices)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    rule: Rule,
+    engine: str = "auto",
+    microbatch_size: int | None = None,
+    trainable: Any = None,
+    constants: PyTree = None,
+    most_records: int = 2**14,
+    rng_name: str | tuple[str, ...] | None = forms.KEY_NAMES,
+    mesh: jax.sharding.Mesh | None = None,
+    data_axes: Sequence[str] | None = None,
+) -> ClippedGrad:
+    """A function that computes the sum of ``loss_fn``'s clipped per-example gradients.
+
+    ================================  ===========================================================
+    form of the loss                  what it is handed of one example
+    ================================  ===========================================================
+    ``(params, example)``             the example whole, whatever pytree it is
+    ``(params, x, y)``, and so on     a tuple or list example of that length, taken apart; a dict
+                                      with exactly these keys, by name
+    ``(params, *, x, y)``             a dict with exactly these keys
+    ``(params, x, train=True)``       optional arguments are left alone
+    ``(params, batch=None)``          the first one takes the example where nothing is required
+    ``(params, x, rng)``, ``key``,    by that name, wherever it stands, the key of the example;
+    ``(params, x, *, rng=None)``      ``rng_name="dropout_key"`` for another name, None for no key
+    ``(params, *args, **kwargs)``     the example whole as one argument; a key only by ``rng_name``
+    ``functools.partial``             as what is left of it; a key that it has already stays
+    bound methods, callable objects   as their signature without ``self``; Equinox modules too
+    ``jax.jit(loss)``                 as the function inside
+    no signature                      as ``(params, example)``
+    ================================  ===========================================================
+
+    Args:
+        loss_fn: a scalar for **one** example, so that no layer can couple a batch, in one of the
+            forms above; the key feeds dropout and augmentation. It may return ``(scalar, aux)``;
+            aux is per example and as sensitive as the example.
+        rule: the clipping rule, such as ``jaxdp.clip(0.1)``.
+        engine: how gradient norms are computed, the same to rounding. "vmap": from per-example
+            gradients by automatic differentiation, the reference. "ghost": without them, wherever
+            the parameter is used in a way that allows it. "auto": whatever costs least, for every
+            parameter by itself; ``ClippedGrad.plan`` says what that is.
+        microbatch_size: rows worked on at a time inside one call, to bound the memory; None: all.
+        trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
+            leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
+            everything. Frozen leaves are **assumed public**, computed from no record.
+        constants: pytree of arrays and numbers that ``loss_fn`` captures, declared **public**
+            (JAX's by identity, NumPy's by content, numbers by value). Others are assumed public,
+            and named so by the plan and the ledger; one that holds the batch's rows, or a statistic
+            of them, is refused.
+        most_records: the largest number of records of one draw, public: the rounding of the sum is
+            bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
+        rng_name: the argument that takes a key, or names to look for; None for none.
+        mesh: its devices share the rows of every batch: each clips its own, and the sums are added.
+            None: where ``sum`` is given arrays that lie on a mesh, that one.
+        data_axes: the axes of the mesh that rows are cut over; None takes "data", else the first.
+
+    Returns:
+        ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
+        no ``Batch``; see ``ClippedGrad``.
+
+    Raises:
+        ValueError: an argument is not what it should be, named with its value.
+
+    Example:
+        >>> loss_fn = lambda w, x, y: (x @ w - y) ** 2
+        >>> grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
+        >>> batch = (jnp.ones((8, 3)), jnp.ones(8))
+        >>> summed, info = grad_fn(jnp.zeros(3), batch, mask="all")
+        >>> print(f"{summed.l2:.3f}")  # the clip norm, and a share of it for rounding
+        0.104
+        >>> info.norms.shape
+        (8,)
+    """
+    if not callable(loss_fn):
+        raise ValueError(
+            f"loss_fn must be a function (params, example), got {arguments.described(loss_fn)}"
+        )
+    if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
+        raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
+    arguments.one_of("engine", engine, ("auto", "ghost", "vmap"))
+    if microbatch_size is not None:
+        microbatch_size = arguments.integer("microbatch_size", microbatch_size, least=1)
+    most = arguments.integer("most_records", most_records, least=1)
+    chosen = options.trainable(trainable)
+    form, public = forms.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
+    loss_fn = forms.hashable(loss_fn)
+    found = None if mesh is None else _placement.placement(mesh, data_axes)
+    return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+def add_pass(
+    grad_fn: ClippedGrad,
+    gathered: bool,
+    told: bool,
+    totals: Totals,
+    params: PyTree,
+    data: PyTree,
+    indices: jax.Array,
+    mask: jax.Array,
+    rng: jax.Array | None,
+    scale: PyTree,
+    bound: jax.Array | None,
+) -> tuple[Totals, ClipInfo]:
+    """The totals with one physical batch of a draw added, compiled once for all.
+
+    The ``ClipInfo`` holds its plan alone unless ``told``.
+    """
+    clipped, info = grad_fn.one_pass(
+        params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
+    )
+    if not told:
+        info = jax.tree.map(lambda leaf: None, info)
+    (total, lost, votes), info = _accumulated(totals, (clipped, info))
+    return (_held(grad_fn, total), _held(grad_fn, lost), votes), info
+
+
+def _accumulated(
+    totals: Totals, result: tuple[reduce.Clipped, ClipInfo]
+) -> tuple[Totals, ClipInfo]:
+    """The totals and one more result; compensated, so rounding does not grow with their number."""
+    (total, lost, votes), (clipped, info) = totals, result
+    return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _compensated(total: PyTree, lost: PyTree) -> PyTree:
+    """The running sum with the compensation applied, in its own memory."""
+    return rounding.compensated(total, lost)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def nothing(grad_fn: ClippedGrad, params: PyTree) -> Totals:
+    """The totals before the first physical batch."""
+    trained = grad_fn.trained(params)
+    start, again = (
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
+    )
+    return _held(grad_fn, start), _held(grad_fn, again), jnp.zeros([], jnp.float32)
+
+
+def _held(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
+    """The sum, cut as the parameters are."""
+    if grad_fn.placement is None:
+        return total
+    leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.unflatten(structure, grad_fn.placement.held(leaves))

@@ -40,7 +40,11 @@ class Form:
     keywords: bool = False
 
     def __call__(
-        self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree, key: Any = None
+        self,
+        loss_fn: Callable[..., Any],
+        params: PyTree,
+        example: PyTree,
+        key: jax.Array | None = None,
     ) -> Any:
         """The result of the loss for one example; ``key`` only where ``rng`` is not None."""
         by_name = {} if self.rng is None else {self.rng: key}

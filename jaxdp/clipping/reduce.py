@@ -1,13 +1,13 @@
 """From per-example gradients to their clipped sum: the arithmetic that engines share."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.leaves import Factors, Leaf
+from jaxdp.clipping.ghost.leaves import Factors, Leaf, Slices
 from jaxdp.clipping.rules import CoordinateBox, Rule
 from jaxdp.types import PyTree
 
@@ -34,7 +34,7 @@ class Clipped(NamedTuple):
 def clipped_sum(
     rule: Rule,
     grads: Sequence[Leaf | None],
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     mask: jax.Array,
     scale: Sequence[jax.Array | None] | None = None,
     bound: jax.Array | None = None,
@@ -64,7 +64,7 @@ def clipped_sum(
             raise ValueError("bound must be None for coordinate_box: give it a scale instead")
         return _boxed(rule, grads, structure, mask, scales)
     grads = [
-        leaf.for_scale() if isinstance(leaf, Factors) and s is not None else leaf
+        leaf.for_scale() if isinstance(leaf, Factors | Slices) and s is not None else leaf
         for leaf, s in zip(grads, scales, strict=True)
     ]
     norms, safe, keep = _measured(grads, scales, mask)
@@ -89,7 +89,7 @@ def clipped_sum(
 def _boxed(
     rule: CoordinateBox,
     grads: Sequence[Leaf | None],
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     mask: jax.Array,
     scales: Sequence[jax.Array | None],
 ) -> Clipped:

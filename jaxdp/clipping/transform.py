@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import optax
 
+from jaxdp import _rows
 from jaxdp._placement import tracked_axes, varying
-from jaxdp.clipping import _batch, options, reduce, rounding
+from jaxdp.clipping import options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import PyTree, Summed
@@ -63,8 +64,8 @@ def clip_and_sum(
         _check_shapes(updates, params)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         scales = None if scale is None else options.scales(scale, params)
-        rows = _batch.rows("updates", updates)
-        keep = _batch.checked_mask(mask, rows)
+        rows = _rows.rows("updates", updates)
+        keep = options.checked_mask(mask, rows)
         _refuse_summed(updates, keep)
         leaves, structure = jax.tree.flatten(updates)
         # Norms and sums must see the same numbers: XLA may compute a value twice.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _processes, _rows
-from jaxdp.clipping import _batch, captured, rounding
+from jaxdp.clipping import captured, rounding
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.normals import noised
@@ -119,7 +119,7 @@ class PrivateEnergy:
                 "sampler must be mechanism.sampler(...) of the energy's own mechanism "
                 f"{self.mechanism}, got one that charges {charged}"
             )
-        rows = _batch.rows("data", self.data)
+        rows = _rows.rows("data", self.data)
         # A gather beyond the end would count the last record again and again.
         if rows != self.sampler.num_records:
             # Without the numbers: they are private.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping import _batch
+from jaxdp.clipping import options
 from jaxdp.clipping.forms import form_of
 from jaxdp.types import ClipInfo, Draw, PyTree, Summed
 
@@ -45,7 +45,7 @@ class RawGradient:
         self, params: PyTree, batch: PyTree, mask: jax.Array | None = None, *, raw: PyTree
     ) -> tuple[Summed, ClipInfo]:
         """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
-        batch, mask = _batch.opened(batch, mask)
+        batch, mask = options.rows_and_mask(batch, mask)
         rows = functools.partial(self._rows, params, self.contribution(raw))
         if sum(leaf.size for leaf in _leaves(params)) <= _TOGETHER:
             (total, leaked), info = rows(batch, mask)

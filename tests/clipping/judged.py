@@ -144,6 +144,12 @@ class Terms:
 
 def _terms(parts):
     """From what the engine multiplies and adds."""
+    if "slices" in parts:
+        each = [_terms(slice) for slice in parts["slices"]]
+        square, least, length = (
+            sum(getattr(x, n) for x in each) for n in ("square", "least", "length")
+        )
+        return Terms(square, least, length, np.max([x.largest for x in each], axis=0))
     if "rows" in parts:
         rows = np.asarray(parts["rows"], np.float64)
         square = np.sum(np.square(rows.reshape(len(rows), -1)), axis=1)

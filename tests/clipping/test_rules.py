@@ -136,7 +136,7 @@ def test_no_record_exceeds_the_bound(bound, magnitude, size, seed):
 def test_rounding_of_many_equal_squares_stays_below_the_bound():
     # The worst neighbour for float32 norms: every partial sum rounds the same way.
     values = (1.0, 1 / 3, 0.1, 1.0000001, 0.99999994)
-    for size, value in itertools.product((1_000, 1_000_000), values):
+    for size, value in itertools.product((1_000, 200_000), values):
         grad = np.full(size, value, np.float32)
         for ratio in (0.5, 0.999, 1 - 2e-7, 1.0, 1 + 2e-7, 1.001, 100.0):
             bound = float(norm64(grad) / ratio)

@@ -173,7 +173,9 @@ def test_close_gives_back_in_order_then_closes_the_producer_and_no_item_is_lost(
             getattr(worker, deed)()
     assert sorted(found[0] + found[1]) == list(range(200))
     # Closing wakes the thread though the line is full.
-    monkeypatch.setattr(prefetching, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
+    monkeypatch.setattr(
+        prefetching, "_LOOK_AGAIN", 120.0
+    )  # it does not look before `until` gives up
     producer, items = started(1)
     until(lambda: producer.made == 1)
     closing = threading.Thread(target=items.close, daemon=True)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.clipping.passes import add_pass
+from jaxdp.clipping.engine import add_pass
 from jaxdp.sources import Source, as_source, bucketed_text, padded_text
 from tests.refusing import refused
 from tests.sources.fakes import HuggingFace, Tensor, ask, refused_without

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
+from jaxdp.clipping.ghost.views import Label
 from jaxdp.clipping.rounding import exact
 
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
@@ -46,7 +47,7 @@ class Use:
 
         return Use(self.site, cut(data), cut(cotangent))
 
-    def ab(self, key: Any) -> tuple[jax.Array, jax.Array]:
+    def ab(self, key: tuple[Label, Label, Label]) -> tuple[jax.Array, jax.Array]:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
 
         In bfloat16 where both are, else in float32.

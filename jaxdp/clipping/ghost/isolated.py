@@ -95,7 +95,7 @@ def _hides(node: Node) -> bool:
     return any(_convolves(inner) for inner in inner_jaxprs(node.eqn))
 
 
-def convolved(node: Node, data: Any, kernel: Any) -> Any:
+def convolved(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
     """The convolution, with all padding but ordinary padding done before it.
 
     Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
@@ -130,17 +130,17 @@ def _refuse_crossed(eqn: core.JaxprEqn) -> None:
             _refuse_crossed(inner)
 
 
-def _by_patches(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
+def _by_patches(site: sites.Convolution, data: jax.Array, kernel: jax.Array) -> jax.Array:
     weights = site.of_view(kernel.astype(jnp.float32))
     outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
     return site.result(outs).astype(site.node.out_dtype())
 
 
-def _with_apart_gradients(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
-    def plain(data: Any, kernel: Any) -> Any:
+def _with_apart_gradients(site: sites.Convolution, data: jax.Array, kernel: jax.Array) -> jax.Array:
+    def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
         return convolved(site.node, data, kernel)
 
-    def backward(residuals: Any, cotangent: Any) -> Any:
+    def backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
         data, kernel = residuals
         (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
         grads = Use(site, data[None], cotangent[None]).gradients()[0]

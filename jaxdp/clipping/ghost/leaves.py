@@ -13,11 +13,15 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import factors
 from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
-from jaxdp.clipping.ghost.parted import Cut, place_in
+from jaxdp.clipping.ghost.sites import Site
+from jaxdp.clipping.ghost.views import Label, Sliced
+from jaxdp.types import PyTree
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
@@ -26,11 +30,80 @@ _LARGE = 2**18
 # Blocks of rows whose sums are held at a time, at most.
 _HELD_BLOCKS = 8
 
+# Squared norms [m], as computed and rounded up.
+Squares = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The axis of a parameter that is cut over devices.
+
+    Attributes:
+        axis: of the parameter.
+        parts: their number.
+        names: of the mesh axes.
+        mesh: the mesh.
+    """
+
+    axis: int
+    parts: int
+    names: tuple[str, ...]
+    mesh: Mesh
+
+    def split(self, x: jax.Array, axis: int) -> jax.Array:
+        """[parts, ...]: the parts of an array along ``axis``, each on its devices."""
+        shape = (*x.shape[:axis], self.parts, x.shape[axis] // self.parts, *x.shape[axis + 1 :])
+        return self._pinned(jnp.moveaxis(x.reshape(shape), axis, 0))
+
+    def leads(self, label: Label, shape: Sequence[int]) -> bool:
+        """True if the axis is the first of those that a label runs over."""
+        for atom in label:
+            if isinstance(atom, int):
+                if atom == self.axis:
+                    return True
+                size = shape[atom]
+            elif isinstance(atom, tuple) and atom[0] == "split":
+                _, whole, parts, at = atom
+                if whole[0] == self.axis and at == 0:
+                    return bool(parts[0] % self.parts == 0)
+                size = parts[at]
+            elif isinstance(atom, Sliced):
+                return False
+            else:
+                continue
+            if size > 1:
+                return False
+        return False
+
+    def _pinned(self, x: jax.Array) -> jax.Array:
+        free = [P.UNCONSTRAINED] * (x.ndim - 1)
+        spec = P(self.names, *free)
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            return jax.lax.with_sharding_constraint(x, spec)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def squares(
+        self, of_part: Callable[..., Squares], *arrays: tuple[PyTree, int | None]
+    ) -> Squares:
+        """The sum over parts of ``of_part``'s squared norms.
+
+        Args:
+            of_part: from the arrays of one part.
+            arrays: pairs of an array (or a pytree of them), and the axis that is cut, or None.
+        """
+        split = [
+            x if axis is None else jax.tree.map(lambda leaf, a=axis: self.split(leaf, a), x)
+            for x, axis in arrays
+        ]
+        over = [None if axis is None else 0 for _, axis in arrays]
+        one, other = jax.vmap(of_part, over)(*split)
+        return jnp.sum(one, axis=0), jnp.sum(other, axis=0)
+
 
 class Leaf(Protocol):
     """The protocol of one parameter's per-example gradients."""
 
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """Squared norms float32 [m]: as computed, and with their rounding error added."""
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
@@ -55,7 +128,7 @@ class Arrays:
     grads: jax.Array
     cut: Cut | None = None
 
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
         rows = self._divided(scale)
         if self.cut is None:
@@ -97,7 +170,7 @@ class Layer:
     grads: jax.Array
     cut: Cut | None = None
 
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
         arranged = None if scale is None else self._arranged(scale)
         if self.cut is not None:
@@ -133,7 +206,7 @@ class Factors:
     uses: Sequence[Use]
     cut: Cut | None = None
 
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
         arranged = None if scale is None else _arranged(self.site, scale)
         if self._one_position():
@@ -147,16 +220,14 @@ class Factors:
         if size := self._rows_at_once():
             block = self._blocks(size)
 
-            def of_block(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def of_block(start: jax.Array) -> Squares:
                 return self._square_norms(*block(start))
 
             found = jax.lax.map(of_block, jnp.arange(0, self._rows(), size))
             return found[0].reshape(-1), found[1].reshape(-1)
         return self._square_norms(self._dense, self._lookups)
 
-    def _square_norms(
-        self, uses: Sequence[Use], lookups: LookedUp | None
-    ) -> tuple[jax.Array, jax.Array]:
+    def _square_norms(self, uses: Sequence[Use], lookups: LookedUp | None) -> Squares:
         pairs = [use.ab(self._key) for use in uses]
         place = -1 if self.cut is None else self._place()
         if self.cut is None or place < 0 or (lookups is not None and place != 2):
@@ -165,7 +236,7 @@ class Factors:
         axes = [(1, 1), (3, None), (None, 3)][place]
         of_lookups = None if lookups is None else lookups.grads
 
-        def of_part(a: Any, b: Any, grads: Any) -> tuple[jax.Array, jax.Array]:
+        def of_part(a: Any, b: Any, grads: Any) -> Squares:
             own = None if lookups is None else dataclasses.replace(lookups, grads=grads)
             return factors.square_norms(list(zip(a, b, strict=True)), own)
 
@@ -173,9 +244,14 @@ class Factors:
         return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), (of_lookups, last))
 
     def _place(self) -> int:
-        groups, _, p, q = self.site.sizes
-        assert self.cut is not None
-        return place_in(self._key, (groups, p, q), self.cut, self.site.view.leaf_shape)
+        """The one of (g, p, q) that the sharded axis comes first in: 0, 1 or 2; -1 if in none."""
+        cut, sizes = self.cut, self.site.sizes
+        assert cut is not None
+        shape = self.site.view.leaf_shape
+        for place, (label, size) in enumerate(zip(self._key, (sizes[0], *sizes[2:]), strict=True)):
+            if size % cut.parts == 0 and cut.leads(label, shape):
+                return place
+        return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
         """See ``Leaf``."""
@@ -323,6 +399,7 @@ class Factors:
         return self.uses[0].data.shape[0]
 
     def _entries(self) -> int:
+        """Of the whole parameter: slices of it share the memory."""
         return math.prod(self.site.view.leaf_shape)
 
     def _held_blocks(self) -> int:
@@ -372,6 +449,30 @@ class Factors:
         return jax.lax.map(one, rounding.cut(arrays, size))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slices:
+    """Gradients of slices of one parameter, which share no entry."""
+
+    each: Sequence[Layer | Factors]
+
+    def squares(self, scale: jax.Array | None) -> Squares:
+        """See ``Leaf``."""
+        found, safe = zip(*(leaf.squares(scale) for leaf in self.each), strict=True)
+        return rounding.total(list(found)), rounding.total(list(safe))
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
+        """See ``Leaf``."""
+        return rounding.total([leaf.weighted_sum(weights, keep, finite) for leaf in self.each])
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """See ``Leaf``."""
+        return rounding.total([leaf.boxed_sum(bound, keep, scale) for leaf in self.each])
+
+    def for_scale(self) -> "Slices":
+        """See ``Factors.for_scale``."""
+        return Slices([x.for_scale() if isinstance(x, Factors) else x for x in self.each])
+
+
 def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
     """The rows, with zeros in those that are not finite.
 
@@ -381,5 +482,5 @@ def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
 
 
-def _arranged(site: Any, leaf: jax.Array) -> jax.Array:
+def _arranged(site: Site, leaf: jax.Array) -> jax.Array:
     return site.of_view(site.view.of_leaf(leaf))

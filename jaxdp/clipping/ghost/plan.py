@@ -5,13 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp.clipping.ghost.derived import steps_of
-from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.sites import Site
-from jaxdp.clipping.ghost.steps import Cut
-from jaxdp.clipping.ghost.together import parts_of
-from jaxdp.clipping.ghost.uses import Uses
+from jaxdp.clipping.ghost.sites import Site, lengths
+from jaxdp.clipping.ghost.uses import Used, Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
 # entry, in the processor's cache and out of it; measured on two CPU cores with convolutions of
@@ -93,7 +89,7 @@ def plan(
         elif why:
             row = LeafPlan(path, "vmap", why, bytes=4 * entries, operations=float(entries))
         else:
-            row = _weighed(path, uses.of_leaf[leaf], batch_size, engine)
+            row = _weighed(path, uses.by_slice(leaf), batch_size, engine)
         found.append(row)
     return tuple(found)
 
@@ -103,41 +99,40 @@ def _whole(leaf: int, uses: Uses, engine: str) -> str:
     if engine == "vmap":
         return "as asked"
     if leaf in uses.refused:
-        return f"used by {uses.refused[leaf]}"
-    found = [site for _, site in uses.of_leaf.get(leaf, [])]
-    if not found:
+        how, write = uses.refused[leaf]
+        return f"used by {how}" + (f"; write {write}" if write else "")
+    if leaf not in uses.of_leaf:
         return "not used"
-    if not all(same_arrangement(found[0].key, site.key) for site in found):
-        return "used in unlike ways"
-    lookups = [site.key for site in found if site.looks_up]
-    if any(key != lookups[0] for key in lookups):
-        # Their norms take every lookup for one of rows of the same kind.
-        return "looked up by unlike axes"
-    if engine == "auto" and sum(_is_cut(*use) for use in uses.of_leaf[leaf]) > 1:
-        # Factors of every slice are filled up to the whole: twice the time of a stack of four.
-        return "sliced for unlike data"
+    if not (slices := uses.by_slice(leaf)):
+        return "used by slices that overlap"
+    for used in slices:
+        sites = [site for _, site in used]
+        if not all(same_arrangement(sites[0].key, site.key) for site in sites):
+            return "used in unlike ways"
+        lookups = [site.key for site in sites if site.looks_up]
+        if any(key != lookups[0] for key in lookups):
+            # Their norms take every lookup for one of rows of the same kind.
+            return "looked up by unlike axes"
     return ""
 
 
-def _is_cut(node: Node, site: Any) -> bool:
-    parts = parts_of(node, site)
-    return any(isinstance(step, Cut) for _, part in parts for step in steps_of(part))
-
-
-def _weighed(
-    path: str, found: Sequence[tuple[Node, Site]], batch_size: int, engine: str
-) -> LeafPlan:
-    sites = [site for _, site in found]
-    groups, _, p, q = sites[0].sizes
-    positions = sum(site.sizes[1] for site in sites)
-    ghost, layer = _costs(sites, batch_size)
-    factors, gradients = sum(_held(*use) for use in found), 4 * groups * p * q
+def _weighed(path: str, slices: Sequence[Sequence[Used]], batch_size: int, engine: str) -> LeafPlan:
+    ghost = layer = ordinary = 0.0
+    factors = gradients = 0
+    for used in slices:
+        sites = [site for _, site in used]
+        groups, _, p, q = sites[0].sizes
+        of_ghost, of_layer = _costs(sites, batch_size)
+        ghost, layer = ghost + of_ghost, layer + of_layer
+        ordinary += 3.0 * groups * sum(site.sizes[1] for site in sites) * p * q
+        factors += sum(_held(*use) for use in used)
+        gradients += 4 * groups * p * q
     costs = f"{ghost:.2g} against {layer:.2g} operations"
     if engine == "ghost":
         return LeafPlan(path, "ghost", "as asked", "", factors, ghost)
     if ghost <= layer:
         return LeafPlan(path, "ghost", costs, "", factors, ghost)
-    if gradients > factors and ghost <= _SHARE * 3.0 * groups * positions * p * q:
+    if gradients > factors and ghost <= _SHARE * ordinary:
         costs += f", but {factors:,} against {gradients + factors:,} bytes"
         return LeafPlan(path, "ghost", costs, "", factors, ghost)
     return LeafPlan(path, "layer", costs, "", factors + gradients, layer)
@@ -148,7 +143,7 @@ def same_arrangement(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return other in (one, (one[0], one[2], one[1]))
 
 
-def _held(node: Node, site: Any) -> int:
+def _held(node: Node, site: Site) -> int:
     """Bytes of one example's input and cotangent at a site."""
     sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
     itemsize: int = node.out_dtype().itemsize

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 
-from jaxdp.clipping.ghost import ragged
 from jaxdp.types import PyTree
 
 # Calls that only group operations; their bodies are written out in place.
@@ -16,6 +17,7 @@ _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_
 _RULED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _REMAT = ("remat2", "checkpoint", "remat")
 SCAN, COND = "scan", "cond"
+_RAGGED = "ragged_dot_general"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +110,9 @@ class Traced:
 
     def ignores_example(self) -> bool:
         """True if no argument beyond the parameters reaches the first result, the loss."""
-        return not reaches(self.program, self.program.ins[self.num_params :])
+        result = self.program.outs[0]
+        examples = self.program.ins[self.num_params :]
+        return not (isinstance(result, int) and result in reached(self.program, examples))
 
 
 def trace(
@@ -127,12 +131,6 @@ def trace(
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
     program = _Flattener(inlined, not differentiated).program(closed.jaxpr, closed.consts)
     return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
-
-
-def reaches(program: Program, sources: Sequence[int]) -> bool:
-    """True if the first result depends on any of the values ``sources``."""
-    first = program.outs[0]
-    return isinstance(first, int) and first in reached(program, sources)
 
 
 def reached(program: Program, sources: Iterable[int]) -> set[int]:
@@ -187,7 +185,7 @@ def rewritten(node: Node) -> bool:
 
 def _holds_ragged(eqn: core.JaxprEqn) -> bool:
     inner = (each for jaxpr in inner_jaxprs(eqn) for each in jaxpr.eqns)
-    return any(each.primitive.name == ragged.RAGGED or _holds_ragged(each) for each in inner)
+    return any(each.primitive.name == _RAGGED or _holds_ragged(each) for each in inner)
 
 
 def evaluate(
@@ -271,7 +269,7 @@ class _Flattener:
         """The program written out in place of an operation; None for most."""
         if eqn.primitive.name in self._inlined:
             return eqn.params[self._inlined[eqn.primitive.name]]
-        if eqn.primitive.name == ragged.RAGGED and (written := ragged.dense(eqn)) is not None:
+        if eqn.primitive.name == _RAGGED and (written := _dense(eqn)) is not None:
             return jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
         return None
 
@@ -282,3 +280,32 @@ class _Flattener:
 
 def _number(atom: Any, numbers: Mapping[Any, Any]) -> Any:
     return atom if isinstance(atom, core.Literal) else numbers[atom]
+
+
+def _dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:
+    """The operation written with ``dot_general``; None where it is not ``jax.lax.ragged_dot``.
+
+    Position t of expert e is row (t, e) of positions by experts, whose other rows are zero: what
+    JAX computes, too, where there is no kernel for it (jax 0.10).
+    """
+    params = eqn.params
+    numbers = params["ragged_dot_dimension_numbers"]
+    basic = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    sizes: Any = eqn.invars[2].aval
+    if numbers != basic or len(eqn.invars) != 3 or len(sizes.shape) != 1:
+        return None
+
+    def product(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
+        ends = jnp.cumsum(sizes)[None]
+        at = lax.broadcasted_iota(ends.dtype, (lhs.shape[0], 1), 0)
+        mine = (at >= ends - sizes[None]) & (at < ends)
+        rows = jnp.where(mine[:, :, None], lhs[:, None, :], jnp.zeros([], lhs.dtype))
+        return lax.dot_general(
+            rows,
+            rhs,
+            (((1, 2), (0, 1)), ((), ())),
+            precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+        )
+
+    return product

@@ -4,7 +4,8 @@ At a site the gradient of one example is ``G[g, p, q] = sum_t A[g, t, p] B[g, t,
 operand that is not the parameter, B from the loss's cotangent at the result. p and q run over the
 weight's axes, g over groups, t over positions (pixels, tokens). (Goodfellow 2015, arXiv:1510.01799,
 for dense layers; Rochette et al. 2019, arXiv:1912.06015, for convolutions; Li et al. 2021,
-arXiv:2110.05679, for positions.)
+arXiv:2110.05679, for positions.) A site inside a ``scan`` is one of all its passes; of parameters
+that are joined before they meet data, such as the gates of an LSTM, each has a share.
 """
 
 import dataclasses
@@ -18,25 +19,31 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.views import Label, View, merged
+from jaxdp.clipping.ghost.views import Joined, Label, View, merged
 
 
 class Site(Protocol):
-    """One use of a parameter.
+    """One use of a parameter."""
 
-    Attributes:
-        view: the parameter as this operation sees it.
-        sizes: (groups, positions, p, q).
-        key: labels of (g, p, q): sites with one key have gradients arranged alike.
-        operand: which operand of the operation is not the parameter.
-        looks_up: True if rows are looked up: A is one-hot, and ``rows`` says where it is one.
-    """
+    @property
+    def view(self) -> View:
+        """The parameter as the operation sees it."""
 
-    view: View
-    sizes: tuple[int, int, int, int]
-    key: tuple[Label, Label, Label]
-    operand: int
-    looks_up: bool
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(groups, positions, p, q)."""
+
+    @property
+    def key(self) -> tuple[Label, Label, Label]:
+        """Labels of (g, p, q): sites with one key have gradients arranged alike."""
+
+    @property
+    def operand(self) -> int:
+        """The operand of the operation that is not the parameter."""
+
+    @property
+    def looks_up(self) -> bool:
+        """True if rows are looked up: A is one-hot, and ``rows`` says where it is one."""
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
         """B [m, g, t, q], from cotangents [m, *result]."""
@@ -49,7 +56,7 @@ class Site(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dense:
+class Product:
     """``dot_general`` of a parameter and data; axes of each, in the order (g, p or t, q or t)."""
 
     view: View
@@ -223,45 +230,193 @@ class Around:
     @property
     def view(self) -> View:
         """The parameter as the operation sees it."""
-        view: View = self.inner.view
-        return view
+        return self.inner.view
 
     @property
     def operand(self) -> int:
         """The operand of the operation that is not the parameter."""
-        return int(self.inner.operand)
+        return self.inner.operand
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """(groups, positions, p, q)."""
-        sizes: tuple[int, int, int, int] = self.inner.sizes
-        return sizes
+        return self.inner.sizes
 
     @property
     def key(self) -> tuple[Label, Label, Label]:
         """Labels of (g, p, q)."""
-        key: tuple[Label, Label, Label] = self.inner.key
-        return key
+        return self.inner.key
 
     @property
     def looks_up(self) -> bool:
         """True if rows are looked up."""
-        return bool(self.inner.looks_up)
+        return self.inner.looks_up
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """The looked-up rows, int32 [m, t]; the number of rows p where none was looked up."""
-        found: jax.Array = self.inner.rows(indices)
-        return found
+        return self.inner.rows(indices)
 
     def to_view(self, gradient: jax.Array) -> jax.Array:
         """[g, p, q], arranged like the view."""
-        found: jax.Array = self.inner.to_view(gradient)
-        return found
+        return self.inner.to_view(gradient)
 
     def of_view(self, view: jax.Array) -> jax.Array:
         """The view, arranged as [g, p, q]."""
-        found: jax.Array = self.inner.of_view(view)
-        return found
+        return self.inner.of_view(view)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Share(Around):
+    """The site of one of several parameters that a product takes joined.
+
+    Where they are joined along an axis of the result, each has its share of the cotangent; where
+    along one that is summed over, of the data.
+
+    Attributes:
+        inner: the site as if the parameter stood alone.
+        of_data: True if the share is of the data.
+        axis: of the data, or of the result.
+        start: where the share begins.
+        size: its length.
+    """
+
+    of_data: bool
+    axis: int
+    start: int
+    size: int
+
+    def inputs(self, data: jax.Array) -> jax.Array:
+        """A [m, g, t, p], from data [m, *operand]."""
+        return self.inner.inputs(self._share(data) if self.of_data else data)
+
+    def cotangent(self, cotangent: jax.Array) -> jax.Array:
+        """B [m, g, t, q], from cotangents [m, *result]."""
+        share = cotangent if self.of_data else self._share(cotangent)
+        return self.inner.cotangent(share)
+
+    def _share(self, whole: jax.Array) -> jax.Array:
+        return lax.slice_in_dim(whole, self.start, self.start + self.size, axis=self.axis + 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Looped(Around):
+    """A site of every pass of a ``scan``, as one; data and cotangents are [m, passes, ...].
+
+    A weight that all passes share meets ``passes`` times as many positions. Where every pass has a
+    slice of its own, passes are groups.
+
+    Attributes:
+        inner: the site of one pass.
+        passes: their number.
+    """
+
+    passes: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(groups, positions, p, q)."""
+        groups, positions, p, q = self.inner.sizes
+        return groups, positions * self.passes, p, q
+
+    def inputs(self, data: jax.Array) -> jax.Array:
+        """A [m, g, t, p], from data [m, passes, *operand]."""
+        return self._joined(jax.vmap(self.inner.inputs, 1, 1)(data))
+
+    def cotangent(self, cotangent: jax.Array) -> jax.Array:
+        """B [m, g, t, q], from cotangents [m, passes, *result]."""
+        return self._joined(jax.vmap(self.inner.cotangent, 1, 1)(cotangent))
+
+    def _joined(self, each: jax.Array) -> jax.Array:
+        """[m, g, t, x] from [m, passes, g, t, x]."""
+        rows, _, groups, _, size = each.shape
+        return each.swapaxes(1, 2).reshape(rows, groups, self.sizes[1], size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stacked(Looped):
+    """A site whose every pass has a slice of its own: groups of one site; views are stacked."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(groups, positions, p, q)."""
+        groups, positions, p, q = self.inner.sizes
+        return self.passes * groups, positions, p, q
+
+    @property
+    def key(self) -> tuple[Label, Label, Label]:
+        """Labels of (g, p, q)."""
+        groups, p, q = self.inner.key
+        stack = self.view.stack
+        assert stack is not None
+        return ("stack", *stack.labels[0], *groups), p, q
+
+    def to_view(self, gradient: jax.Array) -> jax.Array:
+        """[g, p, q], arranged like the stacked views."""
+        split = gradient.reshape(self.passes, -1, *gradient.shape[1:])
+        return jax.vmap(self.inner.to_view)(split)
+
+    def of_view(self, view: jax.Array) -> jax.Array:
+        """The stacked views, arranged as [g, p, q]."""
+        each = jax.vmap(self.inner.of_view)(view)
+        return each.reshape(-1, *each.shape[2:])
+
+    def _joined(self, each: jax.Array) -> jax.Array:
+        return each.reshape(each.shape[0], -1, *each.shape[3:])
+
+
+def sites_of(
+    node: Node, what: View | Joined, at: int, operand_shape: Sequence[int]
+) -> list[tuple[View, Any]]:
+    """The parameters at operand ``at`` of ``node``, and the site that it is for each, or None.
+
+    Arguments as for ``site``.
+    """
+    if isinstance(what, View):
+        return [(what, site(node, what, at, operand_shape))]
+    nothing: list[tuple[View, Any]] = [(view, None) for view in what.views]
+    if node.name != "dot_general":
+        return nothing
+    contract, batch = node.eqn.params["dimension_numbers"]
+    if what.axis in batch[at]:
+        return nothing
+    # The axis of the data, or of the result, that the parameters share: the result's axes are those
+    # of the batch, then the first operand's, then the second's.
+    of_data = what.axis in contract[at]
+    if of_data:
+        axis = contract[1 - at][list(contract[at]).index(what.axis)]
+    else:
+        taken = (*contract[at], *batch[at])
+        before = [a for a in range(what.axis) if a not in taken]
+        others = len(operand_shape) - len(contract[1 - at]) - len(batch[1 - at])
+        axis = len(batch[at]) + len(before) + (others if at == 1 else 0)
+    found, start = [], 0
+    for view in what.views:
+        size, shape = view.shape[what.axis], list(operand_shape)
+        if of_data:
+            shape[axis] = size
+        alone = site(node, view, at, shape)
+        found.append((view, None if alone is None else Share(alone, of_data, axis, start, size)))
+        start += size
+    return found
+
+
+def looped(site: Site, passes: int, stacks: Sequence[View | None]) -> Looped | None:
+    """The site of all passes together; None where there is no pass, or each has a table of its own.
+
+    Args:
+        site: of one pass.
+        passes: their number.
+        stacks: the parameters that are sliced pass by pass.
+    """
+    mine = any(site.view.stack is stack for stack in stacks)
+    if passes == 0 or (mine and site.looks_up):
+        return None
+    return (Stacked if mine else Looped)(site, passes)
+
+
+def lengths(site: Site) -> tuple[int, ...]:
+    """Numbers of passes of the loops around a site, the outermost first."""
+    return (site.passes, *lengths(site.inner)) if isinstance(site, Looped) else ()
 
 
 def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
@@ -287,7 +442,7 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
     return None if found is None or 0 in found.sizes else found
 
 
-def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Dense | None:
+def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Product | None:
     contract, batch = node.eqn.params["dimension_numbers"]
     w_contract, w_batch = tuple(contract[at]), tuple(batch[at])
     x_contract, x_batch = tuple(contract[1 - at]), tuple(batch[1 - at])
@@ -302,7 +457,7 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Dens
     key = tuple(_joined(view, axes) for axes in (w_batch, w_contract, w_free))
     data_axes = (*x_batch, *x_free, *x_contract)
     axes = (w_batch, w_contract, w_free)
-    return Dense(view, sizes, key, 1 - at, axes, data_axes)  # type: ignore[arg-type]
+    return Product(view, sizes, key, 1 - at, axes, data_axes)  # type: ignore[arg-type]
 
 
 def _convolution(

@@ -2,15 +2,27 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp.clipping.ghost import linear, loops, parts, views
-from jaxdp.clipping.ghost.derived import steps_of
-from jaxdp.clipping.ghost.linear import Followed, Sum, Term
-from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside, nodes
-from jaxdp.clipping.ghost.together import together
+from jaxdp.clipping.ghost import sites, views
+from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.views import Joined, View
+
+# What a value is known for, besides parameters that are followed in it.
+_DATA, _ONE_NUMBER = "data", "one number"
+# How to write it, where parameters are changed before they meet data.
+_WRITE = {
+    "add": "x @ (W + V) as x @ W + x @ V",
+    "dot_general": "x @ (a @ b) as (x @ a) @ b",
+    "mul": "x @ (W * g) as (x @ W) * g",
+    "dynamic_slice": "W[i] at a computed place as a scan over W",
+}
+_WRITE |= {"sub": _WRITE["add"], "div": _WRITE["mul"]}
+
+Used = tuple[Node, Site]
 
 
 @dataclasses.dataclass(eq=False)
@@ -19,20 +31,28 @@ class Uses:
 
     Attributes:
         of_leaf: for each leaf, the nodes that use it, and their sites.
-        refused: for each leaf that is used otherwise as well, how.
+        refused: for each leaf that is used otherwise as well, how, and how to write it; or "".
     """
 
-    of_leaf: dict[int, list[tuple[Node, Any]]] = dataclasses.field(default_factory=dict)
-    refused: dict[int, str] = dataclasses.field(default_factory=dict)
+    of_leaf: dict[int, list[Used]] = dataclasses.field(default_factory=dict)
+    refused: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
-    def add(self, node: Node, site: Any) -> None:
+    def add(self, node: Node, site: Site) -> None:
         """Notes a use."""
         self.of_leaf.setdefault(site.view.leaf, []).append((node, site))
 
-    def refuse(self, what: Followed, how: str) -> None:
+    def refuse(self, what: View | Joined, how: str, write: str = "") -> None:
         """The leaves must be differentiated as a whole."""
-        for view in linear.parameters(what):
-            self.refused.setdefault(view.leaf, how)
+        for view in what.views if isinstance(what, Joined) else (what,):
+            self.refused.setdefault(view.leaf, (how, write))
+
+    def by_slice(self, leaf: int) -> list[list[Used]]:
+        """The uses of a leaf, those of the same entries together; [] if some entries overlap."""
+        found: dict[frozenset[views.Sliced], list[Used]] = {}
+        for node, site in self.of_leaf.get(leaf, ()):
+            found.setdefault(site.view.slices, []).append((node, site))
+        apart = all(views.are_apart(*pair) for pair in itertools.combinations(found, 2))
+        return list(found.values()) if apart else []
 
 
 def find(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
@@ -47,60 +67,51 @@ def find(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
     _walk(program, known, uses)
     for result in program.outs:
         what = known.get(result) if isinstance(result, int) else None
-        if isinstance(what, Followed):
+        if isinstance(what, View | Joined):
             uses.refuse(what, "returned")
-    return Uses({leaf: together(used) for leaf, used in uses.of_leaf.items()}, uses.refused)
-
-
-_DATA = "data"
+    return uses
 
 
 def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
-    """Fills ``known``: for each value what is followed in it, data, or a constant's axes."""
+    """Fills ``known``: for each value the parameter followed in it, or what it is known for."""
     for node in program.nodes:
         ins = [known.get(ref) if isinstance(ref, int) else None for ref in node.ins]
         if node.body is not None:
-            within = _looped if node.name == SCAN else _inside
-            known.update(zip(node.outs, within(node, ins, uses), strict=True))
+            looped = node.name == SCAN
+            kinds = _looped(node, ins, uses) if looped else _inside(node.body, node.name, ins, uses)
+            known.update(zip(node.outs, kinds, strict=True))
             continue
         if node.branches and ins[0] == _DATA:
             _branched(node, ins, uses)
             known.update(dict.fromkeys(node.outs, _DATA))
             continue
-        of_data = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
-        outcome = [of_data or linear.spread(node)] * len(node.outs)
-        if found := [(at, what) for at, what in enumerate(ins) if isinstance(what, Followed)]:
-            outcome = _meet(node, found, ins, uses) or [of_data] * len(node.outs)
+        kind = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
+        if kind is None and node.name == "broadcast_in_dim" and math.prod(node.shape_of(0)) == 1:
+            kind = _ONE_NUMBER
+        outcome = [kind] * len(node.outs)
+        if found := [(at, what) for at, what in enumerate(ins) if isinstance(what, View | Joined)]:
+            outcome = _meet(node, found, ins, uses) or outcome
         known.update(zip(node.outs, outcome, strict=True))
-
-
-def _inside(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
-    """The kinds of a body's results, which are no views."""
-    assert node.body is not None
-    return _within(node.body, node.name, ins, uses)
 
 
 def _branched(node: Node, ins: list[Any], uses: Uses) -> None:
     """The uses in the branches of a ``cond``, of which one counts for each example."""
     for branch in node.branches:
-        within, inner = Uses(), set(nodes(branch))
-        _within(branch, node.name, ins[1:], within)
-        for leaf, how in within.refused.items():
-            uses.refused.setdefault(leaf, f"{how} in a cond")
-        for inside_node, site in itertools.chain(*within.of_leaf.values()):
-            if any(step.operand is not None and step.node in inner for step in steps_of(site)):
-                # What parameters are multiplied with there is noted for no example.
-                uses.refuse(site.view, "a product in a cond")
-            else:
-                uses.add(inside_node, site)
+        within = Uses()
+        _inside(branch, node.name, ins[1:], within)
+        for leaf, (how, write) in within.refused.items():
+            uses.refused.setdefault(leaf, (f"{how} in a cond", write))
+        for use in itertools.chain(*within.of_leaf.values()):
+            uses.add(*use)
 
 
-def _within(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
+def _inside(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
+    """The kinds of the results of a body of an operation ``name``; none is followed further."""
     known = {number: what for number, what in zip(body.ins, ins, strict=True) if what is not None}
     _walk(body, known, uses)
     results = [known.get(ref) if isinstance(ref, int) else None for ref in body.outs]
     for at, what in enumerate(results):
-        if isinstance(what, Followed):
+        if isinstance(what, View | Joined):
             # Outside, its operations would have to be run a second time.
             uses.refuse(what, f"leaves a {name}")
         if what != _DATA:
@@ -116,16 +127,20 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     entering: list[Any] = []
     for at, (what, number) in enumerate(zip(ins, body.ins, strict=True)):
         if what != _DATA and at >= carried.start:
-            what = _taken(what, at >= carried.stop, uses)
+            # A slice is followed; what is carried is another value in every pass.
+            followed = isinstance(what, View | Joined)
+            taken = views.of_passes(what) if followed and at >= carried.stop else None
+            if followed and taken is None:
+                uses.refuse(what, SCAN)
+            what = taken
         entering.append(_DATA if number in data else what)
     within = Uses()
-    results = _inside(node, entering, within)
-    for leaf, how in within.refused.items():
-        uses.refused.setdefault(leaf, f"{how} in a scan")
-    each = [linear.parameters(w) for w in entering[carried.stop :] if isinstance(w, Followed)]
-    stacks = [view.stack for view in itertools.chain(*each)]
+    results = _inside(body, SCAN, entering, within)
+    for leaf, (how, write) in within.refused.items():
+        uses.refused.setdefault(leaf, (f"{how} in a scan", write))
+    stacks = [what.stack for what in entering[carried.stop :] if isinstance(what, View)]
     for inner, site in itertools.chain(*within.of_leaf.values()):
-        looped = loops.looped(site, node.eqn.params["length"], stacks)
+        looped = sites.looped(site, node.eqn.params["length"], stacks)
         if looped is None:
             uses.refuse(site.view, "gather of a slice in a scan, or by a scan without a pass")
         else:
@@ -135,48 +150,40 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     return [_DATA if ref in data else what for ref, what in zip(outs, results, strict=True)]
 
 
-def _taken(what: Any, slices: bool, uses: Uses) -> Followed | None:
-    """The parameters followed in an operand that a ``scan`` slices, or carries."""
-    if not isinstance(what, Followed):
-        return None
-    kept = []
-    for each in what.terms if isinstance(what, Sum) else (what,):
-        found = linear.sliced(each) if slices else None
-        if found is None:
-            uses.refuse(each, SCAN)
-        else:
-            kept.append(found)
-    return linear.total(kept)
-
-
-def _meet(node: Node, found: list[tuple[int, Any]], ins: list[Any], uses: Uses) -> list[Any] | None:
+def _meet(
+    node: Node, found: list[tuple[int, View | Joined]], ins: list[Any], uses: Uses
+) -> list[Any] | None:
     """The kinds of results of an operation on parameters; sites, where it is one."""
     at, what = found[0]
-    if node.name == "concatenate" and all(isinstance(each, View | Term | Sum) for each in ins):
+    if node.name == "concatenate" and all(
+        isinstance(each, View) and not each.multiples for each in ins
+    ):
         return [Joined(tuple(ins), node.eqn.params["dimension"])]
-    if len(found) == 1:
-        onward = linear.through(node, what)
-        if onward is not None:
-            return [onward]
-        others = [
-            i for i in range(len(ins)) if i != at and (ins[i] == _DATA or node.name == "gather")
-        ]
-        if len(others) == 1 and (len(ins) == 2 or node.name == "dynamic_slice"):
-            sites = parts.sites_of(node, what, at, node.shape_of(others[0]))
-            for view, site in sites:
-                if site is None:
-                    uses.refuse(view, node.name)
-                else:
-                    uses.add(node, site)
-            # Also of what is refused, the result depends on data.
-            return [_DATA]
-    if _DATA not in [kind for kind in ins if isinstance(kind, str)]:
-        fixed = linear.multipliers(node, dict(found))
-        for i in fixed:
-            uses.refuse(ins[i], node.name)
-        made = linear.onward(node, [None if i in fixed else kind for i, kind in enumerate(ins)])
-        if made is not None:
-            return list(made)
+    if len(found) == 1 and (made := views.through(node, what)) is not None:
+        return made
+    with_data = _DATA in [kind for kind in ins if isinstance(kind, str)]
+    others = [i for i in range(len(ins)) if i != at and (ins[i] == _DATA or node.name == "gather")]
+    if len(found) == len(others) == 1 and (len(ins) == 2 or node.name == "dynamic_slice"):
+        for view, site in sites.sites_of(node, what, at, node.shape_of(others[0])):
+            if site is None:
+                uses.refuse(view, node.name)
+            else:
+                uses.add(node, site)
+        # Also of what is refused, the result depends on data.
+        return [_DATA]
+    for at, what in () if with_data else found:
+        others = [i for i in range(len(ins)) if i != at]
+        numbers = all(ins[i] == _ONE_NUMBER or math.prod(node.shape_of(i)) == 1 for i in others)
+        if numbers and isinstance(what, View) and (times := views.multiplied(node, at, what)):
+            for i, other in found:
+                if i != at:
+                    uses.refuse(other, node.name)
+            return [times]
+    write = ""
+    if not with_data and len(node.out_shape()) > 1:
+        sizes = [math.prod(node.shape_of(i)) for i in range(len(ins))]
+        gain = 1 < min(sizes) < max(sizes)  # as long as one side of the weight
+        write = _WRITE.get(node.name, "") if gain or node.name not in ("mul", "div") else ""
     for _, each in found:
-        uses.refuse(each, node.name)
+        uses.refuse(each, node.name, write)
     return None

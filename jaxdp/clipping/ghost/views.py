@@ -1,9 +1,15 @@
-"""Parameters seen through reshapes, transposes and casts: the same numbers, arranged otherwise."""
+"""Parameters seen through reshapes, transposes, casts, slices and multiplications by one number.
+
+None of these adds entries up, so the squared norm of the parameter's gradient is that of the view's
+(times the number's square), and of slices that share no entry the sum of theirs.
+"""
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +21,56 @@ from jaxdp.clipping.ghost.program import Node
 Label = tuple[Any, ...]
 
 
+class Sliced(NamedTuple):
+    """An axis of which a slice was taken; ``whole`` is its label, ``kept`` says which entries."""
+
+    whole: Label
+    kept: range
+
+
+class Multiple(NamedTuple):
+    """An operation that multiplies all entries by one number.
+
+    Attributes:
+        node: ``mul``, ``div`` or ``neg``.
+        number: the operand that holds the number; None for -1.
+    """
+
+    node: Node
+    number: int | None
+
+    def factor(self, operands: Sequence[jax.Array]) -> jax.Array:
+        """The number, from the operation's operands."""
+        if self.number is None:
+            return jnp.float32(-1.0)
+        number = jnp.ravel(jax.lax.stop_gradient(operands[self.number]))[0].astype(jnp.float32)
+        return 1.0 / number if self.node.name == "div" else number
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """A parameter after operations that only rearrange it (so gradients keep their norm).
+    """A parameter, or a slice of it, arranged otherwise, perhaps times a number.
 
     Attributes:
         leaf: number of the parameter's leaf.
         leaf_shape: shape of the leaf.
         shape: shape of the view.
         labels: for each axis of the view, the leaf's axes that it runs over.
-        chain: the operations, first to last; casts are left out.
+        chain: what rearranges and slices it, first to last.
         stack: for a slice that a ``scan`` takes in every pass, what is sliced along its first axis.
+        slices: the slices that were taken; views with equal ones show the same entries.
+        multiples: the multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run
+            multiplies the cotangents.
     """
 
     leaf: int
     leaf_shape: tuple[int, ...]
     shape: tuple[int, ...]
     labels: tuple[Label, ...]
-    chain: tuple[Node, ...] = ()
+    chain: tuple[Callable[[jax.Array], jax.Array], ...] = ()
     stack: "View | None" = None
+    slices: frozenset[Sliced] = frozenset()
+    multiples: tuple[Multiple, ...] = ()
 
     def to_leaf(self, gradient: jax.Array) -> jax.Array:
         """A float32 gradient of the view (of all slices, stacked), arranged like the leaf."""
@@ -47,8 +84,8 @@ class View:
         return self._chained(leaf)
 
     def _chained(self, value: jax.Array) -> jax.Array:
-        for node in self.chain:
-            value = _rearranged(node, value)
+        for operation in self.chain:
+            value = operation(value)
         return value
 
 
@@ -70,53 +107,107 @@ def of_parameter(leaf: int, shape: Sequence[int]) -> View:
     return View(leaf, tuple(shape), tuple(shape), tuple(((axis,)) for axis in range(len(shape))))
 
 
-def through(node: Node, view: View | Joined) -> View | Joined | None:
-    """The view after one more operation; None if that does more than rearrange it."""
-    shape = node.out_shape()
+def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
+    """The results of an operation on a parameter alone; None if it is not followed."""
+    shape, params = node.out_shape(), node.eqn.params
+    if not jnp.issubdtype(node.out_dtype(), jnp.floating):
+        return None
     if node.name in ("convert_element_type", "copy", "copy_p"):
-        floating = jnp.issubdtype(node.out_dtype(), jnp.floating)
-        return view if floating else None
+        return [view]
     if isinstance(view, Joined):
         return None
     if node.name == "transpose":
-        labels = tuple(view.labels[axis] for axis in node.eqn.params["permutation"])
-    elif node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+        order = params["permutation"]
+        return [
+            _then(view, functools.partial(jnp.transpose, axes=order), shape, _turned(view, order))
+        ]
+    if node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
         # The size tells a broadcast that repeats values, whose gradient would add up.
         if len(node.ins) != 1 or math.prod(shape) != math.prod(view.shape) or 0 in shape:
             return None
-        labels = _regrouped(_turned(view, _turn(node)), shape)
+        # A reshape may read its axes in another order, such as that of a kernel under ``vmap``.
+        order = params.get("dimensions") if node.name == "reshape" else None
+        order = range(len(view.shape)) if order is None else order
+        labels = _regrouped([view.shape[axis] for axis in order], _turned(view, order), shape)
+        reshape = functools.partial(jax.lax.reshape, new_sizes=shape, dimensions=tuple(order))
+        return [_then(view, reshape, shape, labels)]
+    whole = [range(size) for size in view.shape]
+    if node.name == "slice":
+        strides = params["strides"] or [1] * len(whole)
+        every = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+        kept = [[range(*each) for each in every]]
+    elif node.name == "split":
+        axis, sizes = params["axis"], params["sizes"]
+        ends = itertools.accumulate(sizes)
+        kept = [
+            [*whole[:axis], range(end - size, end), *whole[axis + 1 :]]
+            for size, end in zip(sizes, ends, strict=True)
+        ]
     else:
         return None
-    return dataclasses.replace(view, shape=shape, labels=labels, chain=(*view.chain, node))
+    return [_sliced(view, ranges) for ranges in kept]
 
 
-def sliced(view: View) -> View | None:
+def multiplied(node: Node, at: int, view: View) -> View | None:
+    """The view times one number, which is the other operand; None if it is no such product."""
+    if node.name == "neg":
+        number = None
+    elif (
+        node.name == "mul" or (node.name == "div" and at == 0)
+    ) and view.shape == node.out_shape():
+        number = 1 - at
+    else:
+        return None
+    return dataclasses.replace(view, multiples=(*view.multiples, Multiple(node, number)))
+
+
+def of_passes(view: View | Joined) -> View | None:
     """The slice of a view that a ``scan`` takes in every pass; None of what is one already."""
-    if view.stack is not None:
+    if isinstance(view, Joined) or view.stack is not None:
         return None
     # A stack of its own: another scan may slice the same view, in every pass of this one.
     own = dataclasses.replace(view)
-    return View(view.leaf, view.leaf_shape, view.shape[1:], view.labels[1:], stack=own)
+    return dataclasses.replace(
+        view, shape=view.shape[1:], labels=view.labels[1:], chain=(), stack=own
+    )
 
 
-def _rearranged(node: Node, value: jax.Array) -> jax.Array:
-    if node.name == "transpose":
-        return jnp.transpose(value, node.eqn.params["permutation"])
-    turn = _turn(node)
-    return jnp.reshape(value if turn is None else jnp.transpose(value, turn), node.out_shape())
+def are_apart(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
+    """True if slices of one parameter share no entry: of some axis both take others."""
+    return any(a.whole == b.whole and set(a.kept).isdisjoint(b.kept) for a in one for b in other)
 
 
-def _turn(node: Node) -> Sequence[int] | None:
-    """The order in which a reshape reads its axes, such as that of a kernel under ``vmap``."""
-    return node.eqn.params["dimensions"] if node.name == "reshape" else None
+def _then(
+    view: View,
+    operation: Callable[[jax.Array], jax.Array],
+    shape: Sequence[int],
+    labels: Sequence[Label],
+) -> View:
+    return dataclasses.replace(
+        view, shape=tuple(shape), labels=tuple(labels), chain=(*view.chain, operation)
+    )
 
 
-def _turned(view: View, turn: Sequence[int] | None) -> View:
-    if turn is None:
-        return view
-    shape = tuple(view.shape[axis] for axis in turn)
-    labels = tuple(view.labels[axis] for axis in turn)
-    return dataclasses.replace(view, shape=shape, labels=labels)
+def _turned(view: View, order: Sequence[int]) -> list[Label]:
+    return [view.labels[axis] for axis in order]
+
+
+def _sliced(view: View, ranges: Sequence[range]) -> View:
+    """The entries of a view that the ranges name."""
+    labels, taken = list(view.labels), set(view.slices)
+    for axis, kept in enumerate(ranges):
+        if len(kept) != view.shape[axis]:
+            part = Sliced(view.labels[axis], kept)
+            labels[axis] = (part,)
+            taken.add(part)
+    cut = functools.partial(
+        jax.lax.slice,
+        start_indices=[kept.start for kept in ranges],
+        limit_indices=[kept.stop for kept in ranges],
+        strides=[kept.step for kept in ranges],
+    )
+    found = _then(view, cut, [len(kept) for kept in ranges], labels)
+    return dataclasses.replace(found, slices=frozenset(taken))
 
 
 def merged(label: Sequence[Any]) -> Label:
@@ -133,11 +224,13 @@ def merged(label: Sequence[Any]) -> Label:
     return tuple(found)
 
 
-def _regrouped(view: View, shape: tuple[int, ...]) -> tuple[Label, ...]:
+def _regrouped(
+    sizes: Sequence[int], labels: Sequence[Label], shape: tuple[int, ...]
+) -> list[Label]:
     """Labels after a reshape in row-major order: axes that merge join their labels."""
-    old = [(size, label) for size, label in zip(view.shape, view.labels, strict=True) if size > 1]
+    old = [(size, label) for size, label in zip(sizes, labels, strict=True) if size > 1]
     new = [axis for axis, size in enumerate(shape) if size > 1]
-    labels: list[Label] = [()] * len(shape)
+    regrouped: list[Label] = [()] * len(shape)
     while new:
         (size, whole), run = old.pop(0), [new.pop(0)]
         # The shortest runs of axes, old and new, over the same entries.
@@ -147,9 +240,9 @@ def _regrouped(view: View, shape: tuple[int, ...]) -> tuple[Label, ...]:
             else:
                 more, label = old.pop(0)
                 size, whole = size * more, whole + label
-        sizes = tuple(shape[axis] for axis in run)
+        parts = tuple(shape[axis] for axis in run)
         for at, axis in enumerate(run):
-            labels[axis] = (
-                merged(whole) if len(run) == 1 else (("split", merged(whole), sizes, at),)
+            regrouped[axis] = (
+                merged(whole) if len(run) == 1 else (("split", merged(whole), parts, at),)
             )
-    return tuple(labels)
+    return regrouped

@@ -1,4 +1,4 @@
-"""Every way to use a parameter: changed linearly, sliced, joined, looked up, in loops and branches.
+"""Every way to use a parameter: sliced, multiplied, joined, looked up, in loops and branches.
 
 The ghost engine against plain JAX. Many losses are one program, each a group of ``per_layer``.
 """
@@ -26,10 +26,9 @@ def normal(seed, *shape):
 
 PARAMS = {
     "w": normal(0, D, D), "v": normal(12, D, D), "a": normal(1, D, RANK), "b": normal(2, RANK, D),
-    "stack": normal(3, DEPTH, D, D), "other": normal(13, DEPTH, D, D),
-    "downs": normal(4, DEPTH, D, RANK), "ups": normal(5, DEPTH, RANK, D),
-    "s": jnp.float32(0.7), "g": normal(6, D), "qkv": normal(7, D, 3 * D), "three": normal(8, 3, D, D),
-    "words": normal(9, WORDS, D), "down": normal(10, WORDS, RANK),
+    "stack": normal(3, DEPTH, D, D), "other": normal(13, DEPTH, D, D), "s": jnp.float32(0.7),
+    "g": normal(6, D), "qkv": normal(7, D, 3 * D), "three": normal(8, 3, D, D),
+    "qkvs": normal(4, DEPTH, D, 3 * D), "words": normal(9, WORDS, D),
     "heads": normal(14, DEPTH, D, 2, D // 2), "kernels": normal(15, DEPTH, 1, 1, 3, 3),
 }  # fmt: skip
 BATCH = normal(11, ROWS, TIME, D)
@@ -53,109 +52,45 @@ def cell(u, v):
     return lambda h, row: tanh(row @ u + h @ v)
 
 
-def thin(p):
-    return p["a"] @ p["b"]
-
-
-def updated(p, by=1.0):
-    return p["w"] + by * thin(p)
-
-
-def table(p):
-    return p["words"] + p["down"] @ p["b"]
-
-
 def turn(w):
     return w.T
 
 
-# Changed before they meet data. -----------------------------------------------------------------
+# Sliced, multiplied, joined, looked up. ---------------------------------------------------------
 
 
-def low_rank_layers(p, x):
-    weights = (p["stack"], p["downs"], p["ups"])
-    return layers(x, weights, lambda w: w[0] + 0.5 * (w[1] @ w[2]))
+def fused_heads(p, x):
+    """A slice of a slice, arranged otherwise in between."""
+    q, k, v = (part[:, 0] for part in jnp.split(p["qkv"].reshape(D, 3, 1, D), 3, axis=1))
+    return attention(x, *(part.reshape(D, D) for part in (q, k, v)))
 
 
-def over_time(p, x):
-    w = updated(p)
-    return over_rows(cell(w, w), x)
+def fused_layers(p, x):
+    layer = lambda h, w: (tanh(attention(h, *jnp.split(0.5 * w, 3, axis=1))), None)  # noqa: E731
+    return scan(layer, x, p["qkvs"])[0]
 
 
-def stacked_before(p, x):
-    return layers(x, p["stack"] - 0.5 * (p["downs"] @ p["ups"]), turn)
-
-
-def half_stacked_before(p, x):
-    return layers(x, p["stack"] + jnp.tensordot(p["downs"], p["b"], 1))
-
-
-def scaled_stack(p, x):
-    return layers(x, p["stack"] * jnp.exp(stop(p["downs"][:, :1, :1])))
-
-
-# name -> (what is computed, the parameters, those that are differentiated whole)
-UPDATES = {
-    "low rank": (lambda p, x: x @ updated(p, 0.5), "w a b", ""),
-    "scaled before": (lambda p, x: x @ (p["w"] + (0.5 * p["a"]) @ p["b"]), "w a b", ""),
-    "turned": (lambda p, x: x @ (p["w"] - thin(p).T), "w a b", ""),
-    "as heads": (lambda p, x: jnp.tensordot(x, updated(p).reshape(D, 2, 2), 1), "w a b", ""),
-    "trained scale": (lambda p, x: x @ updated(p, p["s"]), "w a b s", "s"),
-    "trained scales": (lambda p, x: x @ (p["w"] / jnp.exp(p["g"])[:, None]), "w g", "g"),
-    "columns": (lambda p, x: x @ (p["g"][None] * p["w"]), "w g", "g"),
-    "low-rank layers": (low_rank_layers, "stack downs ups", ""),
-    "shared by layers": (
-        lambda p, x: layers(x, p["stack"], lambda w: w + thin(p)),
-        "stack a b",
-        "",
-    ),
-    "stacked before": (stacked_before, "stack downs ups", ""),
-    "half stacked before": (half_stacked_before, "stack downs b", "b"),
-    "scaled stack": (scaled_stack, "stack downs", "downs"),
-    "over time": (over_time, "w a b", ""),
-    "gram": (lambda p, x: x @ (p["a"] @ p["a"].T), "a", ""),
-    "squared": (lambda p, x: x @ (p["w"] @ p["w"]), "w", ""),
-    "symmetric": (lambda p, x: x @ (p["w"] + p["w"].T - 0.3 * p["w"]), "w", ""),
-    "both ways": (lambda p, x: tanh(x @ p["a"]) @ p["b"] + x @ thin(p), "a b", ""),
-    "three": (lambda p, x: x @ (thin(p) @ p["w"]), "w a b", ""),
-    "a vector": (lambda p, x: x @ (p["w"] @ p["b"][0])[:, None], "w b", ""),
-}
-
-# Sliced, joined, looked up. ---------------------------------------------------------------------
-
-
-def overlapping(p, x):
-    wide = jnp.tile(x @ p["qkv"][:, :6], 2)
-    return wide + (x @ p["qkv"])[:, :12] + jnp.tile(x @ p["qkv"][:, 3:11:2], 3)
-
-
-def at_a_place(p, x):
-    at = jnp.int32(1)
-    return attention(x, p["three"][at], p["three"][at + 1], p["three"][0])
-
-
-def out_of_range(p, x):
-    zero, sizes = jnp.int32(0), (1, D, D)
-    low, high = (
-        lax.dynamic_slice(p["three"], (at, zero, zero), sizes, allow_negative_indices=False)[0]
-        for at in (jnp.int32(-2), jnp.int32(9))
-    )
-    return tanh(x @ low) @ high
+def scaled_in_a_loop(p, x):
+    """The number is known outside, where it is negated, and met in a branch of a checkpoint."""
+    w = -(p["w"] / jnp.sqrt(jnp.float32(D))).astype(jnp.float32)
+    one, other = (lambda row: row @ w), (lambda row: (row * row) @ (3.0 * w.T))
+    step = jax.checkpoint(lambda h, row: tanh(h + lax.cond(row[0] > 0, one, other, row)))
+    return over_rows(step, x)
 
 
 def one_by_one(p, x):
     """A convolution in a loop with a kernel of the example: rows are run one after the other."""
     step = lambda h, _: (lax.conv(h, x[:3, :3][None, None], (1, 1), "SAME"), None)  # noqa: E731
-    return scan(step, x[None, None], None, length=2)[0][0, 0] @ updated(p)
+    return scan(step, x[None, None], None, length=2)[0][0, 0] @ (0.5 * p["w"])
 
 
 def joined(p, x):
-    return x @ jnp.concatenate([thin(p), updated(p), 2.0 * p["a"]], axis=1)
+    return x @ jnp.concatenate([p["w"][:, :3], p["v"], p["w"][:, 3:], p["a"]], axis=1)
 
 
 def cells(p, x):
     """A table read in every pass of a loop, and once more outside of it."""
-    read = lambda row: p["words"][jnp.argmax(row)] + p["words"][jnp.argmin(row)]  # noqa: E731
+    read = lambda row: (2.0 * p["words"])[jnp.argmax(row)] + p["words"][jnp.argmin(row)]  # noqa: E731
     first = p["words"][jnp.argmax(x[:, :2], axis=1)]
     return over_rows(lambda h, row: tanh(h + read(row)), x) + first
 
@@ -170,41 +105,29 @@ def branches(p, x):
     return scan(step, jnp.ones(D), x)[0]
 
 
-def loop_in_a_branch(p, x):
-    w = updated(p)
-    looped = lambda x: over_rows(lambda h, row: tanh(h @ w + row), x)[-1]  # noqa: E731
-    return lax.cond(x[0, 0] > 0, looped, lambda x: x[0] @ w.T, x)
+def halves_in_a_loop(p, x):
+    """Two slices that share no entry, one of them looked up as well, at constant places."""
+    left, right = jnp.split(p["w"], 2, axis=1)
+    step = lambda h, row: (h, jnp.concatenate([row @ left, row @ right]))  # noqa: E731
+    return scan(step, 0.0, x)[1] + jnp.tile(right[jnp.asarray([0, 1, 1, 2, 0])], 2)
 
 
-def halved_in_a_loop(p, x):
-    both = updated(p, -0.7)
-    one = lax.cond(x[0, 0] > 0, lambda x: jnp.sin(x @ both), lambda x: x @ p["w"], x)
-    left, right = jnp.split(both, 2, axis=1)
-    two = scan(lambda h, row: (h, jnp.concatenate([row @ left, row @ right])), 0.0, x)[1]
-    return one + two + p["w"][jnp.asarray([0, 1, 1, 2, 0])]
-
-
-def stacked_as_a_kernel(p, x):
-    kernel, numbers = jnp.stack([p["w"], thin(p)]), ("NWC", "WIO", "NWC")
-    y = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=numbers)
-    return y[0] + tanh(x @ p["w"]) @ p["w"].T
-
-
+# name -> (what is computed, the parameters, those that are differentiated whole)
 SLICES = {
     "fused": (lambda p, x: attention(x, *jnp.split(p["qkv"], 3, axis=1)), "qkv", ""),
+    "fused heads": (fused_heads, "qkv", ""),
+    "fused layers": (fused_layers, "qkvs", ""),
     "stacked": (lambda p, x: attention(x, *p["three"]), "three", ""),
-    "at a place": (at_a_place, "three", ""),
-    "out of range": (out_of_range, "three", ""),
-    "overlapping": (overlapping, "qkv", ""),
-    "rows": (lambda p, x: x[:, 1:3] @ p["w"][1:3] + x @ p["w"], "w", ""),
-    "joined": (joined, "w a b", ""),
-    "table": (lambda p, x: table(p)[jnp.argmax(x, axis=1)], "words down b", "b"),
+    "strided": (lambda p, x: x @ p["w"][:, ::2] + tanh(x) @ p["w"][:, 1::2], "w", ""),
+    "a part": (lambda p, x: x[:, 1:3] @ p["w"][1:3], "w", ""),
+    "joined": (joined, "w v a", ""),
     "cells": (cells, "words", ""),
     "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], "words w", ""),
     "branches": (branches, "w a b", ""),
-    "loop in a branch": (loop_in_a_branch, "w a b", ""),
-    "halved in a loop": (halved_in_a_loop, "w a b", ""),
-    "stacked as a kernel": (stacked_as_a_kernel, "w a b", "w a b"),
+    "halves in a loop": (halves_in_a_loop, "w", ""),
+    "trained number": (lambda p, x: x @ (p["s"] * p["w"]) + x @ p["w"].T, "w s", "s"),
+    "scaled in a loop": (scaled_in_a_loop, "w", ""),
+    "scaled stack": (lambda p, x: layers(x, p["stack"] * stop(p["s"])), "stack s", "s"),
 }
 
 # In loops. --------------------------------------------------------------------------------------
@@ -220,17 +143,13 @@ def whole_stack_at_every_pass(p, x):
     return scan(lambda h, w: (tanh(layers(h, p["stack"]) @ w), None), x, p["stack"])[0]
 
 
-def outer_slices_unused(p, x):
-    return scan(lambda h, _: (layers(h, p["stack"]), None), x, p["stack"])[0]
-
-
 def shared_and_alone(p, x):
     """One weight at every pass, and once more outside of the loop."""
     return lax.fori_loop(0, 4, lambda _, h: tanh(h @ p["w"]), x) @ p["w"]
 
 
 def convolved(p, x):
-    layer = lambda h, kernel: (tanh(lax.conv(h, kernel, (1, 1), "SAME")), None)  # noqa: E731
+    layer = lambda h, kernel: (tanh(lax.conv(h, -kernel, (1, 1), "SAME")), None)  # noqa: E731
     return scan(layer, x.reshape(1, 1, TIME, D), p["kernels"])[0]
 
 
@@ -259,6 +178,11 @@ def turned_back(p, x):
     return layers(layers(x, p["stack"]), p["stack"], turn, reverse=True)
 
 
+def stacks_apart(p, x):
+    """The first layers by one loop, the last one by another."""
+    return layers(layers(x, p["stack"][:2]), p["stack"][2:], turn)
+
+
 def checkpoints_all_over(p, x):
     @jax.checkpoint
     def outer(h, row):
@@ -279,11 +203,10 @@ def as_a_stack(heads):
 
 
 LOOPS = {
-    "over layers": (lambda p, x: layers(x, p["stack"]), "stack", ""),
     "over time": (lambda p, x: over_rows(cell(p["w"], p["v"]), x, reverse=True), "w v", ""),
     "layers over time": (layers_over_time, "stack other", ""),
     "whole stack at every pass": (whole_stack_at_every_pass, "stack", ""),
-    "outer slices unused": (outer_slices_unused, "stack", ""),
+    "slices unused": (lambda p, x: scan(lambda h, _: (h @ p["w"], 0), x, p["w"])[0], "w", ""),
     "shared and alone": (shared_and_alone, "w", ""),
     "arranged": (lambda p, x: layers(x, as_a_stack(p["heads"]), turn), "heads", ""),
     "convolved": (convolved, "kernels", ""),
@@ -291,6 +214,7 @@ LOOPS = {
     "without data at first": (without_data_at_first, "w", ""),
     "joined to a shared weight": (slice_joined_to_a_shared_weight, "stack w", ""),
     "turned back": (turned_back, "stack", ""),
+    "stacks apart": (stacks_apart, "stack", ""),
     "checkpoints all over": (checkpoints_all_over, "w v", ""),
     "slope": (slope, "stack", ""),
 }
@@ -314,10 +238,6 @@ def joined_batch(p, x):
     return jnp.einsum("tij,tj->ti", jnp.concatenate([p["stack"], p["other"]])[:TIME], x)
 
 
-def product_in_a_branch(p, x):
-    return lax.cond(x[0, 0] > 0, lambda x: x @ (p["w"] @ p["w"]), lambda x: x, x)
-
-
 def branch_by_parameters(p, x):
     return lax.cond(jnp.sum(PARAMS["w"]) > 0, lambda x: x @ p["w"], lambda x: x, x)
 
@@ -330,56 +250,98 @@ def looked_up_in_a_loop(p, x):
     return lax.map(lambda w: w[jnp.argmax(x, axis=1)], p["stack"])
 
 
+def at_a_computed_place(p, x):
+    return lax.fori_loop(0, 3, lambda i, h: tanh(h @ p["three"][i]), x)
+
+
+ADDED = "used by {}; write x @ (W + V) as x @ W + x @ V"
+PRODUCT = "used by {}; write x @ (a @ b) as (x @ a) @ b"
+GAIN = "used by {}; write x @ (W * g) as (x @ W) * g"
+PLACE = "used by dynamic_slice in a scan; write W[i] at a computed place as a scan over W"
+PASS = "used by gather of a slice in a scan, or by a scan without a pass"
+OVERLAP = "used by slices that overlap"
+# name -> (what is computed, for each parameter the reason; "" where it is followed)
 WHOLE = {
-    "entry by entry": (lambda p, x: x @ (p["w"] * p["w"]), "w", "w"),
-    "normed": (lambda p, x: x @ (p["w"] / jnp.sqrt(jnp.sum(jnp.square(p["w"])))), "w", "w"),
-    "divides": (lambda p, x: x @ (1.0 / p["w"]), "w", "w"),
-    "by data": (lambda p, x: x @ (x[:D] * p["w"]), "w", "w"),
-    "masked by entry": (lambda p, x: x @ (p["w"] * jnp.eye(D)), "w", "w"),
-    "added to data": (lambda p, x: tanh(x[:D] + p["w"]), "w", "w"),
-    "stopped": (lambda p, x: x @ (stop(p["w"]) @ p["w"]), "w", "w"),
-    "product in a branch": (product_in_a_branch, "w", "w"),
-    "branch by parameters": (branch_by_parameters, "w", "w"),
-    "too many terms": (lambda p, x: x @ jnp.linalg.matrix_power(p["w"], 9), "w", "w"),
-    "carried": (lambda p, x: scan(lambda h, r: (h @ p["v"], None), p["w"], x)[0], "w v", "w v"),
-    "returned": (lambda p, x: x @ scan(lambda c, _: (c, p["w"]), 0.0, x)[1][0], "w", "w"),
-    "added in a loop": (added_in_a_loop, "w v", "w"),
-    "joined batch": (joined_batch, "stack other", "stack other"),
-    "looked up in a loop": (looked_up_in_a_loop, "stack", "stack"),
+    "low rank": (
+        lambda p, x: x @ (p["w"] + 0.5 * (p["a"] @ p["b"])),
+        {"w": ADDED.format("add"), **dict.fromkeys("ab", PRODUCT.format("dot_general"))},
+    ),
+    "differences in a loop": (
+        lambda p, x: layers(x, p["stack"], lambda w: w - p["v"]),
+        dict.fromkeys(("stack", "v"), ADDED.format("sub in a scan")),
+    ),
+    "gain": (lambda p, x: x @ (p["g"][None] * p["w"]), dict.fromkeys("wg", GAIN.format("mul"))),
+    "trained scales": (
+        lambda p, x: x @ (p["w"] / jnp.exp(p["g"])[:, None]),
+        {"w": GAIN.format("div"), "g": "used by exp"},
+    ),
+    "gram": (lambda p, x: x @ (p["a"] @ p["a"].T), {"a": PRODUCT.format("dot_general")}),
+    "entry by entry": (lambda p, x: x @ (p["w"] * p["w"]), {"w": "used by mul"}),
+    "divides": (lambda p, x: x @ (1.0 / p["w"]), {"w": "used by div"}),
+    "masked by entry": (lambda p, x: x @ (p["w"] * jnp.eye(D)), {"w": "used by mul"}),
+    "overlapping": (lambda p, x: x @ p["qkv"][:, :6] + x @ p["qkv"][:, 5:11], {"qkv": OVERLAP}),
+    "a part and all": (lambda p, x: x[:, 1:3] @ p["w"][1:3] + x @ p["w"], {"w": OVERLAP}),
+    "at a computed place": (at_a_computed_place, {"three": PLACE}),
+    "joined multiples": (
+        lambda p, x: x @ jnp.concatenate([2.0 * p["w"], p["v"]], axis=1),
+        dict.fromkeys("wv", "used by concatenate"),
+    ),
+    "by data": (lambda p, x: x @ (x[:D] * p["w"]), {"w": "used by mul"}),
+    "added to data": (lambda p, x: tanh(x[:D] + p["w"]), {"w": "used by add"}),
+    "stopped": (lambda p, x: x @ stop(p["w"]) @ p["w"], {"w": "used by stop_gradient"}),
+    "branch by parameters": (branch_by_parameters, {"w": "used by cond"}),
+    "carried": (
+        lambda p, x: scan(lambda h, r: (h @ p["v"], None), p["w"], x)[0],
+        {"w": "used by scan", "v": PRODUCT.format("dot_general in a scan")},
+    ),
+    "returned": (
+        lambda p, x: x @ scan(lambda c, _: (c, p["w"]), 0.0, x)[1][0],
+        {"w": "used by leaves a scan in a scan"},
+    ),
+    "added in a loop": (added_in_a_loop, {"w": "used by add in a scan", "v": ""}),
+    "joined batch": (joined_batch, dict.fromkeys(("stack", "other"), "used by slice")),
+    "looked up in a loop": (looked_up_in_a_loop, {"stack": PASS}),
 }
 
 # name -> (the programs, how far sums may be off, and norms)
 TABLES = {
-    "updates": (UPDATES, 1e-5, 1e-5),
     "slices": (SLICES, 1e-5, 1e-5),
     "loops": (LOOPS, 2e-3, 1e-5),
     "cancelling": (CANCELLING, 2e-3, 2e-3),
-    "one by one": ({"one by one": (one_by_one, "w a b", "")}, 1e-5, 1e-5),
+    "one by one": ({"one by one": (one_by_one, "w", "")}, 1e-5, 1e-5),
     "whole": (WHOLE, 1e-5, 1e-5),
 }
 
 
-def of(table, names=None, cast=None):
+def of(table, names=None, cast=jnp.float32):
     """The parameters and the loss of a table's programs together."""
 
-    def one(fn, keys):
-        params = {k: PARAMS[k].astype(cast or jnp.float32) for k in keys.split()}
+    def one(fn, keys, *_):
+        params = {k: PARAMS[k].astype(cast) for k in (keys.split() if keys == str(keys) else keys)}
         return params, lambda p, x: jnp.sum(jnp.sin(fn(p, x)), dtype=jnp.float32)
 
-    return together({n: one(*row[:2]) for n, row in table.items() if names is None or n in names})
+    return together({n: one(*row) for n, row in table.items() if names is None or n in names})
+
+
+def whole(table):
+    """Path -> why, of the parameters that are differentiated whole; None for any reason."""
+    found = {}
+    for name, (_, keys, *without) in table.items():
+        why = keys if isinstance(keys, dict) else dict.fromkeys(without[0].split())
+        found |= {f"['{name}']['{key}']": reason for key, reason in why.items() if reason != ""}
+    return found
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_what_is_done_to_parameters_is_clipped_as_by_plain_jax(table):
-    """Beside a record that is not finite, too."""
+    """Beside a record that is not finite, too; and the plan says why, and how to write it."""
     programs, within, norms = TABLES[table]
     params, loss_fn = of(programs)
     reference = Reference(params, loss_fn, BATCH)
     rule = reference.half()
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, "ghost")
-    wanted = {f"['{n}']['{key}']" for n, (_, _, keys) in programs.items() for key in keys.split()}
-    plan = grad_fn.plan(params, BATCH)
-    assert {row.path for row in plan if row.engine == "vmap"} == wanted
+    found = {row.path: row.reason for row in grad_fn.plan(params, BATCH) if row.engine == "vmap"}
+    assert found == {path: why or found[path] for path, why in whole(programs).items()}
     run = opened(grad_fn)
     everyone = jnp.ones(ROWS, bool)
     info = agrees(run, reference, rule, params, BATCH, everyone, within=within, norms=norms)
@@ -391,12 +353,11 @@ def test_what_is_done_to_parameters_is_clipped_as_by_plain_jax(table):
         assert not far(found, reference.clipped(rule, others), within)
 
 
-EVERY = {**UPDATES, **SLICES, **LOOPS}
-MIXED = [
-    *("low rank", "stacked before", "gram", "fused", "cells", "over layers", "over time"),
-    *("layers over time", "whole stack at every pass", "outer slices unused"),
-    *("shared and alone", "arranged", "convolved"),
-]
+EVERY = {**SLICES, **LOOPS}
+MIXED = (
+    *("fused", "fused layers", "strided", "scaled in a loop", "cells", "arranged", "convolved"),
+    "layers over time",
+)
 
 
 @functools.cache
@@ -405,30 +366,28 @@ def mixed(names):
     return params, loss_fn, Reference(params, loss_fn, BATCH)
 
 
-@pytest.mark.parametrize(("names", "within"), [(MIXED[:5], 1e-5), (LOOPS, 2e-3)])
-def test_the_engine_that_chooses_agrees(names, within):
-    params, loss_fn, reference = mixed(tuple(names))
+def test_the_engine_that_chooses_agrees():
+    params, loss_fn, reference = mixed(MIXED)
     run = opened(jaxdp.clipped_grad(loss_fn, reference.half(), "auto"))
-    agrees(run, reference, reference.half(), params, BATCH, within=within)
+    agrees(run, reference, reference.half(), params, BATCH, within=2e-3)
 
 
 # Boxes multiply all out, whatever the engine.
-@pytest.mark.parametrize(("box", "scaled"), [(False, True), (True, False), (True, True)])
-def test_scales_and_boxes_of_all_of_them(box, scaled):
-    params, loss_fn, reference = mixed(tuple(MIXED))
+@pytest.mark.parametrize("box", [False, True])
+def test_scales_and_boxes_of_all_of_them(box):
+    params, loss_fn, reference = mixed(MIXED)
     keys = iter(range(20, 99))
     scale = jax.tree.map(lambda p: jnp.exp(normal(next(keys), *p.shape)), params)
-    scale = scale if scaled else None
     rule = jaxdp.coordinate_box(0.02) if box else reference.half(scale)
-    run = opened(jaxdp.clipped_grad(loss_fn, rule, "ghost" if scaled else "auto"))
+    run = opened(jaxdp.clipped_grad(loss_fn, rule, "auto" if box else "ghost"))
     agrees(run, reference, rule, params, BATCH, scale=scale)
 
 
-STACKED = ("over layers", "layers over time", "shared and alone")
+STACKED = ("layers over time", "shared and alone", "fused layers")
 FEW = {  # one row, or two where that is what fits; and all that is large is added row by row
-    1: (*STACKED, "low rank", "fused", "cells"),
+    1: (*STACKED, "fused", "cells"),
     2 * DEPTH * TIME * D * 4 * 2: STACKED,
-    64: ("halved in a loop", "stacked as a kernel", "fused"),
+    64: ("halves in a loop", "trained number", "fused"),
 }
 
 
@@ -453,24 +412,10 @@ def test_a_few_rows_at_a_time(size, monkeypatch):
 def test_bfloat16_a_few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(leaves, "_CHUNK_BYTES", 1)
     batch = BATCH.astype(jnp.bfloat16)
-    params, loss_fn = of(EVERY, ["low rank", "low-rank layers", "fused", "cells"], jnp.bfloat16)
+    params, loss_fn = of(EVERY, ["trained number", "fused layers", "cells"], jnp.bfloat16)
     reference = Reference(params, loss_fn, batch)
     run = opened(jaxdp.clipped_grad(loss_fn, reference.half(), "ghost"))
     agrees(run, reference, reference.half(), params, batch, within=3e-2, norms=3e-2)
-
-
-def test_frozen_and_grouped_parts_of_a_sum():
-    params, loss_fn = of(EVERY, ["low rank"])
-    params, one = params["low rank"], lambda p, x: loss_fn({"low rank": p}, x)
-    rule = jaxdp.per_layer({"w": None, "a": 0.1, "b": 0.2})
-    grad_fn = jaxdp.clipped_grad(one, rule, "ghost", trainable=lambda path: "w" not in path)
-    plan = {row.path[2:-2]: row.engine for row in grad_fn.plan(params, BATCH)}
-    assert plan == {"w": "frozen", "a": "ghost", "b": "ghost"}
-    found, _ = opened(grad_fn)(params, BATCH)
-    assert found.pop("w") is None
-    reference = Reference(params, one, BATCH)
-    reference.grads.pop("w")
-    assert gap(found, reference.clipped(jaxdp.per_layer({"a": 0.1, "b": 0.2}))) < 1e-5
 
 
 OTHERS = {
@@ -496,14 +441,32 @@ def test_a_branch_that_does_not_count_is_as_in_jax(other):
     np.testing.assert_allclose(found["w"], per_example[finite].sum(0), rtol=1e-5)
 
 
-def test_slices_that_meet_the_same_data_have_its_positions_once():
-    def whole(p, x):
-        q, k, v = jnp.split(x @ p["qkv"], 3, axis=1)
-        return jax.nn.softmax(q @ k.T) @ v
+def test_a_frozen_parameter_between_trained_ones():
+    params, loss_fn = of({"low rank": (lambda p, x: x @ p["w"] + x @ p["a"] @ p["b"], "w a b")})
+    rule = jaxdp.clip(0.1)
+    grad_fn = jaxdp.clipped_grad(loss_fn, rule, "ghost", trainable=lambda path: "'w'" not in path)
+    plan = {row.path[-3]: row.engine for row in grad_fn.plan(params, BATCH)}
+    assert plan == {"w": "frozen", "a": "ghost", "b": "ghost"}
+    found, _ = opened(grad_fn)(params, BATCH)
+    assert found["low rank"].pop("w") is None
+    reference = Reference(params, loss_fn, BATCH)
+    reference.grads["low rank"].pop("w")
+    assert gap(found, reference.clipped(rule)) < 1e-5
 
-    reasons = []
-    for fn in (whole, SLICES["fused"][0]):
-        grad_fn = jaxdp.clipped_grad(lambda p, x, fn=fn: jnp.sum(fn(p, x)), jaxdp.clip(1.0))
-        reasons.append(grad_fn.plan({"qkv": PARAMS["qkv"]}, BATCH)[0].reason)
-    assert "operations" in reasons[0]
-    assert reasons[0] == reasons[1]
+
+def test_of_slices_that_fill_a_weight_no_gradient_of_its_size_is_held():
+    """And a weight times a number takes what the weight alone takes."""
+
+    def temporary(loss_of, engine="auto"):
+        loss_fn = lambda p, x: jnp.sum(jnp.sin(loss_of(p["w"], x)))  # noqa: E731
+        params, batch = {"w": jnp.zeros((256, 768))}, jnp.ones((16, 8, 256))
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine)
+        lowered = jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    held = 4 * 16 * 256 * 768
+    for loss_of in (
+        lambda w, x: attention(x, *jnp.split(w, 3, axis=1)),
+        lambda w, x: x @ (w / 16.0),
+    ):
+        assert temporary(loss_of) < 0.5 * held < temporary(loss_of, "vmap")
