@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals, check_confidence
+from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals
 from jaxdp.auditing.worlds import Worlds, step_by_step, training_run, two_worlds
 from jaxdp.clipping import clipped_grad
 from jaxdp.optimizers.algorithm import Algorithm
@@ -55,7 +55,7 @@ def audit_noise(
     """
     steps = arguments.integer("steps", steps, least=1)
     runs = arguments.integer("runs", runs, least=1)
-    check_confidence(confidence)
+    arguments.fraction("confidence", confidence)
     numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
     count = max(1, min(runs, _NUMBERS // (2 * numbers)))
     seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)

@@ -128,7 +128,7 @@ def audit_residuals(
         ValueError: shapes or precision do not fit, ``std`` or ``l2`` is not positive, there are
             fewer than two runs.
     """
-    check_confidence(confidence)
+    arguments.fraction("confidence", confidence)
     for leaf in jax.tree.leaves(released):
         if (dtype := np.asarray(leaf).dtype) not in (np.float32, np.float64):
             raise ValueError(f"released must be float32 or float64, got {dtype}")
@@ -194,12 +194,6 @@ def audit_residuals(
     elif min(found.values()) == 1.0:
         found = {}
     return ResidualVerdict(found, confidence, runs, shape[1], resolution)
-
-
-def check_confidence(confidence: float) -> None:
-    """Raises ValueError unless the confidence is in (0, 1)."""
-    if not 0 < arguments.positive("confidence", confidence) < 1:
-        raise ValueError(f"confidence must be above 0 and below 1, got {confidence!r}")
 
 
 def _joined(name: str, tree: PyTree) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -457,7 +451,7 @@ def shared(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise
         weights = np.zeros((len(block), k))
         weights[:k] = np.eye(k)
         if len(block) > k:
-            rest = 1 / np.linalg.norm(rows[:, block[k:]].sum(1))
+            rest = 1 / max(float(np.linalg.norm(rows[:, block[k:]].sum(1))), 1e-9)
             weights = np.column_stack([weights, (np.arange(len(block)) >= k) * rest])
         _, values, turned = np.linalg.svd(rows[:, block] @ weights, full_matrices=False)
         k = len(values)

@@ -12,7 +12,7 @@ from jaxdp.checks.runs import Runs
 
 _SLACK = 0.98  # of the multiplier that is charged
 _FAR = 0.5  # of it, where releases may be no sums plus noise
-_AGAIN, _KNOWN = 0.2, 0.05  # of an influence that comes back; an error of what is handed on
+_AGAIN, _KNOWN = 0.2, 0.05  # of an influence that comes back; the error of an autoregression
 
 
 class Influence(NamedTuple):
@@ -142,7 +142,7 @@ def of_memory(runs: Runs) -> Finding | None:
         return None
     (apart, first), noised = runs.differences, np.flatnonzero(noise.noised)
     steps = apart.shape[1]
-    kept, errors = _handed_on(runs.few[0][:, :, noised] / noise.std[noised], first)
+    kept, errors = _autoregression(runs.few[0][:, :, noised] / noise.std[noised], first)
     if not len(kept):
         return None
     kept = 0 * kept if correlated else kept  # noise takes back what it added, sums do not
@@ -175,7 +175,7 @@ def of_memory(runs: Runs) -> Finding | None:
     )
 
 
-def _handed_on(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _autoregression(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(c [lags], their standard errors): the regression of a step's noise on those before it.
 
     Least squares over all coordinates and steps of the runs in which nobody was drawn so far; as

@@ -230,6 +230,9 @@ def test_pairs_and_combinations_have_valid_p_values_and_are_found():
     assert of_no_mean.p_value < 1e-7
     scaled = columns[:, block] / np.linalg.norm(columns[:, block], axis=0)
     np.testing.assert_allclose(np.linalg.norm(scaled @ weights), left, atol=1e-12)
+    # Coordinates whose sum is nothing at all.
+    opposite = np.concatenate([columns[:, :1], -columns[:, :1]] * 50, axis=1)
+    assert residuals.shared(opposite, 60, np.zeros(100)).p_value < 1e-7
     # Of more coordinates than pairs are looked at, opposite ones are found all the same.
     wide = rng.normal(size=(60, 1_500))
     wide[:, 1_403] = -wide[:, 7]

@@ -87,6 +87,36 @@ def test_noise_scaled_by_the_loss_of_all_records_is_seen():
     assert "company" in kinds(checked(loop))
 
 
+def test_a_loop_that_gives_nothing_finite_on_copies_is_looked_at_on_the_records():
+    def loop(data, seed):
+        (x,) = data
+        return linear(((x - x.mean(0)) / x.std(0),), seed)
+
+    found = checked(loop)
+    assert "company" in kinds(found)
+    assert any("not finite" in words for words in found.untested)
+
+
+def test_of_a_large_release_some_coordinates_stand_for_all():
+    """A record in 40,000 numbers, whose noise is its own in each, or one in all."""
+    (x,) = LINEAR
+    wide = (np.tile(x, 2_000),)
+
+    def loop(data, seed, count):
+        rng = np.random.default_rng(seed)
+        for _ in range(2):
+            drawn = planted.poisson(rng, len(data[0]))
+            yield planted.clipped(data[0])[drawn].sum(0) + rng.normal(size=count)
+
+    few = {"seeds": 1, "first": 48}
+    own, one = (
+        jaxdp.check_loop(functools.partial(loop, count=count), wide, MECHANISM, **few)
+        for count in (40_000, 1)
+    )
+    assert own.findings == ()
+    assert kinds(one) == {"shared"}
+
+
 def test_what_moves_a_release_beside_the_clipped_records_is_seen():
     """Statistics of the whole data set, no noise, one noise for all runs, and a stop that looks."""
     assert "company" in kinds(check(centre=True))
