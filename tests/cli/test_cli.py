@@ -252,16 +252,21 @@ def test_an_interrupt_before_a_run_and_an_audit_under_other_relations_end_in_wor
 
 # jaxdp audit.
 def test_an_audit_prints_three_numbers_and_writes_its_files(tmp_path):
-    """Of random allocation."""
-    options = "--algorithm dp-sgd --sampling allocation --steps 4 --noise-multiplier 0.5"
-    options += " --delta 0.01 --seed 1 --runs 150 --json --out"
-    row = json.loads(ran("audit", *options.split(), tmp_path / "a").splitlines()[-1])
-    assert row["proven"] == acc.epsilon(acc.RandomAllocation(acc.Gaussian(0.5), 4), 0.01).upper
-    assert 0 < row["audited"] < row["proven"]
-    assert (row["claimed"], row["broken"], row["noise_refuted"]) == (None, False, False)
-    assert row["noise"].startswith("noise: as charged (")
+    options = "--algorithm dp-sgd --sampling full_batch --steps 2 --runs 200 --seed 1 --json"
+    row = json.loads(ran("audit", *options.split(), "--out", tmp_path / "a").splitlines()[-1])
+    assert row["audited"] < row["proven"]
+    assert row["claimed"] is None
+    assert row["noise"].startswith("noise: as charged (26 tests, smallest p ")
+    assert not row["noise_refuted"]
     assert json.loads((tmp_path / "a" / "audit.json").read_text()) == row
     assert (tmp_path / "a" / "roc.png").stat().st_size > 10_000
+    # Random allocation is audited.
+    options = "--steps 4 --noise-multiplier 0.5 --delta 0.01 --seed 1 --runs 150 --json"
+    said = ran("audit", "--sampling", "allocation", *options.split())
+    row = json.loads(said.splitlines()[-1])
+    assert row["proven"] == acc.epsilon(acc.RandomAllocation(acc.Gaussian(0.5), 4), 0.01).upper
+    assert 0 < row["audited"] < row["proven"]
+    assert not row["broken"]
 
 
 # jaxdp tune.
