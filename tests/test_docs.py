@@ -26,6 +26,7 @@ import jaxdp
 from notebooks import execute
 from tests.compiling import of_users
 from tests.refusing import refused
+from tests.runs.small import undrawn
 
 ROOT = Path(__file__).parent.parent
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
@@ -35,8 +36,8 @@ MEMORY_MAP, PACKAGES = EXAMPLES / "06_memory_map.py", {"03_equinox": "equinox"}
 
 @contextlib.contextmanager
 def as_users():
-    """JAX's own settings, where types and ranks are promoted."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+    """JAX's own settings, where types and ranks are promoted; reports without their plots."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"), undrawn():
         yield
 
 

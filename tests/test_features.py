@@ -77,9 +77,7 @@ def test_scattering_is_the_direct_sums():
             np.testing.assert_allclose(row, want, atol=2e-6, err_msg=str(shape))
         assert found.dtype == np.float32
         assert found.shape[-1] == shape[-1] * features.number_of_paths(*numbers)
-
-
-def test_constants_have_their_mean_and_no_more_and_groups_are_normalised():
+    # Constants have their mean and no more.
     found = features.scattering(np.full((1, 16, 12, 1), 7.0), 2, 8)
     np.testing.assert_allclose(found[..., 0], 7, rtol=1e-6)
     assert np.abs(found[..., 1:]).max() < 1e-5
@@ -143,6 +141,12 @@ def test_random_convolutions_are_sums_over_pixels_by_filters_that_are_public_con
     flat = filters.reshape(-1, 6).astype(np.float64)
     np.testing.assert_allclose(flat.mean(0), 0, atol=1e-7)
     np.testing.assert_allclose(np.linalg.norm(flat, axis=0), 1, rtol=1e-6)
+    # The one kind that is not computed image by image: every place of three batches.
+    image = np.random.default_rng(1).random((12, 12, 1)).astype(np.float32)
+    rows = _images.rows_at_once((12, 12, 40), 2, 0)
+    x, places = among(image, 2 * rows + 9)
+    found = bits(features.random_convolutions(x)[places])
+    assert (found == bits(features.random_convolutions(image[None]))).all()
 
 
 # Sizes at which images computed together, in place of one by one, had other last bits.
@@ -177,15 +181,6 @@ def test_an_image_has_its_features_at_every_place_of_every_batch(name, monkeypat
         found = features.by_name(name, x)
         assert (bits(found[places]) == bits(alone)).all()
         assert np.isnan(found[1]).any()
-
-
-def test_random_convolutions_of_a_whole_batch_as_they_are_made():
-    """The one kind that is not computed image by image: every place of three batches."""
-    image = np.random.default_rng(1).random((12, 12, 1)).astype(np.float32)
-    rows = _images.rows_at_once((12, 12, 40), 2, 0)
-    x, places = among(image, 2 * rows + 9)
-    found = bits(features.random_convolutions(x)[places])
-    assert (found == bits(features.random_convolutions(image[None]))).all()
 
 
 @pytest.mark.parametrize(("places", "channels"), [(12, 7), (16, 32)])

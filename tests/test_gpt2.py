@@ -65,6 +65,14 @@ def test_loaded_weights_give_hugging_faces_logits_and_go_back_as_they_came(store
     assert set(back) == {*weights, "lm_head.weight"}
     for name in weights:
         np.testing.assert_array_equal(back[name], weights[name])
+    # Padding on either side, and whatever it holds, changes no logits.
+    params = hugging_face.params_of(stored[0])
+    text = np.array([3, 1, 4, 1])
+    tokens = np.array([[3, 1, 4, 1, 0, 0], [3, 1, 4, 1, 9, 2], [5, 8, 3, 1, 4, 1]])
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]], bool)
+    (alone,) = rows(params, text[None], np.ones((1, 4), bool))
+    for found, here in zip(rows(params, tokens, mask), mask, strict=True):
+        np.testing.assert_allclose(found[here], alone, atol=2e-6)
 
 
 def filled(make):
@@ -99,16 +107,6 @@ def test_adapters_go_into_the_weights_and_other_weights_are_refused(stored):
         refused(message, hugging_face.params_of, weights)
 
 
-def test_padding_on_either_side_and_whatever_it_holds_changes_no_logits(stored):
-    params = hugging_face.params_of(stored[0])
-    text = np.array([3, 1, 4, 1])
-    tokens = np.array([[3, 1, 4, 1, 0, 0], [3, 1, 4, 1, 9, 2], [5, 8, 3, 1, 4, 1]])
-    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]], bool)
-    (alone,) = rows(params, text[None], np.ones((1, 4), bool))
-    for found, here in zip(rows(params, tokens, mask), mask, strict=True):
-        np.testing.assert_allclose(found[here], alone, atol=2e-6)
-
-
 def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap():
     params = adapted(filled(lambda: gpt2.init(jax.random.key(0), 11, places=8, width=8, layers=2)))
     rng, sums = np.random.default_rng(0), []
@@ -121,9 +119,7 @@ def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap():
         np.testing.assert_allclose(ours, reference, atol=1e-5)
     held = {row.path for row in grad_fn.plan(params, batch) if row.engine == "vmap"}
     assert all("bias" in path or "ln_" in path for path in held), held
-
-
-def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
+    # Of GPT-2 small less than a thousandth is held for each example.
     params = jax.eval_shape(lambda: gpt2.init(jax.random.key(0)))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in leaves}

@@ -44,9 +44,7 @@ def test_symmetric_noise_is_spherical_under_the_frobenius_norm():
     variance = drawn.var(axis=0)
     np.testing.assert_allclose(np.diag(variance), 1, rtol=0.05)
     np.testing.assert_allclose(variance[0, 1], 0.5, rtol=0.05)
-
-
-def test_the_statistics_of_one_record_are_within_the_sensitivity():
+    # The statistics of one record are within the sensitivity.
     for scale in (0.1, 1.0, 1e6, 1e200, 1e-300):
         second, first = linear._statistics(X[:1] * scale, Y[:1] * 9, 1.5, 2.0)
         assert np.linalg.norm(second) <= 1.5**2
@@ -57,20 +55,21 @@ def test_the_statistics_of_one_record_are_within_the_sensitivity():
     assert not first.any()
 
 
-def test_the_ridge_is_chosen_from_the_noisy_matrix():
-    none = np.zeros((10, 6))
-    found = [linear.dp_least_squares(none, np.zeros(10), 1.0, secret(i)) for i in range(30)]
-    assert np.isfinite(found).all()
-    assert np.median(np.abs(found)) < 3
-
-
-def test_both_charge_their_event_before_they_release():
-    ledger = jaxdp.Ledger()
+def test_both_charge_their_event_before_they_release_and_it_survives_the_disk(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
     linear.dp_least_squares(X, Y, 4.0, ledger=ledger)
     linear.dp_logistic(X, Y, 3.0, ridge=2.0, ledger=ledger)
     events = acc.Composed((acc.Gaussian(4.0), linear.logistic_event(3.0, 2.0)))
-    assert ledger.epsilon(1e-5).upper == pytest.approx(acc.epsilon(events, 1e-5).upper, rel=1e-3)
+    whole = ledger.epsilon(1e-5).upper
+    assert whole == pytest.approx(acc.epsilon(events, 1e-5).upper, rel=1e-3)
     assert ledger.unverified() == []
+    ledger.close()
+    assert Ledger(tmp_path / "ledger.jsonl").epsilon(1e-5).upper == whole
+    text = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8")
+    assert all(json.loads(line) for line in text.splitlines())
+    for event in (linear.logistic_event(3.0, 2.0), acc.ObjectivePerturbation(3.0, 0.1)):
+        sampled = acc.PoissonSampled(event, 0.01)
+        refused("", acc.epsilon, sampled, 1e-5, error=acc.UnsupportedEventError)
 
 
 def test_logistic_regression_is_the_minimum_with_the_noise_that_is_charged():
@@ -140,6 +139,11 @@ def test_records_that_cannot_be_used_count_as_zeros():
     seen = linear.dp_logistic(bad, label, 1.0, secret(3), ridge=1.0)
     # Zeros move no gradient; the noise is of the same secret.
     np.testing.assert_allclose(seen, linear.dp_logistic(less, Y, 1.0, secret(3), ridge=1.0))
+    # The ridge is chosen from the noisy matrix.
+    none = np.zeros((10, 6))
+    found = [linear.dp_least_squares(none, np.zeros(10), 1.0, secret(i)) for i in range(30)]
+    assert np.isfinite(found).all()
+    assert np.median(np.abs(found)) < 3
 
 
 def test_bad_input_is_refused():
@@ -203,20 +207,6 @@ def test_no_table_of_one_column_beats_the_shifted_profile():
             best = max(best, exact / bound)
     assert compared > 300
     assert best > 0.7  # the bound is nearly reached, so this test could fail
-
-
-def test_the_event_survives_the_disk(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    linear.dp_logistic(X, Y, 3.0, ridge=2.0, ledger=ledger)
-    linear.dp_least_squares(X, Y, 3.0, ledger=ledger)
-    whole = ledger.epsilon(1e-5).upper
-    ledger.close()
-    assert Ledger(tmp_path / "ledger.jsonl").epsilon(1e-5).upper == whole
-    text = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8")
-    assert all(json.loads(line) for line in text.splitlines())
-    for event in (linear.logistic_event(3.0, 2.0), acc.ObjectivePerturbation(3.0, 0.1)):
-        sampled = acc.PoissonSampled(event, 0.01)
-        refused("", acc.epsilon, sampled, 1e-5, error=acc.UnsupportedEventError)
 
 
 def test_one_secret_gives_each_release_of_a_ledger_its_own_noise():

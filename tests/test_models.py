@@ -24,15 +24,13 @@ def shapes_of(model, shape):
     return jax.eval_shape(lambda key: models.init(model, key, shape), jax.random.key(0))
 
 
-def test_sizes_are_the_papers():
+def test_sizes_are_the_papers_and_no_layer_couples_the_batch():
     assert set(models.MODELS) == set(PAPERS)
     for name, (shape, size) in PAPERS.items():
         model = models.build(name, num_classes=10, example_shape=shape)
         leaves = jax.tree.leaves(shapes_of(model, shape))
         assert sum(leaf.size for leaf in leaves) == size, name
-
-
-def test_no_layer_couples_the_batch():
+    # No layer couples the batch.
     for name, activation in ACTIVATED:
         shape, _ = PAPERS[name]
         model = models.build(name, num_classes=10, example_shape=shape, activation=activation)

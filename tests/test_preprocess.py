@@ -1,4 +1,7 @@
-"""DP-PCA and private whitening: what one record moves, which noise is added, and what is charged."""
+"""DP-PCA and private whitening: what one record moves, which noise is added, and what is charged.
+
+In a run, whitening is charged once, and its noise never used again, whenever the run is killed.
+"""
 
 import functools
 import itertools
@@ -12,11 +15,17 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp import preprocess, whitening
+from jaxdp import features, preprocess, runs, whitening
+from jaxdp._entries import SEEDED
+from jaxdp.ledger import Ledger
 from jaxdp.preprocess import dp_pca, project, second_moment
+from jaxdp.runs import RunDirectory, assemble, loop, tuned
+from jaxdp.runs.run import INTERRUPTED
 from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
+from tests.runs import small
+from tests.runs.small import Killed
 
 SECRET = jaxdp.Secret.from_seed(4)
 PLACES, CHANNELS = 6, 4
@@ -62,17 +71,6 @@ def noise_of(kind, z=3.0, channels=40, **options):
     return mean.ravel() / (np.sqrt(2) * z), second[np.triu_indices(channels)] / (np.sqrt(2) * z)
 
 
-def test_the_plane_is_found_and_lost_under_noise():
-    rng = np.random.default_rng(0)
-    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
-    x = rng.normal(size=(3000, 2)) @ plane.T + 0.05 * rng.normal(size=(3000, 6))
-    quiet, loud = (dp_pca(x, 2, z, SECRET) for z in (1.0, 1e6))
-    np.testing.assert_allclose(quiet.T @ quiet, np.eye(2), atol=1e-5)
-    assert np.linalg.norm(plane.T @ quiet) == pytest.approx(np.sqrt(2), abs=1e-2)
-    assert np.linalg.norm(plane.T @ loud) < 1.3
-    assert project(x, quiet).shape == (3000, 2)
-
-
 def test_channels_are_centred_with_a_mean_square_of_one_and_the_power_evens_them_out():
     def nearly_exact(x, z=1e-6, **options):
         return whitened(x, dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options))
@@ -91,6 +89,15 @@ def test_channels_are_centred_with_a_mean_square_of_one_and_the_power_evens_them
         expected = values / (values + values.mean()) ** (2 * power)
         found = np.linalg.eigvalsh(made.T @ made / len(made))
         np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-3)
+    # The plane of DP-PCA is found, and lost under noise.
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
+    x = rng.normal(size=(3000, 2)) @ plane.T + 0.05 * rng.normal(size=(3000, 6))
+    quiet, loud = (dp_pca(x, 2, z, SECRET) for z in (1.0, 1e6))
+    np.testing.assert_allclose(quiet.T @ quiet, np.eye(2), atol=1e-5)
+    assert np.linalg.norm(plane.T @ quiet) == pytest.approx(np.sqrt(2), abs=1e-2)
+    assert np.linalg.norm(plane.T @ loud) < 1.3
+    assert project(x, quiet).shape == (3000, 2)
 
 
 @EACH
@@ -158,16 +165,6 @@ def deviation(z, rows, **options):
     return float(made.mean.ravel()[0])
 
 
-def test_a_number_of_few_digits_has_the_noise_that_is_charged():
-    """The deviation of float16(0.214) was rounded to 16 bits: 4.5e-4 below what was charged."""
-    kinds = (np.float16, np.float32, np.float64, float)
-    for z in (kind(z) for kind in kinds for z in (0.214, 0.3, 2.9)):
-        ledger = jaxdp.Ledger()
-        found = deviation(z, np.zeros((1, 3, 1)), ledger=ledger)
-        assert found >= 2**0.5 * float(z) * (1 - 2.0**-23), repr(z)
-        assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(float(z)), 1),)), repr(z)
-
-
 def test_the_noise_grows_with_what_rounding_or_a_mask_may_move():
     """The record that comes first moves all others to other blocks, and other roundings."""
     small_share, share = (whitening._rounded(size, 49) for size in (1, 60_000))
@@ -186,6 +183,14 @@ def test_the_noise_grows_with_what_rounding_or_a_mask_may_move():
     seen = released("whitening", x, 1e-9).mean
     np.testing.assert_allclose(seen, 0.5, atol=1e-6)
     assert dp_pca(x, 1, 1.0, SECRET).shape == (4, 1)
+    # A number of few digits has the noise that is charged: the deviation of float16(0.214) was
+    # rounded to 16 bits, 4.5e-4 below.
+    kinds = (np.float16, np.float32, np.float64, float)
+    for z in (kind(z) for kind in kinds for z in (0.214, 0.3, 2.9)):
+        ledger = jaxdp.Ledger()
+        found = deviation(z, np.zeros((1, 3, 1)), ledger=ledger)
+        assert found >= 2**0.5 * float(z) * (1 - 2.0**-23), repr(z)
+        assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(float(z)), 1),)), repr(z)
 
 
 def test_neither_a_warning_nor_an_error_tells_of_a_record():
@@ -231,3 +236,138 @@ def test_bad_input():
     refused("row_norm must be", white, two, 1.0, row_norm=0.0)
     other = Whitening(np.zeros((6, 4), np.float32), np.eye(4, dtype=np.float32))
     refused("records of 6 places and 4 channels", whitened, np.zeros((3, 5, 4)), other)
+
+
+# Whitening in a run.
+Z = 8.0
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Features that take no time: what is whitened is not the matter here."""
+
+    def made(name, images):
+        shape = features.shape_of(name, images.shape[1:])
+        return np.resize(images.reshape(len(images), -1), (len(images), *shape))
+
+    monkeypatch.setattr(features, "by_name", made)
+
+
+def config(**changes):
+    given = {"features": "scattering", "whiten_noise_multiplier": Z, "steps": 3, **changes}
+    return small.config(**given)
+
+
+POINTS = ("charge", "release", "keep", "show", "publish")
+
+
+def spied(monkeypatch, noises, at=None, after=False):
+    """Writes down all noise of whitening; kills the process before (or after) one of its writes."""
+
+    def stopping(point, real, of_whitening=lambda *args, **options: True):
+        def call(*args, **options):
+            stops = at == point and of_whitening(*args, **options)
+            if stops and not after:
+                raise Killed
+            made = real(*args, **options)
+            if stops:
+                raise Killed
+            return made
+
+        return call
+
+    def drawing(self, name, counter):
+        if name == "whitening":
+            noises.append(philox(self, name, counter).normal(size=400))
+        return philox(self, name, counter)
+
+    def saved(path, *args, **options):
+        return (kept if path.parent.name == "secret" else published)(path, *args, **options)
+
+    philox, named = jaxdp.Secret.philox, lambda stream: str(stream).endswith("/whitening")
+    charge = stopping("charge", Ledger.charge, lambda *_, stream=None, **options: named(stream))
+    show = stopping("show", Ledger.show, lambda ledger, stream, *_: named(stream))
+    kept, published = (stopping(point, loop.save_array) for point in ("keep", "publish"))
+    monkeypatch.setattr(jaxdp.Secret, "philox", drawing)
+    monkeypatch.setattr(Ledger, "charge", charge)
+    monkeypatch.setattr(Ledger, "show", show)
+    monkeypatch.setattr(assemble, "dp_whitening", stopping("release", dp_whitening))
+    monkeypatch.setattr(loop, "save_array", saved)
+
+
+# Of a seed at each point, and of the operating system's randomness after each.
+KILLS = [*itertools.product(POINTS, (False, True), (5,)), *((at, True, None) for at in POINTS)]
+
+
+@pytest.mark.parametrize(("point", "after", "seed"), KILLS)
+def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
+    tmp_path, monkeypatch, quick, point, after, seed
+):
+    folder, noises, found, kills = tmp_path / "r", [], set(), 0
+    file = folder / "components.npy"
+    for life in range(3):
+        with monkeypatch.context() as patch:
+            spied(patch, noises, point if life < 2 else None, after)
+            try:
+                small.planned(folder, config(), seed=seed)
+            except Killed:
+                kills += 1
+        found |= {file.read_bytes()} if file.exists() else set()
+    assert kills >= 1
+    ledger = Ledger(RunDirectory(folder).ledger)
+    charged = [e for e in ledger.entries if str(e.stream).endswith("/whitening")]
+    told = [(entry.event, entry.steps, entry.note) for entry in charged]
+    assert told == [(acc.Gaussian(Z), 1, SEEDED if seed else "")]
+    # Each life that draws has noise of its own, and one release alone is ever seen.
+    alike = np.abs(np.corrcoef(np.stack(noises))).reshape(len(noises), -1) - np.eye(len(noises))
+    assert alike.max() < 0.3
+    assert len(found) == 1
+    made_anew = (point, after) in (
+        ("charge", True), ("release", False), ("release", True), ("keep", False),
+    )  # fmt: skip
+    assert (INTERRUPTED in ledger.unverified()) == made_anew
+    assert file.read_bytes() == (folder / "secret" / file.name).read_bytes()
+
+
+def test_the_release_costs_its_gaussian_under_every_relation(tmp_path):
+    replaced, special = acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL
+    given = {special: {"sampling": "fixed_order", "strategy": "identity"}}
+    given[replaced] = {"sampling": "fixed_size"}
+    for relation in acc.Relation:
+        options = given.get(relation, {})
+        made = config(relation=relation.value, noise_multiplier=300.0, **options)
+        told = acc.epsilon(made.total(3), made.delta, relation).lower
+        doubled = acc.Gaussian(Z * (0.5 if relation is replaced else 1.0))
+        alone = acc.epsilon(doubled, made.delta, acc.Relation.ADD_OR_REMOVE_ONE)
+        assert told >= alone.lower * (1 - 1e-6), relation
+    # What no try would release is not tuned. Whitening was charged to the budget and left out, and
+    # every try of a projection failed.
+    law, space = acc.Geometric(0.5), {"learning_rate": [0.1, 0.2]}
+    for name, given in (
+        ("whiten_noise_multiplier", {"features": "scattering", "whiten_noise_multiplier": Z}),
+        ("pca_dimensions", {"pca_dimensions": 4, "pca_noise_multiplier": Z}),
+    ):
+        given |= {"steps": 3, "batch_size": 40, "model": "logistic"}
+        given |= {"noise_multiplier": 2.0, "dataset_size": 200}
+        words = f"{name} must be None to be tuned, got"
+        refused(words, tuned.configured, "digits", law, epsilon=None, **given)
+        whole = runs.resolve(runs.recipe("digits", **given))
+        refused(words, tuned.tuned, tmp_path / "t", whole, small.dataset(), space, law)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):
+    folder = tmp_path / "r"
+    small.go(folder, config(steps=3))
+    words = "changed: whiten_noise_multiplier .8.0 then, 9.0 now"
+    refused(words, small.go, folder, config(whiten_noise_multiplier=9.0))
+    file = folder / "components.npy"
+    before, kept = file.read_bytes(), folder / "secret" / file.name
+    for lost in (file, kept):
+        lost.unlink()
+        small.planned(folder, config())
+        assert lost.read_bytes() == before
+    kept.unlink()
+    file.unlink()
+    words = "components were shown, and others are another release"
+    refused(words, small.go, folder, config())

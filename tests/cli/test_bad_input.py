@@ -76,8 +76,6 @@ def test_a_wrong_command_gets_one_line_and_status_2(tmp_path):
         assert err.startswith("jaxdp: error: "), (args, err)
         assert err.count("\n") == 1, (args, err)
         assert part in err, (args, err)
-
-
-def test_a_wrong_call_says_what_was_expected():
+    # A wrong call says what was expected.
     for name, (_, words) in bad_input.CALLS.items():
         assert words in bad_input.run_call(name), name

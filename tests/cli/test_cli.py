@@ -12,9 +12,11 @@ import flax.serialization
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data
 from jaxdp.cli import main
+from jaxdp.cli.plan import _best, _Budget, _makers
 from jaxdp.cli.tune import law_of
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers import registry
@@ -228,7 +230,9 @@ def test_help_shows_an_example_and_data_and_algorithms_and_rows_of_the_queue_are
     assert printed["mnist-sa-dpsgd-as-published-batch-256"].endswith("98.89 % (SA-DPSGD, Table 1)")
 
 
-def test_an_interrupt_before_a_run_says_that_nothing_was_charged(monkeypatch, capsys, tmp_path):
+def test_an_interrupt_before_a_run_and_an_audit_under_other_relations_end_in_words(
+    monkeypatch, capsys, tmp_path
+):
     def interrupted(*args):
         raise KeyboardInterrupt
 
@@ -238,6 +242,12 @@ def test_an_interrupt_before_a_run_says_that_nothing_was_charged(monkeypatch, ca
     assert end.value.code == 130
     (line,) = capsys.readouterr().err.splitlines()
     assert "nothing was charged" in line
+    # An audit of a run of a sampling with other relations, a shuffled one, say, is refused.
+    config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
+    monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
+    monkeypatch.setattr("jaxdp.cli.audit._of_blocks", lambda run, algorithm: None)
+    words = "under add_or_remove_one to be audited, got replace_special"
+    assert words in refused(capsys, "audit", "a-run")
 
 
 # jaxdp audit.
@@ -257,15 +267,6 @@ def test_an_audit_prints_three_numbers_and_writes_its_files(tmp_path):
     assert row["proven"] == acc.epsilon(acc.RandomAllocation(acc.Gaussian(0.5), 4), 0.01).upper
     assert 0 < row["audited"] < row["proven"]
     assert not row["broken"]
-
-
-def test_an_audit_of_a_run_of_a_sampling_with_other_relations_is_refused(capsys, monkeypatch):
-    """A shuffled run, say: its relations are replace_one and replace_special."""
-    config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
-    monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
-    monkeypatch.setattr("jaxdp.cli.audit._of_blocks", lambda run, algorithm: None)
-    words = "under add_or_remove_one to be audited, got replace_special"
-    assert words in refused(capsys, "audit", "a-run")
 
 
 # jaxdp tune.
@@ -292,3 +293,67 @@ def test_a_tuning_says_no_more_with_two_tries_than_with_one(tmp_path, monkeypatc
     assert law_of("logarithmic:0.1") == acc.Logarithmic(0.1)
     assert law_of("negative_binomial:0.5:0.1") == acc.NegativeBinomial(0.5, 0.1)
     assert law_of("poisson:10") == acc.PoissonTries(10.0)
+
+
+# jaxdp plan.
+REFERENCE = {"epsilon": 2.0, "delta": 1e-5, "steps": 2_000, "batch_size": 500}
+BUDGET = {"epsilon": 2.0, "delta": 1e-5, "steps": 30, "batch_size": 20, "dataset_size": 200}
+
+
+def planned(numbers, *args):
+    given = [part for name, v in numbers.items() for part in (f"--{name.replace('_', '-')}", v)]
+    return called("plan", *given, *args)
+
+
+def test_the_reference_has_its_numbers():
+    makers = dict(_makers(0.0, _Budget(**REFERENCE, dataset_size=50_000)))
+    plain, banded, buffered = (makers[name]() for name in ("DP-SGD", "BandMF", "BLT"))
+    assert (banded.bands, banded.memory) == (8, 7)
+    assert banded.noise_multiplier == pytest.approx(2.70808, rel=2e-4)
+    assert banded.rms_error == pytest.approx(31.3595, rel=2e-4)
+    assert plain.rms_error == pytest.approx(36.35, rel=2e-4)
+    assert plain.memory == 0
+    assert (buffered.relation, buffered.memory) == ("replace_special", 4)
+    assert _best([plain, banded, buffered], "add_or_remove_one") is banded
+    assert all(1.999 < row.epsilon <= 2 for row in (plain, banded, buffered))
+
+
+def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch):
+    answer = json.loads(planned(BUDGET, "--json").stdout.splitlines()[-1])
+    names = "DP-SGD, Poisson sampling|DP-SGD, random allocation|BandMF, cyclic Poisson"
+    names += "|BLT, fixed order|banded, fixed order"
+    assert [row["name"] for row in answer["rows"]] == names.split("|")
+    strict = [row for row in answer["rows"] if row["relation"] == "add_or_remove_one"]
+    assert answer["best"] == min(strict, key=lambda row: row["rms_error"])["name"]
+    assert answer["refused"] == {}
+    assert {name: answer[name] for name in BUDGET} == BUDGET
+    assert all(row["epsilon"] <= 2 and row["max_error"] >= row["rms_error"] for row in strict)
+    found, mechanism = answer["rows"][2], jaxdp.dp_mf(l2_clip_norm=1.0, **BUDGET)
+    assert found["rms_error"] == jaxdp.correlated.expected_error(mechanism)
+    assert found["max_error"] == jaxdp.correlated.expected_error(mechanism, error="max")
+    assert found["noise_multiplier"] == mechanism.noise_multiplier
+    # The table says which to take, and what the weaker promise is.
+    found = planned({**BUDGET, "batch_size": 19, "momentum": 0.9})
+    assert found.exit_code == 0
+    assert "Least error under add_or_remove_one: take " in found.stdout
+    assert "another, weaker promise" in " ".join(found.stdout.split())
+    assert "random allocation: whole epochs, 33 steps with 19 records each" in found.stdout
+    assert "about ten seconds" in found.stderr
+    table = found.stdout.splitlines()
+    (start,) = (i for i, line in enumerate(table) if line.split()[:1] == ["relation"])
+    assert all("  " in line for line in table[start + 1 : start + 6])
+    # Momentum makes the errors those of the parameters.
+    one, other = (dict(_makers(m, _Budget(**BUDGET)))["DP-SGD"]() for m in (0.0, 0.9))
+    assert other.noise_multiplier == one.noise_multiplier
+    assert other.rms_error > 3 * one.rms_error
+
+    # A mechanism that cannot be had is named.
+    def refuse(*args, **options):
+        raise ValueError("no bound")
+
+    monkeypatch.setattr(jaxdp.correlated, "dp_mf", refuse)
+    small = {**BUDGET, "steps": 10}
+    found = planned(small)
+    assert "BandMF: not possible: no bound" in found.stdout
+    monkeypatch.setattr(jaxdp.mechanism, "dp_sgd", refuse)
+    assert str(planned(small).exception) == "no bound"

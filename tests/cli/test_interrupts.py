@@ -11,6 +11,7 @@ import time
 
 from jaxdp import _interrupts
 from jaxdp.cli import failures, main
+from tests.runs.small import undrawn
 
 
 def alive(process, number=0):
@@ -49,7 +50,8 @@ def test_the_first_signal_lets_the_checkpoint_be_finished_and_the_second_ends_at
             step = 4 if folder.name == "first" else 2
             assert f"checkpoint of step {step} are safe; continue with `jaxdp train" in line
     for folder in folders:
-        main(["train", "--out", str(folder / "run"), "--resume", "--json"])
+        with undrawn():
+            main(["train", "--out", str(folder / "run"), "--resume", "--json"])
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["releases"] == 6
     assert not list((tmp_path / "second/run/secret/checkpoints").glob("*tmp*"))
 

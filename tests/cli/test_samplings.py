@@ -26,14 +26,6 @@ def page_and_report(folder):
     return page, json.loads((folder / "report.json").read_text())
 
 
-def test_the_names_are_those_of_the_package():
-    assert SAMPLINGS == sampling.NAMES
-    assert CORRELATED == correlated.SAMPLINGS
-    assert tuple(strategies.SAMPLINGS) == STRATEGIES
-    assert {"dense", *STRATEGIES} == set(correlated.STRATEGIES)
-    assert tuple(relation.value for relation in acc.Relation) == RELATIONS
-
-
 ALLOCATION = "allocation --steps-per-epoch 4"
 CUT = "--sampling-prob 0.1 --cap 30 --dataset-size 200"
 EVENTS = (
@@ -55,6 +47,12 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
         assert asked == [acc.Repeated(event, count)], args
         assert answer["sampling"] == args.split()[0]
         asked.clear()
+    # The names are those of the package.
+    assert SAMPLINGS == sampling.NAMES
+    assert CORRELATED == correlated.SAMPLINGS
+    assert tuple(strategies.SAMPLINGS) == STRATEGIES
+    assert {"dense", *STRATEGIES} == set(correlated.STRATEGIES)
+    assert tuple(relation.value for relation in acc.Relation) == RELATIONS
 
 
 # fmt: off

@@ -15,25 +15,6 @@ from tests.data import originals
 from tests.refusing import refused
 
 
-def test_census_columns(tmp_path):
-    spec, table = originals.pums(tmp_path, np.random.default_rng(0))
-    splits = sources.read(spec, tmp_path)
-    x, y = (np.concatenate([splits["train"][part], splits["test"][part]]) for part in (0, 1))
-    order = np.random.Generator(np.random.Philox(key=2021)).permutation(50)
-    table["collegedegree"] = table["educ"] >= 13
-    expected = np.stack([table[name] for name in sources.PUMS_COLUMNS], 1)
-    np.testing.assert_array_equal(x, expected[order])
-    np.testing.assert_array_equal(y, 1 - table["employed"][order])
-    assert len(splits["train"][1]) == 40
-    # One that is out of its range is refused.
-    path = spec.files[0].path
-    lines = (tmp_path / path).read_text().splitlines()
-    cells = lines[1].split(",")
-    lines[1] = ",".join([*cells[:2], "2", *cells[3:]])
-    files = originals.write(tmp_path, {path: "\n".join(lines).encode()})
-    refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
-
-
 def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path):
     rng = np.random.default_rng(0)
     webp, tiles = originals.mosaic(rng)
@@ -58,7 +39,7 @@ def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path):
     refused(r"a\.webp is damaged", sources.read, spec(two), tmp_path)
 
 
-def test_idx_files_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
+def test_idx_files_and_the_census_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
     spec, arrays = originals.mnist(tmp_path, np.random.default_rng(0))
     splits = sources.read(spec, tmp_path)
     for name, (images, labels) in arrays.items():
@@ -72,6 +53,23 @@ def test_idx_files_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
         path.unlink()
         refused(f"{path.name} is missing", sources.read, spec, tmp_path)
         path.write_bytes(whole)
+    # The columns of the census.
+    spec, table = originals.pums(tmp_path, np.random.default_rng(0))
+    splits = sources.read(spec, tmp_path)
+    x, y = (np.concatenate([splits["train"][part], splits["test"][part]]) for part in (0, 1))
+    order = np.random.Generator(np.random.Philox(key=2021)).permutation(50)
+    table["collegedegree"] = table["educ"] >= 13
+    expected = np.stack([table[name] for name in sources.PUMS_COLUMNS], 1)
+    np.testing.assert_array_equal(x, expected[order])
+    np.testing.assert_array_equal(y, 1 - table["employed"][order])
+    assert len(splits["train"][1]) == 40
+    # One that is out of its range is refused.
+    path = spec.files[0].path
+    lines = (tmp_path / path).read_text().splitlines()
+    cells = lines[1].split(",")
+    lines[1] = ",".join([*cells[:2], "2", *cells[3:]])
+    files = originals.write(tmp_path, {path: "\n".join(lines).encode()})
+    refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
 
 
 def sort_rows(x, y):

@@ -90,28 +90,11 @@ def test_a_histogram_counts_every_coordinate_and_a_run_tells_its_noise_and_epsil
 
 
 # Gradients of public records and their estimates
-def test_arrays_are_compared_by_coordinate_and_figures_tell_what_they_show(
-    tmp_path, monkeypatch, capsys
+
+
+def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(
+    monkeypatch, tmp_path, capsys
 ):
-    squared = np.array([1e-2, 1e-4, 1e-6, 0.0])
-    found = adadp_gradients.compared(squared, 9 * squared)
-    assert sum(found["gradient"]) == sum(found["estimate"]) == 4
-    assert (found["zero"], found["within_factor_2"]) == (0.25, 0.0)
-    assert found["correlation_of_logs"] == pytest.approx(1.0)
-    assert adadp_gradients.compared(squared, 2 * squared)["within_factor_2"] == 1.0
-    squared = np.geomspace(1e-6, 1e-2, 5)
-    noise = {"under_10": 0.5, "from_10_to_20": 0.25}
-    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared), "noise": noise}
-    made, told = adadp_gradients.figure({"at": [at]})
-    assert len(made.axes) == 1
-    assert "step 100: medians 0.01 and 0.02" in told
-    assert "above 50.0, 25.0, 25.0 %" in told
-    monkeypatch.setattr("jaxdp.papers.figures.save_all", lambda folder, results: [])
-    main(["reproduce", "figures", "--results-dir", str(tmp_path), "--to", str(tmp_path)])
-    assert "left out" in capsys.readouterr().err
-
-
-def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(monkeypatch):
     """After one step E′ is (1 − γ′) g², so that √E′ of the second is √0.1 of the first's |g|."""
     dataset, seen = small.dataset(), []
     given = {"algorithm": "adadp-as-published", "noise_multiplier": 1.0, "batch_size": 10}
@@ -130,6 +113,24 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(m
     np.testing.assert_allclose(estimate, 0.1 * first, rtol=1e-5, atol=1e-9)
     by_the_text = 1.2 * 1.0 * np.sqrt(estimate.size * estimate)  # β σ √m √E′
     assert found["at"][1]["noise"]["top"] == pytest.approx(by_the_text.max(), rel=1e-5)
+    # Arrays are compared by coordinate, and figures tell what they show.
+    monkeypatch.undo()
+    squared = np.array([1e-2, 1e-4, 1e-6, 0.0])
+    found = adadp_gradients.compared(squared, 9 * squared)
+    assert sum(found["gradient"]) == sum(found["estimate"]) == 4
+    assert (found["zero"], found["within_factor_2"]) == (0.25, 0.0)
+    assert found["correlation_of_logs"] == pytest.approx(1.0)
+    assert adadp_gradients.compared(squared, 2 * squared)["within_factor_2"] == 1.0
+    squared = np.geomspace(1e-6, 1e-2, 5)
+    noise = {"under_10": 0.5, "from_10_to_20": 0.25}
+    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared), "noise": noise}
+    made, told = adadp_gradients.figure({"at": [at]})
+    assert len(made.axes) == 1
+    assert "step 100: medians 0.01 and 0.02" in told
+    assert "above 50.0, 25.0, 25.0 %" in told
+    monkeypatch.setattr("jaxdp.papers.figures.save_all", lambda folder, results: [])
+    main(["reproduce", "figures", "--results-dir", str(tmp_path), "--to", str(tmp_path)])
+    assert "left out" in capsys.readouterr().err
 
 
 # Sums of contributions that un-noised moments set, taken together and one by one

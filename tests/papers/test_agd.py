@@ -58,7 +58,7 @@ def test_a_run_charges_every_release_before_its_draw(monkeypatch):
     assert found["curve"][-1][0] == found["steps"] < 12
 
 
-def test_what_does_not_fit_is_not_released():
+def test_what_does_not_fit_is_not_released(monkeypatch):
     """However often it is asked, within a budget that holds a few releases."""
     question, budget = asked(config(), epsilon=1.5)
     params = assemble.fresh_params(config(), Secret.from_seed(4))
@@ -72,9 +72,7 @@ def test_what_does_not_fit_is_not_released():
     choices_made = sum(question.best(params, params, sizes) is not None for _ in range(100))
     assert question.releases.made["choice"] == choices_made < 100
     assert budget.spent() <= 1.5
-
-
-def test_a_refused_direction_is_averaged_and_raises_the_budget(monkeypatch):
+    # A refused direction is averaged, and raises the budget.
     question, _ = asked(config())
     params = assemble.fresh_params(config(), Secret.from_seed(4))
     made = iter((1.0, 12.0))
@@ -187,6 +185,14 @@ def test_the_choice_has_the_law_of_permute_and_flip_and_its_coins_theirs():
         rng = np.random.default_rng(5)
         hits = sum(choices.happens(x, rng) for _ in range(20_000))
         assert is_binomial(hits, 20_000, math.exp(-x)), x
+    # A record changes the published choice by its epsilon for every other place: losses that are
+    # level, and a record whose loss is 0 after every step but one.
+    for places in (3, 21):
+        alike, moved = [5] * places, [6] + [5] * (places - 1)
+        ratio = published(alike, 0.25) / published(moved, 0.25)
+        assert math.log(ratio) == pytest.approx((places - 1) * 0.25, rel=1e-6)
+    sound = probabilities(alike[:3], 0.25)[0] / probabilities(moved[:3], 0.25)[0]
+    assert math.log(sound) <= 0.25
 
 
 @given(
@@ -211,13 +217,3 @@ def published(totals, epsilon):
         return epsilon * math.exp(-epsilon * (t - totals[0])) * math.prod(others)
 
     return integrate.quad(density, totals[0], totals[0] + 60 / epsilon)[0]
-
-
-def test_a_record_changes_the_published_choice_by_that_for_every_other_place():
-    """Losses level, and a record whose loss is 0 after every step but one."""
-    for places in (3, 21):
-        alike, moved = [5] * places, [6] + [5] * (places - 1)
-        ratio = published(alike, 0.25) / published(moved, 0.25)
-        assert math.log(ratio) == pytest.approx((places - 1) * 0.25, rel=1e-6)
-    sound = probabilities(alike[:3], 0.25)[0] / probabilities(moved[:3], 0.25)[0]
-    assert math.log(sound) <= 0.25

@@ -282,14 +282,3 @@ def test_all_is_charged_before_the_first_step_and_an_interrupted_run_goes_on_wit
     never = dataclasses.replace(row(number=100), given=given)
     result = queue.run_row(never, tmp_path / "n", small.dataset(), small.ignore)
     assert result.history[-1]["step"] == result.ledger.steps == 4
-
-
-def test_the_queue_keeps_such_a_row(tmp_path, monkeypatch):
-    monkeypatch.setitem(ROWS, "until", row())
-    monkeypatch.setattr(queue.data, "load", lambda *_: small.dataset())
-    rows, folder = tmp_path / "rows.json", tmp_path / "runs"
-    shown = lambda row: contextlib.nullcontext(small.ignore)  # noqa: E731
-    assert queue.work(["until"], folder, rows, None, build, shown) == [("until", 1)]
-    (line,) = json.loads(rows.read_text())
-    assert line["accepted"] >= 5
-    assert queue.work(["until"], folder, rows, None, build, shown) == []

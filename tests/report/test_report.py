@@ -1,7 +1,8 @@
 """The page that the person who signs needs, report.json behind it, and the audit in both.
 
 Every fact, every warning, and no request elsewhere; report.json has the form that its schema says,
-and older forms are read or refused in words.
+and older forms are read or refused in words. What is shown is never better than what is proven:
+neither numbers nor the curve of an attack.
 """
 
 import dataclasses
@@ -17,14 +18,20 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.curves import misses, profile
 from jaxdp.auditing.audit import audit_algorithm
 from jaxdp.cli.train import parse_settings, train
 from jaxdp.optimizers import registry
 from jaxdp.report import audited, save_plots, schema, svg, to_html, to_markdown
 from jaxdp.report.roc import save_roc
 from jaxdp.report.schema import VERSION, AuditRow, Report, load
+from jaxdp.report.tradeoff import tradeoff
+from jaxdp.report.words import show_audited, show_delta, show_epsilon, show_factor, show_rate
 from jaxdp.runs import described
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.described import report as build
@@ -139,21 +146,19 @@ def test_the_page_asks_for_nothing_and_is_accessible(run):
     # What does not follow the page is black on black in the dark.
     for plot in re.findall(r"<svg.*?</svg>", text, flags=re.S):
         assert not re.findall(r"#[0-9a-fA-F]{6}\b", plot)
-
-
-def _luminance(colour):
-    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return np.dot([0.2126, 0.7152, 0.0722], linear)
-
-
-def test_letters_have_the_contrast_of_aa_in_both_modes():
+    # Letters have the contrast of AA in both modes.
     grounds = (("#ffffff", "#fff6ef", "#f6f8fa"), ("#0d1117", "#2b1d0e", "#161b22"))
     for name in ("ink", "soft", "blue", "orange"):
         for colour, behind in zip(svg.COLOURS[name], grounds, strict=True):
             for ground in behind:
                 low, high = sorted((_luminance(colour), _luminance(ground)))
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)
+
+
+def _luminance(colour):
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return np.dot([0.2126, 0.7152, 0.0722], linear)
 
 
 def test_warnings_appear_exactly_when_they_should(results, tmp_path):
@@ -222,7 +227,7 @@ def test_one_step_no_movement_and_reports_of_older_versions_still_make_a_page(re
 
 
 def test_the_written_out_command_gives_the_same_run():
-    for dataset, given in (
+    for dataset, changes in (
         ("digits", {}),
         ("mnist", {"algorithm": "dp-adam-bc"}),
         ("pums", {"model": "logistic"}),
@@ -230,13 +235,13 @@ def test_the_written_out_command_gives_the_same_run():
         ("digits", {"optimizer": "adam", "learning_rate": 0.01}),
         ("digits", {"noise_schedule": "exponential:0.01:10", "steps": 20}),
     ):
-        config = resolve(recipe(dataset, **given))
+        config = resolve(recipe(dataset, **changes))
         words = described.command_of(config).split()[2:]
         context = train.make_context("train", words)
         options = {k: v for k, v in context.params.items() if k in RunConfig.__dataclass_fields__}
         options["settings"] = parse_settings(options["settings"]) or None
         found = resolve(recipe(**options))
-        assert dataclasses.replace(found, epsilon=config.epsilon) == config, given
+        assert dataclasses.replace(found, epsilon=config.epsilon) == config, changes
     own = {"example_shape": [64], "num_classes": 2, "test_size": 9}
     command = described.command_of(dataclasses.replace(config, dataset="mine", own=own))
     assert "--data mine.npz" in command
@@ -358,7 +363,7 @@ def test_the_page_and_the_markdown_hold_the_table(tmp_path, found, reports):
     table = {share for _, _, share in audited.table(told)}
     assert set(shares(audited.verdict(told))) <= table
     report = reports[0]
-    save_roc(found, tmp_path / "roc.png", "Audit")
+    save_roc(found, tmp_path / "roc.png", "Audit of $a^{$")
     for each in (told, dataclasses.replace(ROW, proven=math.inf, verdict="Nothing is proven.")):
         written = json.dumps(dataclasses.replace(report, audited=each).to_dict())
         full = Report.from_dict(json.loads(written))
@@ -375,11 +380,8 @@ def test_the_page_and_the_markdown_hold_the_table(tmp_path, found, reports):
         page = to_html(dataclasses.replace(report, audited=bad), tmp_path)
     assert "Nothing contradicts" not in page
     assert "The audit refutes the noise that was charged (too small (p 1e-5))." in page
-
-
-def test_the_plot_is_a_file_of_its_own_as_well(tmp_path, found):
-    """Also in a folder that is named with a dollar, and of an attack that finds nobody."""
-    save_roc(found, tmp_path / "roc.png", "Audit of $a^{$")
+    # The plot is a file of its own as well: also in a folder that is named with a dollar, and of an
+    # attack that finds nobody.
     assert (tmp_path / "roc.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "roc.svg").read_text()
     assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
@@ -389,3 +391,81 @@ def test_the_plot_is_a_file_of_its_own_as_well(tmp_path, found):
     assert "<style" not in inner
     for nobody in (np.array([[1.0, 1.0], [0.0, 0.0]]), np.zeros((1, 2))):
         save_roc(dataclasses.replace(found, roc=nobody), tmp_path / "roc.png", "Audit")
+
+
+# Numbers and curves.
+ADD = acc.Relation.ADD_OR_REMOVE_ONE
+NEARLY = 1 - 1e-15  # up to the rounding of epsilon * 1000 itself, and the like
+
+
+@given(st.floats(1e-12, 0.9), st.floats(0.0, 1e6), st.floats(0.0, 15.9), st.floats(0.0, 1.0))
+def test_shown_numbers_are_never_better_than_the_proven_ones(delta, epsilon, small, rate):
+    assert delta <= float(show_delta(delta)) <= delta * (1 + 1.1e-5)
+    assert float(show_epsilon(epsilon)) >= epsilon * NEARLY
+    assert float(show_audited(epsilon)) <= epsilon * (2 - NEARLY)  # a lower bound that was found
+    assert float(show_factor(small).replace(",", "")) >= math.exp(small) * NEARLY
+    assert float(show_rate(rate).removesuffix("%")) >= 100 * rate * NEARLY
+
+
+def test_very_large_factors_are_powers_of_ten_and_round_deltas_stay_as_they_are():
+    assert (show_factor(3.0), show_factor(50.0), show_factor(1e4)) == ("21", "10²²", "10⁴³⁴³")
+    for delta, shown in ((1e-5, "1e-5"), (0.1, "0.1"), (1.2345644e-5, "1.23457e-5")):
+        assert show_delta(delta) == shown
+    assert show_delta(1e-12) == "1e-12"
+
+
+def sampled(noise, rate, steps):
+    return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
+
+
+def test_of_a_gaussian_and_of_one_sampled_step_it_is_above_the_known_curve():
+    for noise in (0.3, 1.0, 4.0):
+        found = tradeoff(acc.Gaussian(noise), ADD, 1e-5)
+        assert found.mu_is == "exact"
+        assert found.mu == pytest.approx(1 / noise, rel=1e-5)
+        rates, hits = np.array(found.curve).T
+        true = special.ndtr(special.ndtri(rates) + 1 / noise)
+        assert (hits >= true * (1 - 1e-6)).all(), noise
+        assert (hits <= 1.15 * true + 1e-8).all(), noise
+        at_one_percent = special.ndtr(special.ndtri(0.01) + 1 / noise)
+        assert found.tpr_at_fpr["0.01"] == pytest.approx(at_one_percent, rel=0.03)
+    # Of one draw, the best test is by the size of the noisy value: its rates are known.
+    noise, rate = 1.0, 0.1
+    points = profile(sampled(noise, rate, 1), ADD, 1e-5)
+    cuts = np.linspace(-2.0, 5.0, 50)
+    alarms = special.ndtr(-cuts / noise)
+    hits = (1 - rate) * alarms + rate * special.ndtr((1 - cuts) / noise)
+    most = 1 - misses(points, alarms)
+    assert (most >= hits).all()
+    assert (most <= 1.1 * hits + 1e-8).all()
+
+
+def test_mu_is_twice_as_large_under_replacement_and_else_that_of_the_epsilon_or_larger():
+    found = tradeoff(acc.Repeated(acc.Gaussian(4.0), 4), acc.Relation.REPLACE_ONE, 1e-5)
+    assert found.mu == pytest.approx(1.0, rel=1e-5)
+    event = sampled(3.2, 0.178, 150)
+    found = tradeoff(event, ADD, 1e-5)
+    assert found.mu_is == "approximate"
+    gaussian = acc.epsilon(acc.Gaussian(1 / found.mu), 1e-5).lower
+    assert gaussian >= acc.epsilon(event, 1e-5).upper * (1 - 1e-4)
+    # Where nothing is proven there is no curve, and next to no noise has no mu.
+    nothing = acc.NonPrivate("no noise"), acc.Repeated(acc.Gaussian(0.0), 3)
+    for event in (*nothing, acc.FixedSizeSampled(acc.Gaussian(1.0), 100, 10)):
+        assert tradeoff(event, ADD, 1e-5) is None, event
+    for event in (sampled(1e-9, 0.125, 1), sampled(1e-3, 0.125, 2)):
+        found = tradeoff(event, ADD, 1e-5)
+        assert found is None or (found.mu is None and found.mu_is == "")
+
+
+def test_absurd_runs_have_rates_between_guessing_and_certainty():
+    for event, delta in (
+        (sampled(2.0, 0.1, 1), 0.5),
+        (sampled(0.05, 0.5, 500), 1e-5),
+        (acc.Gaussian(1e-4), 1e-5),
+        (acc.Gaussian(1e6), 0.9),
+        (sampled(1.0, 0.01, 10), 1e-30),
+    ):
+        found = tradeoff(event, ADD, delta)
+        for rate, hits in [*found.curve, *((float(k), v) for k, v in found.tpr_at_fpr.items())]:
+            assert rate * (1 - 1e-5) <= hits <= 1, (event, delta)
+        assert found.mu is None or (found.mu >= 0 and math.isfinite(found.mu))

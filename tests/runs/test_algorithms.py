@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import json
 import math
-import re
 
 import jax
 import numpy as np
@@ -81,7 +80,9 @@ def test_a_finished_run_shows_nothing_sensitive_and_can_be_exported(tmp_path):
     assert export.export_params(directory, tmp_path / "params.msgpack") == 1
 
 
-def test_components_whose_charge_is_lost_are_not_made_again(tmp_path):
+def test_the_energys_draws_are_others_and_components_whose_charge_is_lost_are_not_made_again(
+    tmp_path, monkeypatch
+):
     """Before: made again with other noise, within the charge of those that were shown."""
     cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
     small.crash(tmp_path / "r", cfg, 0)
@@ -92,9 +93,7 @@ def test_components_whose_charge_is_lost_are_not_made_again(tmp_path):
     refused("must hold the charge of", small.go, tmp_path / "r", cfg)
     directory.ledger.write_bytes(charged)
     assert small.go(tmp_path / "r", cfg).ledger.steps == cfg.steps + 1
-
-
-def test_the_energys_draws_are_not_the_gradients(tmp_path, monkeypatch):
+    # The energy's draws are not the gradient's.
     cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
     drawn, draw = [], Sampler.draw
 
@@ -103,7 +102,7 @@ def test_the_energys_draws_are_not_the_gradients(tmp_path, monkeypatch):
         return drawn[-1]
 
     monkeypatch.setattr(Sampler, "draw", watched)
-    small.go(tmp_path / "r", cfg)
+    small.go(tmp_path / "e", cfg)
     tickets = [d.ticket for d in drawn]
     assert len(tickets) == 8
     assert len({(t.account is tickets[0].account, t.step) for t in tickets}) == 8
@@ -120,14 +119,6 @@ def test_without_proof_the_report_says_so(tmp_path):
     assert "Nothing is proven, so there is nothing to verify." in page
     assert "noised and charged by one mechanism" not in page
     assert built.guarantee.epsilon == math.inf
-    report.save_plots(built, tmp_path)
-    page = report.to_html(dataclasses.replace(built, label="<script>alert(1)</script>"), tmp_path)
-    assert "&lt;script&gt;" in page
-    assert "<script" not in page
-    assert "nothing is proven, for un-noised squared gradients" in page
-    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
-    assert page.count("<svg ") == 2
-    assert all(source.startswith("#") for source in sources)
 
 
 def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):

@@ -259,21 +259,6 @@ def test_the_command_line_sets_aside_when_it_is_told_to(tmp_path, monkeypatch, c
     assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 6
 
 
-def test_what_is_written_lies_in_memory_of_its_own(tmp_path, monkeypatch):
-    """The next step's update is given the buffers of the state, while they are written."""
-    checkpoints, sent = Checkpoints(tmp_path / "secret"), []
-    manager = checkpoints._manager
-    monkeypatch.setattr(manager, "save", lambda step, args: sent.append(args["state"].item))
-    kept = state(1.0, 1)
-    checkpoints.save(kept, [])
-    checkpoints.close()
-    written, given = sent[0], {"params": kept.params, "opt_state": kept.opt_state}
-    for part, name, value in (("params", "w", 1), ("params", "b", 1), ("opt_state", "m", 2)):
-        one, other = written[part][name], given[part][name]
-        assert (np.asarray(one) == value).all()
-        assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer(), name
-
-
 def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
     going, seal = threading.Event(), Checkpoints._seal
     monkeypatch.setattr(Checkpoints, "_seal", lambda self: going.wait() and seal(self))
@@ -292,6 +277,20 @@ def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
         checkpoints.save(state(2.0, 2), [])
         with pytest.raises(StorageError, match=r"full disk.*that of step 1 is whole"):
             checkpoints.wait()
+    # What is written lies in memory of its own: the next step's update is given the buffers of the
+    # state, while they are written.
+    monkeypatch.undo()
+    checkpoints, sent = Checkpoints(tmp_path / "other"), []
+    manager = checkpoints._manager
+    monkeypatch.setattr(manager, "save", lambda step, args: sent.append(args["state"].item))
+    kept = state(1.0, 1)
+    checkpoints.save(kept, [])
+    checkpoints.close()
+    written, given = sent[0], {"params": kept.params, "opt_state": kept.opt_state}
+    for part, name, value in (("params", "w", 1), ("params", "b", 1), ("opt_state", "m", 2)):
+        one, other = written[part][name], given[part][name]
+        assert (np.asarray(one) == value).all()
+        assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer(), name
 
 
 def synced(monkeypatch, path):
@@ -339,11 +338,10 @@ for limit in map(int, limits):
 
 def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path):
     """No file can grow beyond the limit: the checkpoint's cannot, or not even the ledger."""
-    # Without the tests' cache of programs, whose files the limit would cut.
-    cache = ("JAX_", "JAXDP_TESTS")
-    given = {k: v for k, v in os.environ.items() if not k.startswith(cache)}
+    # Nothing is written to the cache of programs, whose files the limit would cut.
+    given = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9", "PYTHONPATH": os.getcwd()}
+    given = {**os.environ, **given}
     command = [sys.executable, "-c", LIMITED, "200", "20000", str(tmp_path)]
-    given["PYTHONPATH"] = os.getcwd()
     done = subprocess.run(command, capture_output=True, text=True, env=given)
     assert done.stdout.splitlines() == ["1", "1"], done.stderr
     first, second = (row for row in done.stderr.splitlines() if not row.startswith("step "))

@@ -201,7 +201,7 @@ def test_what_does_not_belong_together_is_refused_in_words():
     )
 
 
-def test_noise_is_calibrated_to_everything_that_is_released():
+def test_noise_is_calibrated_to_everything_that_is_released(monkeypatch):
     free = {"noise_multiplier": None, "epsilon": 3.0}
     for name in ("sa-dpsgd-private", "dp-sgd"):
         cfg = with_algorithm(name, **free, **PROJECTION)
@@ -210,10 +210,8 @@ def test_noise_is_calibrated_to_everything_that_is_released():
     assert 2.98 < acc.epsilon(scheduled.total(4), 1e-5).upper <= 3.0
     assert scheduled.noise()(3) == pytest.approx(scheduled.noise_multiplier / 2)
 
-
-def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
-    """Before: by the noise that it was given, of which it may add a tenth."""
-
+    # A registered algorithm by what it releases. Before: by the noise that it was given, of which it
+    # may add a tenth.
     def quiet(numbers):
         tenth = dataclasses.replace(numbers, noise_multiplier=numbers.noise_multiplier / 10)
         return optimizers.sgd(tenth.mechanism(), numbers.learning_rate)
@@ -223,9 +221,8 @@ def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
     plain = recipe("digits", epsilon=1.0, steps=20)
     assert config.noise_multiplier == pytest.approx(10 * plain.noise_multiplier, rel=1e-3)
     assert acc.epsilon(config.total(20), config.delta).upper <= 1.0
-
-
-def test_every_method_has_a_configuration():
+    # Every method has a configuration.
+    monkeypatch.undo()
     for name in registry.ALGORITHMS:
         changes = {"settings": {"energy_noise": 50.0}} if name == "sa-dpsgd-private" else {}
         found = with_algorithm(name, **changes).private_algorithm()
@@ -267,7 +264,9 @@ def test_every_strategy_resolves_to_its_budget_reads_back_the_same_and_is_that_o
         assert config.noise_multiplier == pytest.approx(made.noise_multiplier, abs=2e-4)
 
 
-def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_the_parameters():
+def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_the_parameters(
+    monkeypatch,
+):
     for name in correlated.ON_GRID:
         config, ordinary = (with_strategy(name, secure_noise=secure) for secure in (True, False))
         mechanism = config.mechanism()
@@ -281,9 +280,7 @@ def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_th
     assert strategies.workload(with_strategy(momentum=0.9)) == Workload(0.9)
     assert strategies.workload(with_strategy(algorithm="dp-adam-bc")) == Workload()
     assert strategies.workload(with_strategy(optimizer="adam")) == Workload()
-
-
-def test_a_resolved_configuration_does_not_choose_again(monkeypatch):
+    # A resolved configuration does not choose again.
     config = with_strategy()
     monkeypatch.setattr(correlated, "dp_mf", lambda *a, **k: pytest.fail("chosen again"))
     again = read_back(config)

@@ -255,9 +255,7 @@ def test_a_run_keeps_the_groups_of_its_records(tmp_path):
     run_of(tmp_path / "r", AMPLIFIED, WithIdentities(names)).fit(1)
     later = run_of(tmp_path / "r", AMPLIFIED, WithIdentities(names[::-1]))
     refused("source must hold the records that the run in", later.fit)
-
-
-def test_a_relation_without_a_bound_is_refused_before_a_charge(tmp_path):
+    # A relation without a bound is refused before a charge.
     in_order = jaxdp.dp_mf(1.0, 1.0, 10, 120, "fixed_order", steps=18, strategy="identity")
     unbounded = (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE)
     for mechanism, relation in zip((in_order, AMPLIFIED), unbounded, strict=True):

@@ -125,6 +125,16 @@ def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, mo
     assert not np.array_equal(one, two)
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(len(first))
 
+    # Copies of a seeded run share no noise once they part: their second starts have one number, and
+    # their parameters are not the same.
+    def starts(name, step):
+        small.crash(tmp_path / name, small.config(), step, seed=7)
+        return RunDirectory(tmp_path / name).load_state().starts
+
+    (one,), (two,) = starts("one", 3), starts("two", 6)
+    assert one == two  # a run that is not interrupted can be made again
+    assert starts("one", 9)[1] != starts("two", 9)[1]
+
 
 def test_steps_behind_a_damaged_checkpoint_were_seen_and_are_charged_again(finished):
     newest = finished.checkpoints / "12"
@@ -189,18 +199,6 @@ def test_another_run_is_refused_and_two_at_once(stopped):
     refused("pass --resume", runs.start, cfg, *start)
     nowhere = RunDirectory(folder / "x")
     refused("hold a run to resume", runs.resume, cfg, nowhere, rows, small.ignore)
-
-
-def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
-    """Their second starts have one number, and their parameters are not the same."""
-
-    def starts(name, step):
-        small.crash(tmp_path / name, small.config(), step, seed=7)
-        return RunDirectory(tmp_path / name).load_state().starts
-
-    (one,), (two,) = starts("one", 3), starts("two", 6)
-    assert one == two  # a run that is not interrupted can be made again
-    assert starts("one", 9)[1] != starts("two", 9)[1]
 
 
 # Runs that end when a judge of their own rows has enough.

@@ -212,9 +212,7 @@ def test_a_failing_machine_does_not_name_the_try(tmp_path, monkeypatch):
         assert "score " not in str(error)
         assert (error.__context__, error.__cause__) == (None, None)
     assert len(calls) == 5
-
-
-def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatch):
+    # A crash between release and cleaning leaves no try.
     draws(monkeypatch, 1)
     cleans = engine._remove_all_but
 
@@ -225,10 +223,10 @@ def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatc
 
     monkeypatch.setattr(engine, "_remove_all_but", dies)
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path / "t")
+        search(tmp_path / "u")
     monkeypatch.setattr(engine, "_remove_all_but", cleans)
-    search(tmp_path / "t")
-    assert list((tmp_path / "t" / "secret").rglob("try-*")) == []
+    search(tmp_path / "u")
+    assert list((tmp_path / "u" / "secret").rglob("try-*")) == []
 
 
 # Searches that are stopped.
@@ -380,9 +378,7 @@ def test_the_number_of_tries_keeps_its_law_where_its_first_mass_underflows():
         deviation = np.sqrt(eta * 0.7) / 0.3
         assert abs(found.mean() - law.expected()) < 5 * deviation / np.sqrt(300), eta
         assert found.std() == pytest.approx(deviation, rel=0.2)
-
-
-def test_candidates_are_drawn_from_their_laws():
+    # Candidates are drawn from their laws.
     laws = spaces.checked({"a": LogUniform(0.01, 100.0), "b": Uniform(2.0, 3.0), "c": [1, "x"]})
     rng = np.random.default_rng(1)
     found = [spaces.drawn(laws, rng) for _ in range(4_000)]

@@ -317,18 +317,6 @@ def sweep(m, weights, x, y, mask, z=0.0, key=0):
     )  # fmt: skip
 
 
-def test_the_splitting_variables_of_a_record_are_functions_of_it_alone():
-    weights = NET.init(jax.random.key(1))
-    x, y = data(16)
-    other_x, other_y = data(16, seed=9)
-    for block in range(2):
-        mine = lift(NET, block, weights, x, y)
-        among_others = lift(NET, block, weights, other_x.at[2].set(x[2]), other_y.at[2].set(y[2]))
-        for a, b in zip(mine, among_others, strict=True):
-            np.testing.assert_array_equal(a[2], b[2])
-            assert not np.array_equal(a[3], b[3])
-
-
 def test_a_sweep_is_the_forms_in_order():
     """Against a loop over records and blocks, written from the formulas in NumPy."""
     m = algorithm(clip=0.2, net=DEEP)
@@ -367,6 +355,16 @@ def test_a_sweep_is_the_forms_in_order():
     found = sweep(m, weights, x, y, np.ones(5, bool))
     for a, b in zip(found, new, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+    # The splitting variables of a record are functions of it alone.
+    weights = NET.init(jax.random.key(1))
+    x, y = data(16)
+    other_x, other_y = data(16, seed=9)
+    for block in range(2):
+        mine = lift(NET, block, weights, x, y)
+        among_others = lift(NET, block, weights, other_x.at[2].set(x[2]), other_y.at[2].set(y[2]))
+        for a, b in zip(mine, among_others, strict=True):
+            np.testing.assert_array_equal(a[2], b[2])
+            assert not np.array_equal(a[3], b[3])
 
 
 def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
@@ -499,6 +497,7 @@ def scores(algorithm, count=1200):
     return small, two_worlds(run, count, seed=3)
 
 
+@pytest.mark.slow
 def test_the_softmax_block_in_two_worlds_and_half_its_noise(monkeypatch):
     small, (inside, outside) = scores(R1)
     assert not audit_event(inside, outside, small.events(3)).refuted

@@ -58,6 +58,19 @@ def test_the_event_is_the_chain_that_runs():
         acc.epsilon(algorithm(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
     )
     assert mean < worst
+    # Every record is in one batch, and padding counts for nothing.
+    x = jnp.arange(11.0)[:, None] + 1
+    rng = np.random.default_rng
+    bx, by, mask = secret_partition((x, -x), 4, rng(1))
+    assert bx.shape == (3, 4, 1)
+    np.testing.assert_array_equal(np.sort(bx[mask].ravel()), np.arange(1, 12))
+    np.testing.assert_array_equal(bx, -by)
+    assert not np.any(bx[~mask])
+    assert not np.array_equal(bx, secret_partition((x, -x), 4, rng(2))[0])
+    # A record's batch is uniform.
+    drawn = [np.asarray(secret_partition((x, x), 4, rng(s))[0]) for s in range(60)]
+    first = [np.argwhere(batches[:, :, 0] == 1)[0, 0] for batches in drawn]
+    assert abs(np.mean(np.array(first) == 0) - 4 / 11) < 0.3
 
 
 def frozen_problem(rows=32, seed=0):
@@ -96,21 +109,6 @@ def test_the_loop_brings_starts_together_and_a_record_moves_it_no_further_than_c
     std = np.sqrt(20) * 0.8 / 8 * 0.6
     assert is_gaussian(ends, std)
     assert not is_gaussian(ends, 1.08 * std)
-
-
-def test_every_record_is_in_one_batch_and_padding_counts_for_nothing():
-    x = jnp.arange(11.0)[:, None] + 1
-    rng = np.random.default_rng
-    bx, by, mask = secret_partition((x, -x), 4, rng(1))
-    assert bx.shape == (3, 4, 1)
-    np.testing.assert_array_equal(np.sort(bx[mask].ravel()), np.arange(1, 12))
-    np.testing.assert_array_equal(bx, -by)
-    assert not np.any(bx[~mask])
-    assert not np.array_equal(bx, secret_partition((x, -x), 4, rng(2))[0])
-    # A record's batch is uniform.
-    drawn = [np.asarray(secret_partition((x, x), 4, rng(s))[0]) for s in range(60)]
-    first = [np.argwhere(batches[:, :, 0] == 1)[0, 0] for batches in drawn]
-    assert abs(np.mean(np.array(first) == 0) - 4 / 11) < 0.3
 
 
 def test_the_whole_run_is_charged_before_it_starts_and_watching_costs_the_number():
@@ -296,6 +294,20 @@ def test_weights_that_grow_do_not_outgrow_their_noise():
         np.float32(m.largest(0)), np.full(1, 8 * std, np.float32), np.arange(1), jax.random.key(0),
     )  # fmt: skip
     assert is_gaussian([end - near], std)
+    # Every row starts and stays in its ball, and the ball brings none apart.
+    rng = np.random.default_rng(1)
+    one = rng.normal(size=(200, 30)) * 10 ** rng.uniform(-2, 2, (200, 1))
+    other = one + rng.normal(size=one.shape) * 10 ** rng.uniform(-4, 2, (200, 1))
+    for scale in (1e-20, 1.0, 1e25):
+        ends = [np.asarray(hidden.held(jnp.asarray(w * scale, jnp.float32), scale), np.float64)
+                for w in (one, other)]  # fmt: skip
+        assert all(np.max(np.linalg.norm(w, axis=1)) <= scale * (1 + 1e-6) for w in ends)
+        gaps = [np.linalg.norm(a - b, axis=1) for a, b in (ends, (one * scale, other * scale))]
+        assert np.all(gaps[0] <= gaps[1] + 1e-5 * scale)
+    blocks = bc.HiddenBlocks(bc.Network((400, 30, 3), 1.0), 1.0, 2.0**-14, 1.0, 8, 80, 1)
+    for block, w in enumerate(blocks.init(jax.random.key(0))):
+        norms = np.linalg.norm(w, axis=1)
+        assert np.max(norms) <= blocks.largest(block) * (1 + 1e-6)
 
 
 def one_step(w, v, u, largest, clip=1e9, proximal=bc.Proximal()):  # noqa: B008
@@ -340,22 +352,6 @@ def test_no_product_of_a_hidden_step_is_left_to_units_of_fewer_digits():
         assert len(found) >= 2
         for product in found:
             assert product.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2
-
-
-def test_every_row_starts_and_stays_in_its_ball_and_the_ball_brings_none_apart():
-    rng = np.random.default_rng(1)
-    one = rng.normal(size=(200, 30)) * 10 ** rng.uniform(-2, 2, (200, 1))
-    other = one + rng.normal(size=one.shape) * 10 ** rng.uniform(-4, 2, (200, 1))
-    for scale in (1e-20, 1.0, 1e25):
-        ends = [np.asarray(hidden.held(jnp.asarray(w * scale, jnp.float32), scale), np.float64)
-                for w in (one, other)]  # fmt: skip
-        assert all(np.max(np.linalg.norm(w, axis=1)) <= scale * (1 + 1e-6) for w in ends)
-        gaps = [np.linalg.norm(a - b, axis=1) for a, b in (ends, (one * scale, other * scale))]
-        assert np.all(gaps[0] <= gaps[1] + 1e-5 * scale)
-    blocks = bc.HiddenBlocks(bc.Network((400, 30, 3), 1.0), 1.0, 2.0**-14, 1.0, 8, 80, 1)
-    for block, w in enumerate(blocks.init(jax.random.key(0))):
-        norms = np.linalg.norm(w, axis=1)
-        assert np.max(norms) <= blocks.largest(block) * (1 + 1e-6)
 
 
 def rounded_delta(std, shift, steps, epsilon):
@@ -404,6 +400,7 @@ def audited():
     return found, audit_event(*found, algorithm.event(), relation=REPLACE).refuted
 
 
+@pytest.mark.slow
 def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published(monkeypatch):
     found, refuted = audited()
     assert not refuted

@@ -280,31 +280,13 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_named(tmp_path, capsys):
     all_refused([(words, build) for build, words in REFUSED])
     all_refused(
         (words, of(configured, algorithm, "digits", SMALL | given), given)
         for algorithm, given, words in CONFIGURED
     )
-
-
-CONFIGURED = [
-    ("sbcd", {"settings": {"channels": 1_000_000_000}}, "channels must make at most"),
-    ("sbcd", {"settings": {"layers": 1_000_000_000}}, "layers must be at most 1,000"),
-    ("sbcd", {"hidden": 1_000_000_000}, "hidden, layers and channels must make at most"),
-    ("sbcd", {"settings": {"kernel": 3}}, "kernel must not be set without channels"),
-    ("sbcd", {"settings": {"stride": 1, "channels": 0}}, "stride must not be set without channels"),
-    ("sbcd", {"learning_rate": 1e30}, "learning_rate must be at most 1e"),
-    ("sbcd", {"learning_rate": -1.0}, "learning_rate must be a finite number above 0"),
-    ("sbcd", {"noise_multiplier": 0.0}, "noise_multiplier must be a finite number above 0"),
-    ("sbcd", {"l2_clip_norm": 0.0}, "l2_clip_norm must be a finite number above 0"),
-    ("sbcd-hidden", {"steps": 3}, "steps of a hidden run must be 1"),
-    ("sbcd-hidden", {"settings": {"bound": 1e-6}}, "in block 1, .* lost in the rounding"),
-]
-
-
-def test_labels_that_are_no_classes_and_what_one_layer_would_not_read_are_refused(tmp_path):
-    """Before anything is written."""
+    # Labels that are no classes, before anything is written.
     config, folder = configured("sbcd", "digits", SMALL), RunDirectory(tmp_path / "run")
     for label in (-17, 37, 5.5):
         rows = dataset()
@@ -322,6 +304,28 @@ def test_labels_that_are_no_classes_and_what_one_layer_would_not_read_are_refuse
     assert "--hidden" not in command
     assert "--l2-clip-norm" not in command
     assert not folder.path.exists()
+    # What does not go together on the command line.
+    for algorithm, more, words in COMMANDS:
+        out = ["--out", str(tmp_path / "r"), *more.split()]
+        with pytest.raises(SystemExit):
+            pytest.fail(f"{more}: {main(['train', '--algorithm', algorithm, *out])}")
+        assert re.search(words, capsys.readouterr().err), more
+        assert not (tmp_path / "r" / "ledger.jsonl").exists(), more
+
+
+CONFIGURED = [
+    ("sbcd", {"settings": {"channels": 1_000_000_000}}, "channels must make at most"),
+    ("sbcd", {"settings": {"layers": 1_000_000_000}}, "layers must be at most 1,000"),
+    ("sbcd", {"hidden": 1_000_000_000}, "hidden, layers and channels must make at most"),
+    ("sbcd", {"settings": {"kernel": 3}}, "kernel must not be set without channels"),
+    ("sbcd", {"settings": {"stride": 1, "channels": 0}}, "stride must not be set without channels"),
+    ("sbcd", {"learning_rate": 1e30}, "learning_rate must be at most 1e"),
+    ("sbcd", {"learning_rate": -1.0}, "learning_rate must be a finite number above 0"),
+    ("sbcd", {"noise_multiplier": 0.0}, "noise_multiplier must be a finite number above 0"),
+    ("sbcd", {"l2_clip_norm": 0.0}, "l2_clip_norm must be a finite number above 0"),
+    ("sbcd-hidden", {"steps": 3}, "steps of a hidden run must be 1"),
+    ("sbcd-hidden", {"settings": {"bound": 1e-6}}, "in block 1, .* lost in the rounding"),
+]
 
 
 COMMANDS = [
@@ -342,15 +346,6 @@ COMMANDS = [
     ("sbcd-one-layer", "--set layers=2", "settings of sbcd-one-layer must be among"),
     ("sbcd-hidden", "--learning-rate 9", r"step_size must be at most 2/\(gamma B\^2\)"),
 ]
-
-
-def test_what_does_not_go_with_it_is_refused_in_words(tmp_path, capsys):
-    for algorithm, more, words in COMMANDS:
-        out = ["--out", str(tmp_path / "r"), *more.split()]
-        with pytest.raises(SystemExit):
-            pytest.fail(f"{more}: {main(['train', '--algorithm', algorithm, *out])}")
-        assert re.search(words, capsys.readouterr().err), more
-        assert not (tmp_path / "r" / "ledger.jsonl").exists(), more
 
 
 def test_what_changed_is_refused_at_a_resumed_run(tmp_path, capsys):
