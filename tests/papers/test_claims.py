@@ -74,9 +74,9 @@ def test_conditions_are_checked_and_a_claim_is_no_guarantee():
     claim = claims.moments_accountant(0.01, 1.0, 100, 1e-5)
     with pytest.raises(TypeError):
         float(claim)
-    with pytest.raises(ValueError, match="epsilon="):
+    with pytest.raises(ValueError, match="epsilon must be"):
         acc.calibrate_noise_multiplier(claim, 1e-5, 0.01, 100)
-    with pytest.raises(ValueError, match="epsilon="):
+    with pytest.raises(ValueError, match="epsilon must be"):
         acc.RenyiFilter(claim, 1e-5)
 
 
