@@ -107,12 +107,13 @@ class Line:
         # Re sum (c + iy) wave, without forming the complex product.
         total = float(wave.real.sum())
         turned = self.c * total - float((self.y * wave.imag).sum())
-        scale = self._scale(epsilon)
+        scale = math.exp(min(self.log_scale - self.c * epsilon, 700.0))
         return scale * total, scale * turned
 
     def doubt(self, epsilon: float) -> float:
         """The relative error of delta, roughly."""
-        value, scale = self.at(epsilon)[0], self._scale(epsilon)
+        value = self.at(epsilon)[0]
+        scale = math.exp(min(self.log_scale - self.c * epsilon, 700.0))
         wave = np.exp(-1j * epsilon * self.y)
         moved = abs(float(((self.values - self.shorter) * wave).real.sum()))
         error = scale * (moved + self.rounding * float(np.abs(self.values).sum()))
@@ -141,9 +142,6 @@ class Line:
                 new, start = 0.0, 0.0
             x = new
         raise Unresolved("no root on this line")
-
-    def _scale(self, epsilon: float) -> float:
-        return math.exp(min(self.log_scale - self.c * epsilon, 700.0))
 
 
 def draw(composition: Composition, c: float, length: float, last: float, epsilon: float) -> Line:
@@ -392,19 +390,15 @@ def cheapest(
     Where a step's loss has a heavy tail the law tilted at the saddle has a second mode far out. The
     answer is the same on any line, so a line that leaves that mode behind is as good and shorter.
     """
-    orders = [share * c for share in (1, 0.7, 0.5, 0.35, 0.25, 0.15)]
-    periods = [_period(moments, order, epsilon, log_delta) for order in orders]
+    orders, periods = [share * c for share in (1, 0.7, 0.5, 0.35, 0.25, 0.15)], []
+    for order in orders:
+        # A period 2 pi/h for which the aliased copies of delta are below e^-26 of it. To the left
+        # delta <= 1, so a copy weighs at most e^(-c period). To the right delta(x) <=
+        # exp(K(c') - c' x) for every c' > c.
+        near = [1.05 * order, 1.15 * order, 1.3 * order, 1.6 * order]
+        other = np.asarray([*near, 2 * order + 1, 3 * order + 3, 8 * order + 8])
+        right = (moments.at(other) - other * epsilon - log_delta + _ALIAS) / (other - order)
+        periods.append(max((_ALIAS - log_delta) / order, float(right.min())))
     best = int(np.argmin([0.5 * periods[0], *periods[1:]]))
     c, length = orders[best], periods[best]
     return c, 1.1 * length, 8 / math.sqrt(moments.saddle(c)[2])
-
-
-def _period(moments: LogMoments, c: float, epsilon: float, log_delta: float) -> float:
-    """A period 2 pi/h for which the aliased copies of delta are below e^-26 of it.
-
-    To the left delta <= 1, so a copy weighs at most e^(-c period). To the right delta(x) <=
-    exp(K(c') - c' x) for every c' > c.
-    """
-    other = np.asarray([1.05 * c, 1.15 * c, 1.3 * c, 1.6 * c, 2 * c + 1, 3 * c + 3, 8 * c + 8])
-    right = (moments.at(other) - other * epsilon - log_delta + _ALIAS) / (other - c)
-    return max((_ALIAS - log_delta) / c, float(right.min()))

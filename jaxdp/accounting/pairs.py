@@ -191,24 +191,21 @@ def normal_cells(x: Array, mean: float, z: float) -> Array:
     he2, he4, he6 = m2 - 1, (m2 - 6) * m2 + 3, ((m2 - 15) * m2 + 45) * m2 - 15
     series = 1 + w2 * (he2 / 24 + w2 * (he4 / 1920 + w2 * he6 / 322_560))
     out: Array = np.exp(-0.5 * m2) / _SQRT_2PI * w * series
-    rest = np.flatnonzero(~narrow)
+    # Wide ones, whose width is known better than their ends.
+    wide = np.flatnonzero(~narrow)
+    left, right, width = t[wide], t[wide + 1], width[wide]
     with np.errstate(over="ignore", invalid="ignore"):
-        out[rest] = _wide_cells(t[rest], t[rest + 1], width[rest])
+        mass = special.ndtr(right) - special.ndtr(left)
+        tail = np.flatnonzero((np.sign(left) == np.sign(right)) & np.isfinite(left + right))
+        near = np.minimum(np.abs(left[tail]), np.abs(right[tail]))
+        far = np.maximum(np.abs(left[tail]), np.abs(right[tail]))
+        fall = np.exp(-0.5 * width[tail] * (far + near))
+        rest = special.erfcx(near / _SQRT2) - fall * special.erfcx(far / _SQRT2)
+        mass[tail] = 0.5 * np.exp(-0.5 * near * near) * rest
+        beyond = np.flatnonzero((left > 0) & (right == np.inf))
+        mass[beyond] = special.ndtr(-left[beyond])
+    out[wide] = mass
     return out
-
-
-def _wide_cells(left: Array, right: Array, width: Array) -> Array:
-    """Standard normal masses of [left, right], of a width that is known better than the ends."""
-    out = special.ndtr(right) - special.ndtr(left)
-    tail = np.flatnonzero((np.sign(left) == np.sign(right)) & np.isfinite(left + right))
-    near = np.minimum(np.abs(left[tail]), np.abs(right[tail]))
-    far = np.maximum(np.abs(left[tail]), np.abs(right[tail]))
-    fall = np.exp(-0.5 * width[tail] * (far + near))
-    rest = special.erfcx(near / _SQRT2) - fall * special.erfcx(far / _SQRT2)
-    out[tail] = 0.5 * np.exp(-0.5 * near * near) * rest
-    beyond = np.flatnonzero((left > 0) & (right == np.inf))
-    out[beyond] = special.ndtr(-left[beyond])
-    return np.asarray(out)
 
 
 def posterior(x: Array, z: float | Array, q: float | Array) -> Array:

@@ -336,7 +336,10 @@ def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
             second = np.log(mass) - loss[small]
         peak = float(second.max())
         least = math.log(float(mass.sum())) - peak - math.log(float(np.exp(second - peak).sum()))
-        lost += given_up * abs(float(mass * gain @ loss[small]) / float(mass @ gain) - least)
+        total = float(mass @ gain)
+        if not total > 0:  # so steep a tilt leaves none of them
+            return ()
+        lost += given_up * abs(float(mass * gain @ loss[small]) / total - least)
         ends.append((first, last))
     return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
 

@@ -345,7 +345,9 @@ def _certified(question: Question) -> tuple[Bound, bool]:
     """The certificate's bound, and True if an end of it rests on moments alone."""
     run, relation, at = question.run, question.relation, question.at
     aim, of_epsilon = question.tolerance, question.of == "epsilon"
-    if _is_single(run):
+    # One Gaussian step on a Poisson sample has a closed form.
+    single = len(run.steps) == 1 and run.steps[0][1] == 1 and not run.parts
+    if single and run.steps[0][0].sampling == "poisson":
         return _single(question), False
     if of_epsilon and _total_variation(run, relation) <= at:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO), False
@@ -429,12 +431,6 @@ def _estimate(question: Question) -> float | None:
         return ask(run, question.relation, question.at)
     except Unresolved:
         return None
-
-
-def _is_single(run: FlatRun) -> bool:
-    """True for one Gaussian step on a Poisson sample, which has a closed form."""
-    one = len(run.steps) == 1 and run.steps[0][1] == 1 and not run.parts
-    return one and run.steps[0][0].sampling == "poisson"
 
 
 def _single(question: Question) -> Bound:

@@ -404,6 +404,13 @@ def test_far_ends_are_found():
     event = acc.TruncatedPoisson(acc.Gaussian(0.64), 0.7, 6, 100)
     found = acc.epsilon(acc.Repeated(event, 3464), 9.8e-292, SPECIAL)
     assert 500 < found.lower < found.upper < 2000
+    # A tilt so steep that no small loss has a weight; before: a division by zero.
+    searched = run(2.6217788218484765e-05, 0.6078379338332437, 200)
+    searched = acc.Tuned(searched, acc.Geometric(0.22686815353600526))
+    ends = [
+        acc.epsilon(searched, 1.0483837000777012e-12, ADD, name).upper for name in ("auto", "rdp")
+    ]
+    assert 1.3 < ends[0] < ends[1] < 10
     # An epsilon beyond all losses has a delta; before: NumPy's "zero-size array".
     for epsilon, relation in ((1e12, ADD), (1e100, REPLACE)):
         assert acc.delta(run(0.01, 1.0, 1000), epsilon, relation).upper < 1e-300, epsilon
