@@ -15,7 +15,7 @@ from jaxdp.auditing import adversaries, bounds
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
 from jaxdp.auditing.bounds import ErrorCounts
 from jaxdp.auditing.events import Verdict, audit_event, family_bound, tradeoff_of
-from jaxdp.auditing.measures import Point, points
+from jaxdp.auditing.measures import points
 from jaxdp.auditing.reference import RUNS, audit_noise
 from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
@@ -44,7 +44,7 @@ class EpsilonAudit:
         profile: a lower bound that assumes the mechanism's kind, where it has one.
         reachable: about the bound that ideal scores of what was charged would give; None where
             nothing is proven, or where finding it takes too long.
-        points: false-alarm and hit rates at fixed ranks, with intervals.
+        points: false-alarm and hit rates at fixed ranks, see ``jaxdp.auditing.measures.points``.
         event: what is charged.
         roc: float [k, 2], rates of false alarms and hits of the scores, for a plot.
     """
@@ -58,7 +58,7 @@ class EpsilonAudit:
     audited: Audited
     profile: Audited | None = None
     reachable: float | None = None
-    points: tuple[Point, ...] = ()
+    points: list[list[float]] = dataclasses.field(default_factory=list)
     event: acc.Event
     roc: np.ndarray
 
@@ -90,7 +90,7 @@ class EpsilonAudit:
             "audited_profile": None if self.profile is None else self.profile.epsilon,
             "profile_assumes": None if self.profile is None else self.profile.assumes,
             "reachable": self.reachable,
-            "points": [point.to_list() for point in self.points],
+            "points": self.points,
             "claim_refuted": self.claim_refuted,
         }
 
