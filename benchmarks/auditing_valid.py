@@ -23,9 +23,9 @@ from scipy import special
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp import auditing, optimizers
+from jaxdp import auditing
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.auditing import canaries, guesses
+from jaxdp.auditing import guesses
 
 RESULT = Path(__file__).parent / "results" / "auditing_valid.json"
 AUDITS, RUNS, CANARIES, DELTA = 1_000, 300, 400, 1e-5
@@ -109,7 +109,7 @@ def one_run(audits):
 
 def payments(seeds):
     """Means of six runs of 1,000 canaries: one statistic alone, and both, by the share of looks."""
-    algorithm = optimizers.sgd(jaxdp.dp_sgd(0.532, 1.0, 512, 60_000), 0.1)
+    algorithm = jaxdp.optimizers.sgd(jaxdp.dp_sgd(0.532, 1.0, 512, 60_000), 0.1)
     charged, rows = 512 / 60_000, []
     leaks = {
         "as charged": (0.532, charged), "half the noise": (0.266, charged),
@@ -121,7 +121,9 @@ def payments(seeds):
             rng = np.random.default_rng([7, seed])
             coins = rng.random(1_000) < 0.5
             drawn = (rng.random((600, 1_000)) < rate) & coins
-            scores = canaries.scores(drawn + noise * rng.standard_normal(drawn.shape), algorithm)
+            scores = auditing.canaries.scores(
+                drawn + noise * rng.standard_normal(drawn.shape), algorithm
+            )
             found.append([_paid(scores, coins, share) for share in (0.0, 0.1, 0.5, 1.0)])
         means = dict(zip(("0", "0.1", "0.5", "1"), np.mean(found, axis=0).tolist(), strict=True))
         rows.append({"leak": leak, "runs": len(found), "mean_bound_by_share_of_looks": means})

@@ -15,7 +15,7 @@ from jaxdp.auditing import adversaries, bounds
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
 from jaxdp.auditing.bounds import ErrorCounts
 from jaxdp.auditing.events import Verdict, audit_event, family_bound, tradeoff_of
-from jaxdp.auditing.measures import Point, points
+from jaxdp.auditing.measures import points
 from jaxdp.auditing.reference import RUNS, audit_noise
 from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
@@ -44,7 +44,7 @@ class EpsilonAudit:
         profile: a lower bound that assumes the mechanism's kind, where it has one.
         reachable: about the bound that ideal scores of what was charged would give; None where
             nothing is proven, or where finding it takes too long.
-        points: false-alarm and hit rates at fixed ranks, with intervals.
+        points: false-alarm and hit rates at fixed ranks, see ``jaxdp.auditing.measures.points``.
         event: what is charged.
         roc: float [k, 2], rates of false alarms and hits of the scores, for a plot.
     """
@@ -58,7 +58,7 @@ class EpsilonAudit:
     audited: Audited
     profile: Audited | None = None
     reachable: float | None = None
-    points: tuple[Point, ...] = ()
+    points: list[list[float]] = dataclasses.field(default_factory=list)
     event: acc.Event
     roc: np.ndarray
 
@@ -78,7 +78,7 @@ class EpsilonAudit:
         return f" The claim of {self.claim}, epsilon {self.claimed:.3g}, is refuted."
 
     def numbers(self) -> dict[str, Any]:
-        """What every audit tells, JSON-ready; infinity becomes the string "inf"."""
+        """The numbers of every audit, JSON-ready; infinity becomes the string "inf"."""
         return {
             "steps": self.steps,
             "delta": self.delta,
@@ -90,7 +90,7 @@ class EpsilonAudit:
             "audited_profile": None if self.profile is None else self.profile.epsilon,
             "profile_assumes": None if self.profile is None else self.profile.assumes,
             "reachable": self.reachable,
-            "points": [point.to_list() for point in self.points],
+            "points": self.points,
             "claim_refuted": self.claim_refuted,
         }
 
@@ -227,9 +227,23 @@ def audit_algorithm(
     # What is claimed, and what the mechanism's kind adds.
     claim, multiplier = None, mechanism.noise_multiplier
     if algorithm.claim is not None and isinstance(multiplier, int | float):
-        rate = mechanism.batch_size / mechanism.dataset_size
-        claim = algorithm.claim(rate, multiplier, steps, delta)
-    profile = _profile(algorithm, steps, canary, inside, outside, delta, confidence)
+        claim = algorithm.claim(
+            mechanism.batch_size / mechanism.dataset_size, multiplier, steps, delta
+        )
+    family, profile = members(algorithm, steps), None
+    if family is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
+        assert isinstance(multiplier, int | float)
+        profile = family_bound(inside, outside, family, multiplier, delta, confidence=confidence)
+    elif family is not None and canary.alone:
+        # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
+        ratios = inside[:, LOG_RATIO], outside[:, LOG_RATIO]
+        profile = audit_scores(
+            *ratios, delta, confidence=confidence, kind="gaussian", threshold=0.0
+        )
+    elif family is not None:
+        profile = audit_scores(
+            inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
+        )
 
     noise = None
     levels = (
@@ -313,29 +327,6 @@ def members(algorithm: Algorithm, steps: int) -> Callable[[float], acc.Event] | 
         return tried.total(steps)
 
     return family
-
-
-def _profile(
-    algorithm: Algorithm,
-    steps: int,
-    canary: Canary,
-    inside: np.ndarray,
-    outside: np.ndarray,
-    delta: float,
-    confidence: float,
-) -> Audited | None:
-    """The bound that assumes the mechanism's kind; None where it has none."""
-    family, noise = members(algorithm, steps), algorithm.mechanism.noise_multiplier
-    if family is None:
-        return None
-    if not isinstance(algorithm.mechanism.sampling, FullBatch | FixedOrder):
-        assert isinstance(noise, int | float)
-        return family_bound(inside, outside, family, noise, delta, confidence=confidence)
-    options: dict[str, Any] = {"confidence": confidence, "kind": "gaussian", "held_out": 0.1}
-    if canary.alone:
-        # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
-        inside, outside, options["threshold"] = inside[:, LOG_RATIO], outside[:, LOG_RATIO], 0.0
-    return audit_scores(inside, outside, delta, **options)
 
 
 def _energy(

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,26 +33,6 @@ class WithInterval:
 
     def __str__(self) -> str:
         return f"{self.value:.4g} [{self.interval[0]:.4g}, {self.interval[1]:.4g}]"
-
-
-class Point(NamedTuple):
-    """A point of a ROC curve at a fixed rank, with exact intervals of both rates.
-
-    Attributes:
-        alarms: the false-positive rate.
-        alarms_interval: (low, high).
-        hits: the true-positive rate.
-        hits_interval: (low, high).
-    """
-
-    alarms: float
-    alarms_interval: Interval
-    hits: float
-    hits_interval: Interval
-
-    def to_list(self) -> list[float]:
-        """[alarms, low, high, hits, low, high]."""
-        return [self.alarms, *self.alarms_interval, self.hits, *self.hits_interval]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +171,7 @@ def true_positive_rate(
 
 def points(
     inside: np.ndarray, outside: np.ndarray, confidence: float, rates: Sequence[float] = PLOTTED
-) -> tuple[Point, ...]:
+) -> list[list[float]]:
     """Points of the ROC curve at fixed false-positive rates, each interval at ``confidence``.
 
     Args:
@@ -200,6 +179,9 @@ def points(
         outside: float [n'].
         confidence: in (0, 1).
         rates: those that fewer than one of the n' scores would pass are left out.
+
+    Returns:
+        Rows [false-positive rate, low, high, hit rate, low, high].
     """
     found = []
     for rate in rates:
@@ -207,8 +189,8 @@ def points(
         if 0 < rank < len(outside):
             hit = true_positive_rate(inside, outside, rate, confidence)
             spread = clopper_pearson(rank, len(outside), confidence)
-            found.append(Point(rank / len(outside), spread, hit.value, hit.interval))
-    return tuple(found)
+            found.append([rank / len(outside), *spread, hit.value, *hit.interval])
+    return found
 
 
 def clopper_pearson(hits: int, runs: int, confidence: float) -> Interval:

@@ -195,7 +195,7 @@ def audit_canaries(
         family=family,
         last=last,
         reachable=reachable(algorithm, steps, count, delta, confidence),
-        points=points(inside, outside, confidence) if both else (),
+        points=points(inside, outside, confidence) if both else [],
         event=event,
         roc=roc(inside, outside) if both else np.zeros((0, 2)),
         records=records,

@@ -154,7 +154,17 @@ def _drawing(
 
         return allocated
     if isinstance(sampling, CyclicPoisson | FixedOrder):
-        return _in_turn(sampling, algorithm.mechanism.dataset_size, count)
+        # The last record is among those of the first step, where it tells most.
+        if isinstance(sampling, CyclicPoisson):
+            turns, rate = sampling.bands, sampling.sampling_prob
+        else:
+            turns, rate = sampling.separation(algorithm.mechanism.dataset_size), 1.0
+        turn = jnp.mod(count - 1 - jnp.arange(count), turns)
+
+        def in_turn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
+            return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, rate, (count,))
+
+        return in_turn
     if not isinstance(sampling, Poisson | FullBatch):
         raise ValueError(
             "algorithm must sample by Poisson (also cyclic) or random allocation, in a fixed order "
@@ -163,22 +173,6 @@ def _drawing(
         )
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     return lambda run, own, step: jax.random.bernoulli(own, prob, (count,))
-
-
-def _in_turn(
-    sampling: CyclicPoisson | FixedOrder, dataset_size: int, count: int
-) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """As ``_drawing``: the last record is among those of the first step, where it tells most."""
-    if isinstance(sampling, CyclicPoisson):
-        turns, prob = sampling.bands, sampling.sampling_prob
-    else:
-        turns, prob = sampling.separation(dataset_size), 1.0
-    turn = jnp.mod(count - 1 - jnp.arange(count), turns)
-
-    def drawn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
-        return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, prob, (count,))
-
-    return drawn
 
 
 def two_worlds(

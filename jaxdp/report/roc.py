@@ -39,7 +39,7 @@ def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path
         plots.bounded(axes, curve, label)
     axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")
     if audit.points:
-        _points(axes, np.array([point.to_list() for point in audit.points]), audit.confidence)
+        _points(axes, np.array(audit.points), audit.confidence)
     plots.legend(figure)
     write_atomically(path.with_suffix(".svg"), svg.standalone(svg.inline(figure, "roc", WORDS)))
     plots.titled(axes, f"{title}\n{axes.get_title(loc='left')}")

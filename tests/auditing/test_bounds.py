@@ -232,5 +232,5 @@ def test_measures_by_hand():
     assert 0.5 < found.epsilon.epsilon < found.epsilon_gaussian.epsilon < 4.38
     assert "only if" in str(found)
     points = measures.points(*pair([9, 0], 1.0, 1_000), 0.95)
-    assert [point.alarms for point in points] == [0.001, 0.01, 0.1]
-    assert all(low <= hits <= high for _, _, hits, (low, high) in points)
+    assert [alarms for alarms, *_ in points] == [0.001, 0.01, 0.1]
+    assert all(low <= hits <= high for *_, hits, low, high in points)
