@@ -67,7 +67,7 @@ def changes_no_other(run, params, batch, info):
 LARGE = ("cifar_cnn", "residual", "rematerialised", "untied", "lstm", "gru", "scanned", "nnx")
 # What "vmap" has to keep apart are convolutions; the rest is the same gradients of JAX.
 BY_VMAP = ("mnist_cnn", "convolutions", "plain")
-SLOW = ("cifar_cnn", "residual", "untied")
+SLOW = ("cifar_cnn", "residual", "untied", "gru", "rematerialised")
 
 
 @pytest.mark.parametrize(
