@@ -16,7 +16,7 @@ from tests.clipping import search
 from tests.clipping.architectures import opened
 from tests.clipping.judged import judged
 from tests.clipping.test_rules import AIM, norm64
-from tests.compiling import AS_USERS
+from tests.compiling import AS_USERS, QUICK
 from tests.refusing import all_refused
 
 # Of rounding, which depends on how loops are fused: compiled as users do.
@@ -402,9 +402,15 @@ ROWS = 24
 def compiled(name, rule, engine="ghost"):
     """What a batch of ``ROWS`` records adds; compiled once for all tests."""
     loss_fn, params, _ = PROGRAMS[name]
-    return functools.partial(search.added, search.compiled(loss_fn, rule, engine), params)
+    flags = QUICK if name in AS_TESTS else AS_USERS
+    return functools.partial(search.added, search.compiled(loss_fn, rule, engine, flags), params)
 
 
+# Much like others, which are compiled as users do; `python -m benchmarks.clip_bound` does all so.
+AS_TESTS = (
+    *("ranking-784", "triplet-300", "positions-2", "positions-300", "long-4096", "over-time"),
+    *("joined", "lookups"),
+)
 # What "ghost" adds of every program; gradients that are held multiplied out, of a few.
 BY_AUTO = ("siamese-784", "over-layers", "sliced", "kernel")
 BY_VMAP = ("siamese-784", "wide")
