@@ -366,12 +366,6 @@ def mixed(names):
     return params, loss_fn, Reference(params, loss_fn, BATCH)
 
 
-def test_the_engine_that_chooses_agrees():
-    params, loss_fn, reference = mixed(MIXED)
-    run = opened(jaxdp.clipped_grad(loss_fn, reference.half(), "auto"))
-    agrees(run, reference, reference.half(), params, BATCH, within=2e-3)
-
-
 # Boxes multiply all out, whatever the engine.
 @pytest.mark.parametrize("box", [False, True])
 def test_scales_and_boxes_of_all_of_them(box):
