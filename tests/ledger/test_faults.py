@@ -302,22 +302,6 @@ def test_what_another_process_left_and_a_name_behind_a_link_are_durable(tmp_path
     ledger.close()
 
 
-# Before: 1 of 2 steps counted, and the line was deleted at the next charge.
-def test_a_whole_last_line_counts_without_its_newline(path):
-    for tail, key in itertools.product([b"", b"\0" * 7], [None, KEY]):
-        path.unlink(missing_ok=True)
-        ledger = charged(path, key=key)
-        ledger.charge(OTHER, 5, stream="b")
-        ledger.close()
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + tail)
-        assert jaxdp.Ledger(path).steps == 9, (tail, key)  # a reader, also without the key
-        assert path.read_bytes() == whole[:-1] + tail
-        charged_on(path, OTHER, 2, key=key)
-        assert path.read_bytes().startswith(whole)
-        assert jaxdp.Ledger(path, key=key).steps == 11, (tail, key)
-
-
 # Before: dropped without a word, and deleted by the first charge; lines that end in a carriage
 # return alone were an empty ledger.
 def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(path):

@@ -49,7 +49,7 @@ def candidates(tx, moves, energy=PUBLIC, params=None):
     return seen
 
 
-def test_better_is_accepted_and_worse_forced_after_the_limit():
+def test_better_is_accepted_worse_forced_after_the_limit_and_a_broken_candidate_never():
     tx = annealing(optax.identity(), KEY, temperature=1e9, max_rejections=3)
     seen = candidates(tx, [-1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -5.0])
     assert [w for w, _ in seen] == [-1, -2, -2, -2, -2, -1, -1, -6]
@@ -57,6 +57,20 @@ def test_better_is_accepted_and_worse_forced_after_the_limit():
     assert (int(last.proposals), int(last.accepted), int(last.forced)) == (8, 4, 1)
     assert int(last.rejected_in_a_row) == 0
     assert float(last.energy) == -6.0
+    tx = annealing(optax.identity(), KEY, 10.0, max_rejections=1)
+    seen = candidates(tx, [-1.0, jnp.nan, jnp.nan, jnp.nan, -1.0])
+    assert [w for w, _ in seen] == [-1, -1, -1, -1, -2]
+    # A start without an energy is left.
+    energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
+    seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
+    assert seen[-1][0] == 1.0
+    # Rejection restores parameters and momentum.
+    for restore in (True, False):
+        tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
+        seen = candidates(tx, [-1.0, 5.0, 5.0])
+        assert [w for w, _ in seen] == [-1, -1, -1]
+        kept = float(seen[-1][1].inner.trace["w"][0])
+        assert (kept == -1.0) is restore
 
 
 def words(count, seed=4):
@@ -101,23 +115,6 @@ def test_worse_is_accepted_with_the_papers_probability_and_the_first_judged_agai
     assert len(shapes) == 1
     assert [float(state.energy) for _, state in seen] == [np.inf, 20.0, 20.0]
     assert int(seen[-1][1].forced) == 0
-
-
-def test_a_broken_candidate_is_never_accepted_and_rejection_restores_all():
-    """And a start without an energy is left."""
-    tx = annealing(optax.identity(), KEY, 10.0, max_rejections=1)
-    seen = candidates(tx, [-1.0, jnp.nan, jnp.nan, jnp.nan, -1.0])
-    assert [w for w, _ in seen] == [-1, -1, -1, -1, -2]
-    energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
-    seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
-    assert seen[-1][0] == 1.0
-    # Rejection restores parameters and momentum.
-    for restore in (True, False):
-        tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
-        seen = candidates(tx, [-1.0, 5.0, 5.0])
-        assert [w for w, _ in seen] == [-1, -1, -1]
-        kept = float(seen[-1][1].inner.trace["w"][0])
-        assert (kept == -1.0) is restore
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):

@@ -30,6 +30,12 @@ quick = functools.partial(jax.jit, compiler_options=QUICK)
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
+def variant(name):
+    """True of an algorithm whose links after the noise are those of another one."""
+    same = name in ("auto-s", "normalised-sgd", "sa-dpsgd-private")
+    return same or name.endswith("-only") or "as-published" in name
+
+
 def algorithm(name, noise=1.0, key=KEY, rate=RATE, settings=None):
     numbers = registry.Numbers(noise, 1.0, 6, 24, rate, momentum=0.5, key=key)
     made = registry.build(name, numbers, settings)
@@ -174,7 +180,7 @@ def of_seeds(name):
     return quick(jax.vmap(lambda words: final(name, words, sums(STEPS))))
 
 
-@pytest.mark.parametrize("name", [n if "as-pub" not in n else slow(n) for n in registry.ALGORITHMS])
+@pytest.mark.parametrize("name", [slow(n) if variant(n) else n for n in registry.ALGORITHMS])
 def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     """Also with the rate on a schedule."""
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
@@ -424,16 +430,9 @@ def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_a
         )
         wanted = BETA * np.sqrt(16) * np.sqrt(np.maximum(moment, 0.0))
         sides = np.clip(wanted, 0.2 * even, 0.6 * even)
-    # Sides stay between floor and cap, and begin even.
-    box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
-    even, unit = BOUND / 2.0, 1.0 / (BETA * np.sqrt(16))
-    moment = jnp.asarray([-1.0, (0.1 * unit) ** 2, (0.8 * unit) ** 2, (9.0 * unit) ** 2])
-    np.testing.assert_allclose(box.sides(moment), [0.4, 0.4, 0.8, 1.2], rtol=1e-5)
-    np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)
-    np.testing.assert_allclose(box.sides(box.first_moment(jnp.zeros(4))), even, rtol=1e-6)
-    assert float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])])) == pytest.approx(
-        np.var([1.0, 2.0, 6.0])
-    )
+    np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)  # all alike
+    found = float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])]))
+    assert found == pytest.approx(np.var([1.0, 2.0, 6.0]))
 
 
 def test_pigdos_divisor_is_of_mean_square_one_and_held_to_its_spread():

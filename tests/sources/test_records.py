@@ -148,9 +148,9 @@ def test_errors_of_a_reader_are_its_own_and_one_of_another_length_than_it_says_i
     assert "31" not in repr(as_source([3.5] * 31))
 
 
-def stand_in(**members):
-    """An object with these members, as one of a library that is not installed here."""
-    return type("StandIn", (), members)()
+def kind(name, *bases, **members):
+    """A class of a library that is not installed here, by its name and what it has."""
+    return type(name, bases, members)
 
 
 def raising(error):
@@ -164,20 +164,22 @@ SIZED, ITERATED = {"__len__": lambda self: 23}, {"__iter__": lambda self: iter((
 UNKNOWN = {"__len__": raising(TypeError("The dataset length is unknown."))}
 BASE = {"__getitem__": raising(NotImplementedError()), **ITERATED}
 INDEXED = {"__getitem__": lambda self, index: [1, 2, 3]}
-STREAMS = {
-    "tf.data's Dataset": stand_in(**ITERATED, **UNKNOWN),
-    "torch's IterableDataset": stand_in(**BASE),
-    "one with a length": stand_in(**BASE, **SIZED),
-    "torch's DataLoader": stand_in(**SIZED, **ITERATED),
-    "an iterator": stand_in(**SIZED, **INDEXED, __next__=lambda self: 1),
-}
-FRAME = stand_in(
+ITERABLE = kind("IterableDataset", **BASE)  # torch's, of which the base class brings the index
+STREAMS = (
+    kind("TfDataset", **ITERATED, **UNKNOWN)(),
+    ITERABLE(),
+    kind("Counted", ITERABLE, **SIZED)(),
+    kind("DataLoader", **SIZED, **ITERATED)(),
+    kind("Iterator", **SIZED, **INDEXED, __next__=lambda self: 1)(),
+)
+FRAME = kind(
+    "DataFrame",
     **{"columns": ("a",), "shape": (23, 1), "iloc": None, **SIZED},
     to_numpy=lambda self: np.zeros((23, 1)),
     __getitem__=raising(KeyError("a")),
-)
+)()
 # pyarrow's, of which [0] is a column.
-TABLE = stand_in(columns=(), to_pandas=lambda self: FRAME, **SIZED, **INDEXED)
+TABLE = kind("Table", columns=(), to_pandas=lambda self: FRAME, **SIZED, **INDEXED)()
 
 
 STREAM = r"len\(data\) and data\[index\]"
@@ -189,9 +191,9 @@ def test_what_is_no_source_is_refused_without_showing_how_many_or_which_records_
     # fmt: off
     for words, *many in (
         (STREAM, (i for i in range(3)), {"x": (i for i in range(3))}, {"x": on}.values(),
-         map(str, [1]), *STREAMS.values(), {1, 2}, 3.0, object(), lambda: 1),
+         map(str, [1]), *STREAMS, {1, 2}, 3.0, object(), lambda: 1),
         ("load", "train.npy", b"abc"),
-        ("choose a split", type("Splits", (dict,), {})(train=[1]), collections.UserDict(x=1)),
+        ("choose a split", kind("Splits", dict)(train=[1]), collections.UserDict(x=1)),
         ("to_numpy", FRAME, (FRAME, on), TABLE),
         ("sparse", eye.tocsr(), {"x": scipy.sparse.coo_array(eye)}, bcoo, (bcoo, jnp.ones(23))),
         ("at least one array", {}, (), {"x": None}), ("must be given", None),
