@@ -56,10 +56,8 @@ def mapped(check_vma, spec, **options):
 
 def shards():
     """Every shard its own noise, whichever way JAX is told."""
-    whole = mapped(False, ALL, sharded_over=("x", "y"))
+    whole, typed = mapped(False, ALL, sharded_over=("x", "y")), mapped(True, ALL)
     are_independent(whole)
-    typed = mapped(True, ALL)
-    are_independent(typed)
     np.testing.assert_allclose(whole, typed, rtol=1e-6)
 
 
@@ -89,30 +87,21 @@ def summed_over_devices():
     are_independent([total, *parts.reshape(8, -1)])
 
 
-def said():
-    """Axes of which nothing is known are refused."""
-    pmap = jax.pmap(noisy, axis_name="d", in_axes=(0, None))
-    refused("got none for ['x', 'y']", mapped, False, ALL)
-    refused("got none for ['y']", mapped, False, ALL, sharded_over=("x",))
-    refused("sharded_over or replicated_over must name every mesh axis", pmap, ROWS, KEY)
-
-
 def pmapped():
-    """The same under pmap, by the axis's name."""
+    """The same under pmap, by the axis's name; axes of which nothing is known are refused."""
 
-    def each(**options):
+    def each(name="d", **options):
         one = functools.partial(noisy, **options)
-        return np.asarray(jax.pmap(one, axis_name="d", in_axes=(0, None))(ROWS, KEY))
+        return np.asarray(jax.pmap(one, axis_name=name, in_axes=(0, None))(ROWS, KEY))
 
     are_independent(each(sharded_over=("d",)))
     same = each(replicated_over=("d",))
     assert (same == same[0]).all()
-
-
-def unnamed():
-    """pmap without a name for its axis: nothing can be said of it, so nothing is shared."""
+    refused("sharded_over or replicated_over must name every mesh axis", each)
+    refused("got none for ['x', 'y']", mapped, False, ALL)
+    refused("got none for ['y']", mapped, False, ALL, sharded_over=("x",))
     try:
-        found = np.asarray(jax.pmap(noisy, in_axes=(0, None))(ROWS, KEY))
+        found = each(name=None)  # nothing can be said of it, so nothing is shared
     except ValueError:
         return
     are_independent(found)
@@ -145,10 +134,7 @@ def correlated():
         are_independent(jax.jit(jax.shard_map(update, mesh=MESH, **specs))(ROWS, state))
 
 
-CHECKS = (
-    automatic, shards, replicas, summed_over_devices, said, pmapped, unnamed, members_on_devices,
-    correlated,
-)  # fmt: skip
+CHECKS = automatic, shards, replicas, summed_over_devices, pmapped, members_on_devices, correlated
 for check in CHECKS:
     check()
     print(check.__name__, flush=True)

@@ -37,7 +37,7 @@ def stepped(one, steps, **options):
 
 
 def run(folder, optimizer=None, **options):
-    options = {"params": PARAMS, **options}
+    options = {"params": PARAMS, "report": False, **options}
     return jaxdp.Run(folder, loss_fn, MECH, optimizer or optax.sgd(0.1), (X, Y), **options)
 
 
@@ -149,7 +149,7 @@ def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(tmp_path):
     """Before: a raw TypeError or AttributeError of optax at the first step, whose charge stayed."""
     for name, (make, words) in ASKING.items():
         train = jaxdp.Trainer(loss_fn, MECH, make(), (X, Y))
-        one = run(tmp_path / name, make(), report=False)
+        one = run(tmp_path / name, make())
         _, draw, summed, tx = own_loop(make())
         update = functools.partial(jaxdp.compile_update(tx), PARAMS, tx.init(PARAMS), summed)
         ways = (functools.partial(train.init, PARAMS), one.fit, update)

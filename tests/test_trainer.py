@@ -130,16 +130,6 @@ def test_randomness_of_the_loss_differs_between_steps(rows):
     assert np.diff(np.sort(norms)).min() > 1e-4
 
 
-def test_every_state_stands_for_the_charges_so_far():
-    train = trainer(reserve=1)
-    states = [train.init(PARAMS)]
-    for _ in range(2):  # one at a time, for batches are charged ahead
-        params = jax.tree.map(jnp.array, states[-1].params)
-        states.append(one_step(train, states[-1]._replace(params=params)))
-    assert len({np.asarray(state.past).tobytes() for state in states}) == 3
-    assert [int(state.step) for state in states] == [0, 1, 2]
-
-
 @in_passes_and_in_one
 def test_a_batch_is_used_once_whatever_the_state(rows):
     """The two releases would share their noise and differ by what is un-noised.
@@ -172,10 +162,15 @@ def test_a_batch_is_used_once_whatever_the_state(rows):
     refused("Take batches where the step is taken", copy.deepcopy, one, error=TypeError)
 
 
-def test_a_state_of_another_ledger_or_a_batch_of_another_trainer_is_refused():
-    train, other = (trainer() for _ in range(2))
-    state, _ = steps(train, 2)
-    (one,), (its,) = other.batches(1), train.batches(1)
+def test_a_state_stands_for_its_charges_and_a_batch_or_state_of_another_trainer_is_refused():
+    train, other = trainer(reserve=1), trainer()
+    states = [train.init(PARAMS)]
+    for _ in range(2):  # one at a time, for batches are charged ahead
+        params = jax.tree.map(jnp.array, states[-1].params)
+        states.append(one_step(train, states[-1]._replace(params=params)))
+    assert len({np.asarray(state.past).tobytes() for state in states}) == 3
+    assert [int(state.step) for state in states] == [0, 1, 2]
+    state, (one,), (its,) = states[-1], other.batches(1), train.batches(1)
     refused("state must be one whose past the ledger holds", other.step, state, one)
     halves = jax.tree.map(lambda leaf: (leaf * 3) // 2, state)  # of an average: without a past
     refused("past the ledger holds", train.step, halves, its)
@@ -199,7 +194,9 @@ def test_what_was_drawn_ahead_is_given_back():
     assert train.unverified() == []
     # Before: the slower of two threads that take batches took the faster one's step out.
     train = trainer(reserve=10)
-    next(batches := train.batches(10)), next(batches), next(batches)
+    batches = train.batches(10)
+    for _ in range(3):
+        next(batches)
     train._sampler.issuer.handed_out(1)
     assert train.epsilon(1e-5).upper == train.mechanism.epsilon(3, 1e-5).upper
     dropped = trainer()

@@ -16,7 +16,7 @@ DATA = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
 GRAD_FN = MECH.clipped_grad(lambda params, x: jnp.vdot(params["w"], x))
 
 
-def test_repr_shows_no_value():
+def test_repr_shows_no_value_and_summed_is_never_flattened():
     """Each value is a number that nothing else in the words could hold."""
     ticket = MECH.sampler(30).draw().ticket
     secret = {"w": jnp.full(2, 71.0)}
@@ -26,9 +26,6 @@ def test_repr_shows_no_value():
     batch = jaxdp.Batch({"x": np.full((3, 1), 71.0)}, np.ones(3, bool))
     draw = jaxdp.types.Draw(np.full((1, 71), 71, np.int32), np.ones((1, 71), bool), 0, 71)
     assert not any(word in repr(value) for value in (batch, draw) for word in ("71", "True"))
-
-
-def test_summed_is_never_flattened():
     same = lambda summed: summed  # noqa: E731
     for through in (jax.jit(same), jax.vmap(same), jax.tree.leaves, jax.block_until_ready):
         refused(WORDS, through, SUMMED, error=TypeError)
@@ -48,12 +45,8 @@ def test_parts_of_a_draw_add_up_to_its_sum_and_keep_the_sensitivity():
     assert float(total.l2) == float(one.l2) == float(whole.l2)
     assert total.ticket is whole.ticket
     assert total.passes == whole.passes == {0, 1, 2}
-
-
-def test_votes_of_parts_add_up_and_are_gone_where_one_has_none():
-    ticket = MECH.sampler(30).draw().ticket
     one, two, none = (
-        jaxdp.Summed(SUMMED.value, 1.0, votes=votes).of_draw(ticket, [n], known=True)
+        jaxdp.Summed(SUMMED.value, 1.0, votes=votes).of_draw(whole.ticket, [n], known=True)
         for n, votes in enumerate((jnp.float32(1.5), jnp.float32(-4.0), None))
     )
     assert float((one + two).votes) == -2.5
@@ -77,16 +70,13 @@ def test_only_disjoint_parts_of_one_draw_are_added():
     refused("added to a Summed only, got int", lambda: one + 1, error=TypeError)
 
 
-def test_a_batch_inside_jit_has_no_origin_and_a_draw_by_hand_no_key():
+def test_a_batch_inside_jit_has_no_origin_a_draw_by_hand_no_key_a_changed_copy_no_note():
     draw = MECH.sampler(30).draw()
     (one,) = draw.batches(DATA)
     assert one.origin == (draw.ticket, 0)
     assert jax.jit(lambda b: b)(one).origin is None
     by_hand = jaxdp.types.Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 5)
     refused("must come from a sampler", by_hand.key)
-
-
-def test_a_copy_with_other_fields_has_no_note_of_undeclared_rows():
     summed = jaxdp.Summed(jnp.zeros(3), 1.0).of_undeclared(0.5, 7)
     assert copy.copy(summed).undeclared == summed.undeclared == (0.5, 7)  # the same sum
     assert dataclasses.replace(summed, l2=2.0).undeclared is None

@@ -4,6 +4,7 @@ Prints one line of JSON for every scenario, by name; the test compares the two p
 devices each. First those of ledgers and samplers, then what the two train together.
 """
 
+import functools
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
 from jaxdp._entries import Entry
+from tests.refusing import all_refused, refused
 
 HERE = __name__ == "__main__"  # the test imports what a single process compares
 INDEX, FOLDER = (int(sys.argv[2]), Path(sys.argv[3])) if HERE else (0, Path())
@@ -28,15 +30,7 @@ EARLIER.charge(acc.Gaussian(2.0), 4)
 TEXT = EARLIER.to_json()
 N = 200
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
-
-
-def refused(call):
-    """The words of a refusal; None where there was none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return None
+SAME = "must be the same in every process"
 
 
 def drawn(sampler, count=3):
@@ -47,24 +41,28 @@ def drawn(sampler, count=3):
 
 
 def the_draws_and_keys_are_one():
-    sampler, seeded = MECH.sampler(200), MECH.sampler(200, secret=jaxdp.Secret.from_seed(3))
-    found = drawn(sampler), drawn(seeded)
-    return *found, sampler.ledger.steps, sampler.ledger.epsilon(1e-5).upper
+    sampler, seeded = MECH.sampler(N), MECH.sampler(N, secret=jaxdp.Secret.from_seed(3))
+    (positions, keys), others = drawn(sampler), drawn(seeded)
+    assert len({tuple(p) for p in positions}) == len({str(k) for k in keys}) == 3
+    assert sampler.ledger.steps == 3
+    return positions, keys, others, sampler.ledger.epsilon(1e-5).upper
 
 
 def a_file_is_written_once():
     path = FOLDER / "ledger.jsonl"
-    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(path), reserve=4)
+    sampler = MECH.sampler(N, ledger=jaxdp.Ledger(path), reserve=4)
     found = drawn(sampler, 6)
     _processes.first(lambda: "")  # nobody looks at the file before both are done
-    entries = [entry.to_dict() for entry in jaxdp.Ledger(path).entries]
+    (entry,) = jaxdp.Ledger(path).entries  # process 0 writes every charge once
+    assert (entry.first_step, entry.steps) == (0, 8)
     sampler.close()
     head = sampler.ledger.head.hex()
     sampler.ledger.close()
     again = jaxdp.Ledger(path)
-    later = drawn(MECH.sampler(200, ledger=again), 2)
+    later = drawn(MECH.sampler(N, ledger=again), 2)
     again.close()
-    return entries, (again.steps, again.begun), head, found, later
+    assert (again.steps, again.begun) == (10, 2)
+    return head, found, later
 
 
 def a_long_file_is_told_in_parts():
@@ -77,43 +75,44 @@ def a_long_file_is_told_in_parts():
     _processes.first(lambda: "")
     ledger = jaxdp.Ledger(path)
     ledger.charge(acc.Gaussian(3.0))
-    return ledger.steps, ledger.head.hex()
+    assert ledger.steps == 1_201
+    return ledger.head.hex()
 
 
-def other_mechanisms_are_refused():
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20 + INDEX, 200)
-    path = FOLDER / "other.jsonl"
-    said = refused(lambda: mech.sampler(200, ledger=jaxdp.Ledger(path)))
-    return said.split(";")[0], path.exists()
-
-
-def what_is_refused():
-    charged, seed = jaxdp.Ledger(), jaxdp.Secret.from_seed(INDEX)
+def what_differs_is_refused_in_both_before_a_charge():
+    path, charged, mech = (
+        FOLDER / "other.jsonl",
+        jaxdp.Ledger(),
+        jaxdp.dp_sgd(1.0, 1.0, 20 + INDEX, N),
+    )
     charged.charge(acc.Gaussian(2.0), stream="a")
-    return {
-        "secrets": refused(lambda: MECH.sampler(200, secret=seed)).split(";")[0],
-        "one step twice": refused(lambda: charged.charge(acc.Gaussian(2.0), stream="a")),
-        "a ledger from before": refused(lambda: MECH.sampler(200, ledger=EARLY)),
-        "a projection": refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0)),
-    }
-
-
-def other_events_are_refused():
-    ledger = jaxdp.Ledger()
-    ledger.charge(acc.Gaussian(1.0), stream="a")
-    said = refused(lambda: ledger.charge(acc.Gaussian(1.0 + INDEX), stream="a", first_step=1))
-    return said is None if INDEX == 0 else "process 0 charged" in said
+    seed, again = jaxdp.Secret.from_seed(INDEX), {"event": acc.Gaussian(2.0), "stream": "a"}
+    early = "made after jax.distributed.initialize"
+    refused(f"mechanism {SAME}", mech.sampler, N, ledger=jaxdp.Ledger(path))
+    assert not path.exists()
+    refused("secret must be the same", MECH.sampler, N, secret=seed)
+    refused("two releases from one draw", charged.charge, **again)
+    refused(early, MECH.sampler, N, ledger=EARLY)
+    pca = jaxdp.preprocess.dp_pca
+    refused("must be computed in one process", pca, np.eye(4) + INDEX, 2, 1.0)
+    other = functools.partial(charged.charge, acc.Gaussian(2.0 + INDEX), stream="a", first_step=1)
+    if INDEX == 0:  # what it charges is what is charged
+        other()
+    else:
+        refused("process 0 charged", other)
 
 
 def charges_by_hand_are_one():
     ledger, old = jaxdp.Ledger(), jaxdp.Ledger.from_json(TEXT)
     for each in (ledger, ledger, ledger, old):
         each.charge(acc.Gaussian(2.0))
-    return [(each.steps, each.epsilon(1e-5).upper) for each in (ledger, old)], ledger.to_json()
+    assert (ledger.steps, old.steps) == (3, 5)
+    assert old.epsilon(1e-5) == acc.epsilon(acc.Repeated(acc.Gaussian(2.0), 5), 1e-5)
+    return ledger.to_json()
 
 
 def what_process_0_cannot_write_nobody_draws():
-    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(FOLDER / "full.jsonl"))
+    sampler = MECH.sampler(N, ledger=jaxdp.Ledger(FOLDER / "full.jsonl"))
     drawn(sampler, 1)
     write = _durable.append_line
 
@@ -121,35 +120,31 @@ def what_process_0_cannot_write_nobody_draws():
         raise OSError(28, "No space left on device")
 
     _durable.append_line = full
-    said = refused(sampler.draw)
+    refused("No space left", sampler.draw)
     _durable.append_line = write
     _processes.first(lambda: "")
-    return "No space left" in said, drawn(sampler, 1)  # and then there is room
+    return drawn(sampler, 1)  # and then there is room
 
 
 def more_are_charged_than_used_and_none_given_back():
-    path = FOLDER / "ahead.jsonl"
-    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(path), reserve=8)
+    sampler = MECH.sampler(N, ledger=jaxdp.Ledger(FOLDER / "ahead.jsonl"), reserve=8)
     first = drawn(sampler, 3)
     sampler.close()
-    return first, drawn(sampler, 2), sampler.ledger.steps
+    second = drawn(sampler, 2)
+    assert first[0] != second[0]
+    assert sampler.ledger.steps == 8
+    return first, second
 
 
 def a_sum_of_one_process_is_refused():
-    # As in other libraries: each process has its own shard, and no mesh.
-    own = np.full((100, 3), 1.0 + INDEX, np.float32)
-    grad_fn, sampler = MECH.clipped_grad(lambda w, x: jnp.sum(w * x)), MECH.sampler(100)
-    tx = MECH.privatize()
-    params, draw = jnp.zeros(3), sampler.draw()
-    summed, _ = grad_fn.sum(params, own, draw)
-    eager = refused(lambda: tx.update(summed, tx.init(params), params))
-    own_step = refused(lambda: jaxdp.compile_update(tx)(params, tx.init(params), summed))
-    gridded = jaxdp.dp_sgd(1.0, 1.0, 20, 200, noise="grid")
-    draw = gridded.sampler(100).draw()
-    summed, _ = gridded.clipped_grad(lambda w, x: jnp.sum(w * x)).sum(params, own, draw)
-    link = gridded.privatize()
-    on_grid = refused(lambda: link.update(summed, link.init(params), params))
-    return eager is not None, own_step is not None, on_grid is not None
+    """As in other libraries: each process has its own shard, and no mesh; both would add one noise."""
+    own, params = np.full((100, 3), 1.0 + INDEX, np.float32), jnp.zeros(3)
+    for mech in (MECH, jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")):
+        grad_fn, tx = mech.clipped_grad(lambda w, x: jnp.sum(w * x)), mech.privatize()
+        summed, _ = grad_fn.sum(params, own, mech.sampler(100).draw())
+        refused("", tx.update, summed, tx.init(params), params)
+        if mech is MECH:
+            refused("", jaxdp.compile_update(tx), params, tx.init(params), summed)
 
 
 ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")
@@ -219,7 +214,9 @@ def records_one_by_one():
     found = trained(source, mesh=mesh())
     everybody = _processes.first(lambda: json.dumps(sorted(source.read)))
     same = sorted(source.read) == json.loads(everybody)
-    return found, len(source.read) < 90, same == (INDEX == 0)
+    assert len(source.read) < 90  # each process reads few, and its own
+    assert same == (INDEX == 0)
+    return found
 
 
 def run(name, folder=None, source=X, **options):
@@ -248,52 +245,55 @@ def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
     return found, told
 
 
-def what_is_refused_of_trainers():
+def trainers_of_what_differs_are_refused():
     """Sources that differ, meshes of one process, and what cannot be in several."""
-    (FOLDER / "file").touch()  # seen by process 0
+    (FOLDER / "file").touch()  # seen by process 0, whose refusal stops all
     one = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
     whole = jax.sharding.NamedSharding(mesh(), jax.P())
     # As a program does that takes each process's own shard of the records for all of them.
     put = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])  # noqa: E731
-    copies = lambda: jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), put(X + INDEX))  # noqa: E731
-    said = {
-        "no mesh": refused(lambda: trained(X)),
-        "a mesh of one process": refused(lambda: trained(X, mesh=one)).split("devices of [")[0],
-        "records": refused(lambda: trained(X + INDEX, mesh=mesh())),
-        "copies of records": refused(copies),
-        "records of a run": refused(lambda: run("other", source=X + INDEX).fit(2)),
-        "canaries": refused(lambda: run("canaries", canaries=10)),
-        "file": str("must be" in refused(lambda: run("file").fit(2))),
-    }
-    turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
-    for name, options in (
-        ("params", {"params": jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)}),
-        ("params of the mesh", {"params": jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS)}),
-        ("mesh", {"mesh": turned}),
-        ("physical_batch_size", {"physical_batch_size": 8 + 8 * INDEX}),
-    ):
-        options = {"mesh": mesh(), **options}
-        params = options.pop("params", PARAMS)
-        train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, **options)
-        said[name] = refused(lambda train=train, params=params: train.init(params))
-        assert train.ledger.steps == 0, name
-    return {name: words.split(";")[0] for name, words in said.items()}
+    other, moved = X + INDEX, jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)
+    devices = "mesh must hold devices of all 2 processes"
+
+    def begun(params=PARAMS, **options):
+        train = jaxdp.Trainer(loss_of, MECH, SGD, X, **{"mesh": mesh(), **options})
+        try:
+            train.init(params)
+        finally:
+            assert train.ledger.steps == 0
+
+    all_refused(
+        [
+            (devices, lambda: trained(X), "no mesh"),
+            (devices, lambda: trained(X, mesh=one)),
+            (f"source {SAME}", lambda: trained(other, mesh=mesh())),
+            ("source must be the same", lambda: jaxdp.Trainer(loss_of, MECH, SGD, put(other))),
+            (f"source {SAME}", lambda: run("other", source=other).fit(2), "a run"),
+            ("canaries must be 0 in several processes", lambda: run("canaries", canaries=10)),
+            ("must be", lambda: run("file").fit(2)),
+            ("params must be the same", lambda: begun(moved)),
+            ("params must be the same", lambda: begun(jax.tree.map(put, moved)), "on the mesh"),
+            ("mesh must be the same", lambda: begun(mesh=turned)),
+            (f"physical_batch_size {SAME}", lambda: begun(physical_batch_size=8 + 8 * INDEX)),
+        ]
+    )
 
 
 def a_process_that_lost_a_step_releases_nothing():
-    fixed, found = jaxdp.dp_sgd(1.0, 1.0, 20, N, "fixed_size"), []
+    """Else both would add one noise to other sums, or other noises to one."""
+    fixed = jaxdp.dp_sgd(1.0, 1.0, 20, N, "fixed_size")
     for rows in (20, 8):  # a step of one physical batch, and of several
         options = {"mesh": mesh(), "physical_batch_size": rows}
         train = jaxdp.Trainer(loss_of, fixed, optax.sgd(0.1), X, **options)
         state, batches = train.init(PARAMS), train.batches(4)
         state, info = train.step(state, next(batches))
-        found.append(bool(np.isfinite(float(info.update_norm))))
+        assert np.isfinite(float(info.update_norm))
         if INDEX:  # its loop went on after an error
             next(batches)
         state, info = train.step(state, next(batches))
-        found += [bool(np.isnan(leaf).all()) for leaf in jax.tree.leaves(state.params)]
-        found.append(refused(lambda train=train: train.batches(1)).split(";")[0])
-    return found
+        assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(state.params))
+        refused(f"step {SAME}", train.batches, 1)
 
 
 if HERE:

@@ -27,11 +27,8 @@ def loss_fn(w, x, y):
 
 
 def iterates(decay):
-    trainer = jaxdp.Trainer(
-        *(loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA),
-        secret=jaxdp.Secret.from_seed(3),
-        average=decay,
-    )
+    given = (loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA)
+    trainer = jaxdp.Trainer(*given, secret=jaxdp.Secret.from_seed(3), average=decay)
     state, found = trainer.init(jnp.arange(3.0)), []
     np.testing.assert_array_equal(trainer.released(state), [0.0, 1.0, 2.0])  # before any step
     for batch in trainer.batches(5):
@@ -49,11 +46,8 @@ def test_the_average_is_of_the_iterates_and_moves_none_of_them():
     expected = weights @ np.asarray(plain) / weights.sum()
     np.testing.assert_allclose(average, expected, rtol=1e-5)
     assert spent == epsilon
-
-
-def test_algorithms_that_read_their_state_still_do():
-    box = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50)
-    plain = optimizers.adadp(box, 0.1)
+    # Algorithms that read their state still do.
+    plain = optimizers.adadp(jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50), 0.1)
     made = optimizers.averaged(plain, 0.9)
     before, after = (each.step(loss_fn).init(jnp.zeros(3)) for each in (plain, made))
     jax.tree.map(np.testing.assert_array_equal, made.context(after), plain.context(before))
@@ -77,14 +71,10 @@ def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluate
     model = runs.loop.assemble.model_of(config())
     told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
     assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
-    seen = []
-    run = jaxdp.Run(
-        *(tmp_path / "r", loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA),
-        evaluate=lambda w: seen.append(w) or {"size": float(np.abs(w).sum())},
-        progress=lambda step, row: None,
-        **{"params": jnp.zeros(3), "average": 0.5, "report": False, "every": 2},
-    )
-    np.testing.assert_array_equal(seen[-1] if run.fit(4) is None else run.params, seen[-1])
+    seen, options = [], {"params": jnp.zeros(3), "average": 0.5, "report": False, "every": 2}
+    options["evaluate"] = lambda w: seen.append(w) or {"size": float(np.abs(w).sum())}
+    run = jaxdp.Run(tmp_path / "r", loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA, **options)
+    np.testing.assert_array_equal(run.fit(4), seen[-1])
 
 
 RATES = {

@@ -113,10 +113,8 @@ def table(p, example):
 def batches(loss, rows, seed):
     rng = np.random.default_rng(seed)
     shapes = {"a": (40,), "b": (7,), "w": (40, 7), "c": (31,)}
-    made = {
-        k: 0.1 * rng.normal(size=(rows, *shape)).astype(np.float32) for k, shape in shapes.items()
-    }
-    return {k: np.float32(made[k]) for k in (("a", "b", "c") if loss is outer else ("w", "c"))}
+    keys = ("a", "b", "c") if loss is outer else ("w", "c")
+    return {k: np.float32(0.1 * rng.normal(size=(rows, *shapes[k]))) for k in keys}
 
 
 def adversaries(sides):
@@ -155,13 +153,14 @@ ZEROS = {k: jnp.zeros(s) for k, s in SHAPES.items()}
 @functools.cache
 def summer(loss):
     grad_fn = MECHANISM.clipped_grad(loss)
-    total = jit(lambda batch, mask, scale: grad_fn(ZEROS, batch, mask, scale=scale)[0].value)
+    return jit(lambda batch, mask, scale: grad_fn(ZEROS, batch, mask, scale=scale)[0].value)
 
-    def flat(batch, mask, scale):
-        found = total(batch, jnp.asarray(mask), scale)
-        return np.concatenate([np.ravel(np.asarray(found[k], np.float64)) for k in SHAPES])
 
-    return flat
+def sums(loss, batch, place, scale):
+    """Of the record at a place alone, of all with it, and of those without it."""
+    here = np.arange(len(batch["c"])) == place
+    found = [summer(loss)(batch, jnp.asarray(m), scale) for m in (here, here | True, ~here)]
+    return [np.concatenate([np.float64(one[k]).ravel() for k in SHAPES]) for one in found]
 
 
 DROPPED = ("nan", "inf", "one nan", "one inf", "too long")
@@ -170,13 +169,12 @@ LONGEST = ("at the sides", "just above", "minus the sides", "signs", "huge")
 
 def test_no_record_moves_the_sum_by_more_than_the_noise_is_measured_in():
     """In units of the sides a record adds at most 1 to each coordinate, so √m; with rounding l2."""
-    sides, rows, l2, total = unlike_sides(), 70, MECHANISM.l2(ZEROS), summer(table)
+    sides, rows, l2 = unlike_sides(), 70, MECHANISM.l2(ZEROS)
     for name, record in adversaries(sides).items():
         for place in (0, 35, rows - 1):
             batch = batches(table, rows, 1)
             batch["w"][place], batch["c"][place] = record["w"], record["v"]
-            places = (np.arange(rows) == place, np.ones(rows, bool), np.arange(rows) != place)
-            alone, with_it, without = (total(batch, mask, sides) for mask in places)
+            alone, with_it, without = sums(table, batch, place, sides)
             assert np.max(np.abs(alone)) <= 1.0, name
             assert np.linalg.norm(alone) <= math.sqrt(SIZE), name
             assert np.linalg.norm(with_it - without) <= l2, name
@@ -188,30 +186,15 @@ def test_no_record_moves_the_sum_by_more_than_the_noise_is_measured_in():
 
 
 # Of 1,000 rows a CPU clips one by one.
-@pytest.mark.parametrize(("size", "rows"), [(1e-30, 70), (1e-3, 70), (1e15, 70), (1e15, 1_000)])
+@pytest.mark.parametrize(("size", "rows"), [(1e-30, 70), (1e15, 70), (1e15, 1_000)])
 def test_outer_products_stay_within_the_sides_too(size, rows):
     """The engine that never forms a whole batch's gradients, of rows of every magnitude."""
     sides, batch = unlike_sides(2), batches(outer, rows, 3)
     for key in ("a", "b", "c"):
         batch[key][4] *= np.float32(math.sqrt(size) if key != "c" else size) * 100
-    places = (np.arange(rows) == 4, np.ones(rows, bool), np.arange(rows) != 4)
-    alone, with_it, without = (summer(outer)(batch, mask, sides) for mask in places)
+    alone, with_it, without = sums(outer, batch, 4, sides)
     assert np.max(np.abs(alone)) <= 1.0
     assert np.linalg.norm(with_it - without) <= MECHANISM.l2(ZEROS)
-
-
-@pytest.mark.parametrize("count", [70, 700])
-def test_others_that_all_round_alike_move_no_further(count):
-    """Thirds of a side, whose sums round the same way in every coordinate."""
-    sides = unlike_sides(4)
-    third = {k: np.asarray(v) / np.float32(3) for k, v in sides.items()}
-    batch = {"w": np.tile(third["w"], (count, 1, 1)), "c": np.tile(third["v"], (count, 1))}
-    for place in (0, count // 2, count - 1):
-        batch["w"][place], batch["c"][place] = (-1e20 * np.asarray(sides[k]) for k in SHAPES)
-        masks = np.ones(count, bool), np.arange(count) != place
-        with_it, without = (summer(table)(batch, mask, sides) for mask in masks)
-        moved = with_it - without
-        assert np.linalg.norm(moved) <= MECHANISM.l2(ZEROS)
 
 
 # Its noise -------------------------------------------------------------------------------------

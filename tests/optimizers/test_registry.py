@@ -18,7 +18,7 @@ from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import Summed
 from tests.compiling import QUICK
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
 ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, jnp.zeros(3))
@@ -27,6 +27,13 @@ SEEDS = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 2))
 RATE = optax.linear_schedule(0.1, 0.05, 4)
 STEPS = 6
 quick = functools.partial(jax.jit, compiler_options=QUICK)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+def variant(name):
+    """True of an algorithm whose links after the noise are those of another one."""
+    same = name in ("auto-s", "normalised-sgd", "sa-dpsgd-private")
+    return same or name.endswith("-only") or "as-published" in name
 
 
 def algorithm(name, noise=1.0, key=KEY, rate=RATE, settings=None):
@@ -173,7 +180,7 @@ def of_seeds(name):
     return quick(jax.vmap(lambda words: final(name, words, sums(STEPS))))
 
 
-@pytest.mark.parametrize("name", registry.ALGORITHMS)
+@pytest.mark.parametrize("name", [slow(n) if variant(n) else n for n in registry.ALGORITHMS])
 def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     """Also with the rate on a schedule."""
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
@@ -193,8 +200,8 @@ def test_one_key_for_every_seed_is_refused(name):
     """Also inside all the wrappers, through jit and scan: equal keys give NaN, a shared one words."""
     assert np.isnan(of_seeds(name)(jnp.stack([SEEDS[0], SEEDS[0]]))["w"]).any()
     shared = jax.vmap(lambda v: final(name, SEEDS[0], v))
-    with pytest.raises(ValueError, match="another one for every member of a vmap"):
-        shared(jax.tree.map(lambda v: jnp.stack([v, v]), sums(STEPS)))
+    two = jax.tree.map(lambda v: jnp.stack([v, v]), sums(STEPS))
+    refused("another one for every member of a vmap", shared, two)
 
 
 MECH = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
@@ -249,8 +256,8 @@ def test_a_part_of_the_parameters_may_be_wrapped_and_does_not_know_adadps_noise(
         params = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(params["b"], PARAMS["b"])
     assert not np.array_equal(params["w"], PARAMS["w"])
-    with pytest.raises(ValueError, match="params must be all that are trained"):
-        in_part(opt.scale_by_adadp(MECH, Box(1.0, 6))).init(PARAMS)
+    unknown = in_part(opt.scale_by_adadp(MECH, Box(1.0, 6)))
+    refused("params must be all that are trained", unknown.init, PARAMS)
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-adam-bc", "piadam", "sa-dpsgd"])
@@ -262,32 +269,35 @@ def test_an_algorithm_follows_a_noise_schedule(name):
     assert [row[1:] for row in made.events(1, 4)[""]] == [(1, 1), (2, 3)]
 
 
-def test_correction_takes_the_noise_out_of_the_moment():
-    made = opt.dp_adam_bc(jaxdp.dp_sgd(4.0, 1.0, 10, 100), 0.1, b2=0.99)
-    tx, params = made.chain(), {"w": jnp.zeros(4000)}
-    signal = jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)
+def moments(made, params, steps, summed):
+    """The state after so many steps of ``summed``, and what it says of each."""
+    tx = made.chain()
 
     def body(state, key):
-        return tx.update(Summed({"w": 10 * signal}, 1.0), state, params, key=key)[1], None
+        given, told = summed(state)
+        return tx.update(given, state, params, key=key)[1], told
 
-    state, _ = jax.jit(lambda s: jax.lax.scan(body, s, keys_of(made, 300)))(tx.init(params))
+    run = jax.jit(lambda state: jax.lax.scan(body, state, keys_of(made, steps)))
+    return run(tx.init(params))
+
+
+def test_correction_takes_the_noise_out_of_the_moment():
+    made = opt.dp_adam_bc(jaxdp.dp_sgd(4.0, 1.0, 10, 100), 0.1, b2=0.99)
+    signal = Summed({"w": 10 * jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)}, 1.0)
+    state, _ = moments(made, {"w": jnp.zeros(4000)}, 300, lambda state: (signal, 0.0))
     moment = np.asarray(state[1][0].nu["w"]) / (1 - 0.99**300)
     assert abs(moment[:2000].mean() - 0.36) < 0.01  # 0.52 with the noise in it
     assert abs(moment[2000:].mean()) < 0.01  # 0.16
     # AdaDP's moment is that of the signal, nothing, whatever its own noise.
     mech = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
     made, nothing = opt.adadp(mech, 0.1, bound=10.0, moment_decay=0.98), {"w": jnp.zeros(6000)}
-    adadp, even = made.chain(), 10.0 / np.sqrt(6000)
 
-    def step(state, key):
+    def summed(state):
         scale = made.context(state)["scale"]
-        summed = Summed(nothing, mech.l2(nothing), scale)
-        state = adadp.update(summed, state, nothing, key=key)[1]
-        return state, jnp.mean(jnp.square(scale["w"]))
+        return Summed(nothing, mech.l2(nothing), scale), jnp.mean(jnp.square(scale["w"]))
 
-    run = jax.jit(lambda s: jax.lax.scan(step, s, keys_of(made, 150)))
-    state, squares = run(adadp.init(nothing))
-    noise = (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
+    state, squares = moments(made, nothing, 150, summed)
+    even, noise = 10.0 / np.sqrt(6000), (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
     assert even**2 * 0.02 < float(squares.mean()) < even**2  # the sides did move
     assert abs(float(jnp.mean(state[1][0].moment["w"]))) < 0.05 * noise
 
@@ -420,16 +430,9 @@ def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_a
         )
         wanted = BETA * np.sqrt(16) * np.sqrt(np.maximum(moment, 0.0))
         sides = np.clip(wanted, 0.2 * even, 0.6 * even)
-    # Sides stay between floor and cap, and begin even.
-    box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
-    even, unit = BOUND / 2.0, 1.0 / (BETA * np.sqrt(16))
-    moment = jnp.asarray([-1.0, (0.1 * unit) ** 2, (0.8 * unit) ** 2, (9.0 * unit) ** 2])
-    np.testing.assert_allclose(box.sides(moment), [0.4, 0.4, 0.8, 1.2], rtol=1e-5)
-    np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)
-    np.testing.assert_allclose(box.sides(box.first_moment(jnp.zeros(4))), even, rtol=1e-6)
-    assert float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])])) == pytest.approx(
-        np.var([1.0, 2.0, 6.0])
-    )
+    np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)  # all alike
+    found = float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])]))
+    assert found == pytest.approx(np.var([1.0, 2.0, 6.0]))
 
 
 def test_pigdos_divisor_is_of_mean_square_one_and_held_to_its_spread():

@@ -24,7 +24,7 @@ CASES = {
     "truncated_poisson": Case(TruncatedPoisson(0.2, 6), 0.5, 5, 0.01, 150, ZEROED, **SMALL),
     "fixed_size": Case(FixedSize(4), 1.0, 5, 0.01, 150, OTHER, -1, **SMALL),
 }
-QUICK = ("allocation", "truncated_poisson")
+QUICK = ("allocation",)
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 

@@ -34,16 +34,14 @@ def records(draw):
     return draw.indices[draw.mask]
 
 
-@pytest.mark.parametrize(("t", "k"), [(1, 1), (5, 1), (7, 3), (4, 4)])
-def test_a_record_is_in_exactly_k_uniform_steps_of_every_epoch(t, k):
-    slots = np.stack([RandomAllocation(t, k).slots(rng(e), N) for e in range(400)])
-    assert all(len(set(row)) == k for row in slots.reshape(-1, k).tolist())
-    assert slots.max() < t
-    counts = np.bincount(slots.ravel().astype(int), minlength=t)
-    assert np.all(counts == counts[0]) if k == t else is_uniform(counts)
-
-
-def test_sets_of_steps_are_equally_likely_and_two_records_and_two_epochs_independent():
+def test_a_record_is_in_exactly_k_uniform_steps_of_every_epoch_whoever_the_others_are():
+    for t, k in ((1, 1), (5, 1), (7, 3), (4, 4)):
+        slots = np.stack([RandomAllocation(t, k).slots(rng(e), N) for e in range(400)])
+        assert all(len(set(row)) == k for row in slots.reshape(-1, k).tolist()), (t, k)
+        assert slots.max() < t
+        counts = np.bincount(slots.ravel().astype(int), minlength=t)
+        assert np.all(counts == counts[0]) if k == t else is_uniform(counts), (t, k)
+    # Sets of steps are equally likely, and two records and two epochs independent.
     slots = np.sort(RandomAllocation(5, 2).slots(rng(0), 40_000).astype(int), axis=1)
     pairs = np.bincount(slots[:, 0] * 5 + slots[:, 1], minlength=25)
     assert np.count_nonzero(pairs) == 10
@@ -51,9 +49,7 @@ def test_sets_of_steps_are_equally_likely_and_two_records_and_two_epochs_indepen
     slots = np.stack([RandomAllocation(4).slots(rng(e), 2)[:, 0] for e in range(8_000)]).astype(int)
     assert is_uniform(np.bincount(slots[:, 0] * 4 + slots[:, 1], minlength=16))
     assert is_uniform(np.bincount(slots[:-1:2, 0] * 4 + slots[1::2, 0], minlength=16))
-
-
-def test_a_record_s_steps_depend_neither_on_the_others_nor_on_their_number():
+    # A record's steps depend neither on the others nor on their number.
     for rule in (RandomAllocation(9, 1), RandomAllocation(9, 3), RandomAllocation(1_000, 2)):
         many = rule.slots(rng(0), 1_000)
         assert all(len(set(row)) == rule.participations for row in many.tolist()), rule
@@ -105,7 +101,7 @@ def test_all_orders_of_a_shuffle_are_equally_likely():
 
 
 @pytest.mark.parametrize("rule", [RandomAllocation(5, 2), Shuffled(12)])
-def test_a_step_is_drawn_without_those_before_it(rule):
+def test_a_step_is_drawn_without_those_before_it_and_another_stream_has_its_own_epochs(rule):
     source = sampler(rule)
     whole = [records(source.draw()) for _ in range(12)]
     for step in (3, 7, 11):
@@ -113,10 +109,6 @@ def test_a_step_is_drawn_without_those_before_it(rule):
             alone = records(sampler(rule, first_step=step, rows=rows).draw())
             np.testing.assert_array_equal(alone, whole[step])
     assert not np.array_equal(whole[0], whole[5])  # the next epoch is another
-
-
-@pytest.mark.parametrize("rule", [RandomAllocation(5), Shuffled(12)])
-def test_another_stream_has_epochs_of_its_own(rule):
     for secret in (Secret.from_seed(7), Secret.new()):
         ledger = Ledger()
         one, two = (sampler(rule, ledger=ledger, secret=secret) for _ in range(2))
@@ -155,24 +147,17 @@ def test_a_group_depends_on_key_and_identity_alone(bands, gone, seed):
     assert sorted(np.concatenate(whole)) == list(range(201))
 
 
-def test_groups_are_of_about_one_size_and_others_with_another_key():
+def test_groups_are_of_about_one_size_others_with_another_key_and_take_identities_of_many_kinds():
     rule, count = CyclicPoisson(0.5, 4, 20), 20_000
     one, two = (rule.arrange(seeded(seed), count, range(count)) for seed in (0, 1))
-    sizes = [len(group) for group in one]
-    assert stats.chisquare(sizes).pvalue > 1e-4
+    assert stats.chisquare([len(group) for group in one]).pvalue > 1e-4
     for a in one:
         shared = [len(np.intersect1d(a, b)) for b in two]
         assert stats.chisquare(shared).pvalue > 1e-4
-
-
-def test_identities_of_many_kinds_are_taken_and_others_refused():
-    rule = CyclicPoisson(0.5, 3, 20)
     for names in (np.asarray(list("abcdefghi")), [b"%d" % i for i in range(9)]):
         assert sum(map(len, rule.arrange(seeded(), 9, names))) == 9
-    plain, *others = (
-        np.concatenate(rule.arrange(seeded(), 50, names))
-        for names in (range(50), np.arange(50), np.arange(50, dtype=np.uint64))
-    )
+    kinds = range(50), np.arange(50), np.arange(50, dtype=np.uint64)
+    plain, *others = (np.concatenate(rule.arrange(seeded(), 50, names)) for names in kinds)
     for other in others:  # an identity is the same from NumPy and from Python
         np.testing.assert_array_equal(plain, other)
     for bad in ([1.0, 2.0], [None, "a"], [True, False], [(1,), (2,)]):

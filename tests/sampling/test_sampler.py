@@ -100,7 +100,7 @@ def test_a_seed_gives_the_same_draws_again_and_every_step_another():
     assert one.step == one.draw().step == 10
 
 
-def test_a_second_sampler_draws_anew_also_from_the_same_step_and_secret():
+def test_two_samplers_of_one_ledger_and_secret_draw_apart_also_from_the_same_step():
     for secret in (SECRET, Secret.new()):
         ledger = Ledger()
         first = sampler(Poisson(0.1), secret=secret, ledger=ledger)
@@ -109,21 +109,15 @@ def test_a_second_sampler_draws_anew_also_from_the_same_step_and_secret():
         assert two.step == 3
         assert not any(np.array_equal(records(two), drawn) for drawn in one)
         assert ledger.steps == 6
-
-
-def test_draws_of_two_samplers_of_one_secret_are_independent():
-    ledger = Ledger()
     one, two = (sampler(Poisson(0.5), ledger=ledger) for _ in range(2))
-    both = 0
-    for _ in range(20):
-        both += len(np.intersect1d(records(one.draw()), records(two.draw())))
+    pairs = [(records(one.draw()), records(two.draw())) for _ in range(20)]
+    both = sum(len(np.intersect1d(*pair)) for pair in pairs)
     assert is_binomial(both, 20_000, 0.25)
     assert not is_binomial(both, 20_000, 0.5)
 
 
 def test_fixed_size_and_full_batch():
-    source = sampler(FixedSize(100), 1_000)
-    counts = np.zeros(1_000)
+    source, counts = sampler(FixedSize(100), 1_000), np.zeros(1_000)
     for _ in range(500):
         chosen = records(source.draw())
         assert len(np.unique(chosen)) == 100
@@ -131,14 +125,11 @@ def test_fixed_size_and_full_batch():
     assert all(is_binomial(count, 500, 0.1) for count in counts)
     every = records(sampler(FullBatch(), 150).draw())
     np.testing.assert_array_equal(np.sort(every), np.arange(150))
-
-
-@pytest.mark.parametrize("rule", [Poisson(0.9), FixedSize(18), FullBatch()])
-def test_draws_stand_in_random_order(rule):
     # The rounding of a sum depends on who stands beside whom: every order must be as likely.
-    source = sampler(rule, 20)
-    first = np.bincount([records(source.draw())[0] for _ in range(2_000)], minlength=20)
-    assert all(is_binomial(count, 2_000, 1 / 20) for count in first)
+    for rule in (Poisson(0.9), FixedSize(18), FullBatch()):
+        source = sampler(rule, 20)
+        first = np.bincount([records(source.draw())[0] for _ in range(2_000)], minlength=20)
+        assert all(is_binomial(count, 2_000, 1 / 20) for count in first), rule
 
 
 @given(st.integers(0, 300), st.integers(1, 70))
@@ -171,13 +162,11 @@ def test_charging_comes_before_drawing_and_what_cannot_be_charged_is_not_drawn(t
     refused("ledger must be open to charge", source.draw)
     assert order[4:] == [2]
     assert source.step == 2
-
-
-def test_a_draw_that_was_handed_to_somebody_counts_at_once():
-    sampler = dp_sgd(1.0, 1.0, 5, 50).sampler(50, reserve=4)
+    # A draw that was handed to somebody counts at once.
+    source = dp_sgd(1.0, 1.0, 5, 50).sampler(50, reserve=4)
     for taken in (1, 2):
-        draw = sampler.draw()
-        assert sampler.issuer.ahead() == (sampler.issuer.stream, taken)
+        draw = source.draw()
+        assert source.issuer.ahead() == (source.issuer.stream, taken)
         assert draw.ticket.usable
     draw.ticket.key()
     assert not draw.ticket.withdraw()

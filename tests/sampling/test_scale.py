@@ -115,9 +115,7 @@ def test_what_lies_on_the_device_is_refused_beyond_32_bits():
     huge = np.broadcast_to(np.zeros(1, np.float32), HUGE)
     refused("fewer than 2**31", grad_fn.sum, zeros(), huge, draw, jax.random.key(0))
     assert next(draw.batches(huge)).data.shape == (64,)
-
-
-def test_draws_that_memory_or_floating_point_does_not_hold_are_refused_by_public_numbers():
+    # Nor are draws that memory or floating point does not hold, by public numbers.
     words = "dataset_size must be one that can be drawn.*Poisson sampling at a small rate"
     for rule, batch in (
         (RandomAllocation(10), 10**14),

@@ -77,13 +77,17 @@ def test_positions_pairs_and_places_are_as_likely(monkeypatch, below, size, plac
     assert below != 200 or all(map(is_uniform, places))
 
 
-@pytest.mark.parametrize("below", [2**31 - 1, 2**31, 2**32, 2**32 + 1, 10**10, 2**53])
-def test_ranges_beyond_32_bits_are_covered_evenly(below):
-    found = np.concatenate([subset(rng(key), below, 5_000) for key in range(4)])
-    assert found.dtype == np.int64
-    assert 0 <= found.min() <= found.max() < below
-    for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
-        assert is_uniform(np.bincount(cells, minlength=16))
+def test_ranges_beyond_32_bits_are_covered_evenly_and_what_is_missing_is_drawn_at_once():
+    for below in (2**31 - 1, 2**31, 2**32, 2**32 + 1, 10**10, 2**53):
+        found = np.concatenate([subset(rng(key), below, 5_000) for key in range(4)])
+        assert found.dtype == np.int64
+        assert 0 <= found.min() <= found.max() < below
+        for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
+            assert is_uniform(np.bincount(cells, minlength=16)), below
+    for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
+        for key in range(20):
+            numbers = rng(key).integers(0, below, subsets._enough(below, size))
+            assert size <= len(set(numbers.tolist())) <= 1.03 * size + 150
 
 
 class FewBits:
@@ -141,13 +145,6 @@ def test_permutations_hold_every_position_once_and_large_ones_mix_everything(mon
     assert not np.array_equal(permutation(rng(0), 5_000), permutation(rng(1), 5_000))
 
 
-def test_as_many_as_are_missing_are_nearly_always_drawn_at_once():
-    for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
-        for key in range(20):
-            numbers = rng(key).integers(0, below, subsets._enough(below, size))
-            assert size <= len(set(numbers.tolist())) <= 1.03 * size + 150
-
-
 class Words:
     """Stands for a generator that gives chosen words."""
 
@@ -179,7 +176,7 @@ def test_bounds_hold_the_distribution_function_and_little_else(trials, prob, bit
     assert left_out <= Fraction(2, 2**bits)
 
 
-def test_bounds_are_those_of_scipy_at_scale():
+def test_counts_are_binomial_also_at_scale_and_at_the_outermost_words():
     for trials, prob in ((10**7, 0.25), (10**10, 1e-4), (60_000, 256 / 60_000)):
         first, lower, upper = _bounds(trials, prob, 64)
         law, counts = stats.binom(trials, prob), first - 1 + np.arange(len(lower))
@@ -187,6 +184,25 @@ def test_bounds_are_those_of_scipy_at_scale():
         np.testing.assert_allclose(found, law.cdf(counts), rtol=1e-9, atol=1e-12)
         assert max(high - low for low, high in zip(lower, upper, strict=True)) <= 2, trials
         assert max(law.cdf(counts[0]), law.sf(counts[-1])) < 1e-19, trials
+    # Outermost words ask for more and end far out.
+    law = stats.binom(10**7, 0.25)
+    low = binomial(Words([0, 2**63]), 10**7, 0.25)
+    high = binomial(Words([2**64 - 1, 2**63]), 10**7, 0.25)
+    for far in (law.mean() - low, high - law.mean()):
+        assert 9 < far / law.std() < 14
+    assert binomial(Words([2**64 - 1, 0]), 3, 0.5) == 3
+    assert binomial(Words([0]), 3, 0.5) == 0
+    # What needs no word takes none.
+    assert binomial(Words([]), 0, 0.5) == 0
+    assert binomial(Words([]), 7, 1.0) == 7
+    assert binomial(np.random.Generator(np.random.Philox(1)), 10**10, np.float64(1e-30)) == 0
+    for bits in (3, 64):
+        words = np.random.Generator(np.random.Philox(key=[5, bits]))
+        found = np.bincount([binomial(words, 12, 0.3, bits) for _ in range(20_000)], minlength=13)
+        law = 20_000 * stats.binom(12, 0.3).pmf(np.arange(13))
+        rare = law < 20
+        pooled = [np.append(x[~rare], x[rare].sum()) for x in (found, law)]
+        assert stats.chisquare(*pooled).pvalue > LEVEL, bits
 
 
 @pytest.mark.parametrize(("trials", "prob"), [(3, 0.3), (5, 0.5), (9, 0.03)])
@@ -202,27 +218,3 @@ def test_a_count_has_its_probability_to_the_last_word(trials, prob):
     assert 0 < open_ <= 4 * (trials + 1)
     for k in range(trials + 1):
         assert abs(found[k] - (function[k + 1] - function[k])) <= 5
-
-
-def test_outermost_words_ask_for_more_and_end_far_out():
-    law = stats.binom(10**7, 0.25)
-    low = binomial(Words([0, 2**63]), 10**7, 0.25)
-    high = binomial(Words([2**64 - 1, 2**63]), 10**7, 0.25)
-    for far in (law.mean() - low, high - law.mean()):
-        assert 9 < far / law.std() < 14
-    assert binomial(Words([2**64 - 1, 0]), 3, 0.5) == 3
-    assert binomial(Words([0]), 3, 0.5) == 0
-    # What needs no word takes none.
-    assert binomial(Words([]), 0, 0.5) == 0
-    assert binomial(Words([]), 7, 1.0) == 7
-    assert binomial(np.random.Generator(np.random.Philox(1)), 10**10, np.float64(1e-30)) == 0
-
-
-@pytest.mark.parametrize("bits", [3, 64])
-def test_counts_are_binomial(bits):
-    rng = np.random.Generator(np.random.Philox(key=[5, bits]))
-    found = np.bincount([binomial(rng, 12, 0.3, bits) for _ in range(20_000)], minlength=13)
-    law = 20_000 * stats.binom(12, 0.3).pmf(np.arange(13))
-    rare = law < 20
-    pooled = [np.append(x[~rare], x[rare].sum()) for x in (found, law)]
-    assert stats.chisquare(*pooled).pvalue > LEVEL

@@ -147,72 +147,38 @@ def test_errors_of_a_reader_are_its_own_and_one_of_another_length_than_it_says_i
     assert "31" not in repr(as_source([3.5] * 31))
 
 
-class Sized:
-    def __len__(self):
-        return 23
+def kind(name, *bases, **members):
+    """A class of a library that is not installed here, by its name and what it has."""
+    return type(name, bases, members)
 
 
-class Frame(Sized):
-    """pandas' DataFrame."""
+def raising(error):
+    def raises(*args):
+        raise error
 
-    columns, shape, iloc = ("a",), (23, 1), None
-
-    def __getitem__(self, name):
-        raise KeyError(name)
-
-    def to_numpy(self):
-        return np.zeros((23, 1))
+    return raises
 
 
-class Iterated:
-    def __iter__(self):
-        return iter(())
-
-
-class Table(Sized):
-    """pyarrow's Table: [0] is a column."""
-
-    columns = ()
-
-    def __getitem__(self, index):
-        return [1, 2, 3]
-
-    def to_pandas(self):
-        return Frame()
-
-
-class TfDataset(Iterated):
-    """tf.data.Dataset: a length that may be unknown, and no [index]."""
-
-    def __len__(self):
-        raise TypeError("The dataset length is unknown.")
-
-
-class IterableDataset(Iterated):
-    """torch's, of which the base class brings the index."""
-
-    def __getitem__(self, index):
-        raise NotImplementedError
-
-
-class Counted(IterableDataset, Sized):
-    pass
-
-
-class DataLoader(Sized, Iterated):
-    pass
-
-
-class Iterator(Sized):
-    def __getitem__(self, index):
-        return index
-
-    def __next__(self):
-        return 1
-
-
-class Splits(dict):
-    """datasets.DatasetDict."""
+SIZED, ITERATED = {"__len__": lambda self: 23}, {"__iter__": lambda self: iter(())}
+UNKNOWN = {"__len__": raising(TypeError("The dataset length is unknown."))}
+BASE = {"__getitem__": raising(NotImplementedError()), **ITERATED}
+INDEXED = {"__getitem__": lambda self, index: [1, 2, 3]}
+ITERABLE = kind("IterableDataset", **BASE)  # torch's, of which the base class brings the index
+STREAMS = (
+    kind("TfDataset", **ITERATED, **UNKNOWN)(),
+    ITERABLE(),
+    kind("Counted", ITERABLE, **SIZED)(),
+    kind("DataLoader", **SIZED, **ITERATED)(),
+    kind("Iterator", **SIZED, **INDEXED, __next__=lambda self: 1)(),
+)
+FRAME = kind(
+    "DataFrame",
+    **{"columns": ("a",), "shape": (23, 1), "iloc": None, **SIZED},
+    to_numpy=lambda self: np.zeros((23, 1)),
+    __getitem__=raising(KeyError("a")),
+)()
+# pyarrow's, of which [0] is a column.
+TABLE = kind("Table", columns=(), to_pandas=lambda self: FRAME, **SIZED, **INDEXED)()
 
 
 STREAM = r"len\(data\) and data\[index\]"
@@ -224,11 +190,10 @@ def test_what_is_no_source_is_refused_without_showing_how_many_or_which_records_
     # fmt: off
     for words, *many in (
         (STREAM, (i for i in range(3)), {"x": (i for i in range(3))}, {"x": on}.values(),
-         map(str, [1]), TfDataset(), IterableDataset(), Counted(), DataLoader(), Iterator(),
-         {1, 2}, 3.0, object(), lambda: 1),
+         map(str, [1]), *STREAMS, {1, 2}, 3.0, object(), lambda: 1),
         ("load", "train.npy", b"abc"),
-        ("choose a split", Splits(train=[1]), collections.UserDict(x=1)),
-        ("to_numpy", Frame(), (Frame(), on), Table()),
+        ("choose a split", kind("Splits", dict)(train=[1]), collections.UserDict(x=1)),
+        ("to_numpy", FRAME, (FRAME, on), TABLE),
         ("sparse", eye.tocsr(), {"x": scipy.sparse.coo_array(eye)}, bcoo, (bcoo, jnp.ones(23))),
         ("at least one array", {}, (), {"x": None}), ("must be given", None),
         ("without axes", np.float32(1)), (r"without axes in leaf \[1\]", (jnp.ones(23), single)),
