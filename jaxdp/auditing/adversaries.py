@@ -137,10 +137,8 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
         return _correlated_ratios(mechanism, sums)
     prob = rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)
     noise = mechanism.noise_multiplier
-    if isinstance(noise, int | float):
-        z = jnp.asarray(noise, jnp.float32)
-    else:
-        z = noise.table()[: len(sums)]
+    steps = noise if isinstance(noise, int | float) else noise.table()[: len(sums)]
+    z = jnp.asarray(steps, jnp.float32)
     shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     if prob == 1.0:
         return shifted
