@@ -63,10 +63,10 @@ class Sampler:
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
         # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
-        self._whole = sampling if isinstance(sampling, RunSampling) else None
-        self._by_step = sampling if isinstance(sampling, StepSampling) else None
-        if self._whole is not None:
-            self._whole.check(num_records, declared)
+        self._by_step = isinstance(sampling, StepSampling)
+        self._by_run = isinstance(sampling, RunSampling)
+        if self._by_run:
+            sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
@@ -119,25 +119,27 @@ class Sampler:
         Args:
             until: steps from this one on are not charged ahead.
         """
-        whole, arranged = self._whole, []
-        if whole is not None:
-            arranged = self._arrange(whole)  # before anything is charged: it may be refused
+        arranged = []
+        if self._by_run:  # before anything is charged: it may be refused
+            arranged = self._arrange(cast(RunSampling, self._sampling))
         ticket = self._issuer.issue(until)
         if until is None:
             self._issuer.handed_out(ticket.step)
 
-        if self._by_step is not None:
-            chosen = self._by_step.choose(ticket.generator(), self._num_records)
-        elif whole is not None:
+        if self._by_step:
+            rule = cast(StepSampling, self._sampling)
+            chosen = rule.choose(ticket.generator(), self._num_records)
+        elif self._by_run:
+            whole = cast(RunSampling, self._sampling)
             chosen = whole.of_step(arranged, ticket.step, ticket.generator())
         else:
-            rule = cast(EpochSampling, self._sampling)
-            size = rule.block(self._num_records)
+            epochs = cast(EpochSampling, self._sampling)
+            size = epochs.block(self._num_records)
             number, place = divmod(ticket.step, size)
             known, batches = self._epoch  # at once: threads may draw
             if known != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
-                batches = rule.epoch(ticket.generator(size), self._num_records)
+                batches = epochs.epoch(ticket.generator(size), self._num_records)
                 self._epoch = number, batches
             chosen = batches[place]
 
