@@ -85,7 +85,7 @@ def audit(
       jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
     from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import into_report, row_of, save_audit
+    from jaxdp.runs.audit import audit_run, into_report, row_of, save_audit
 
     papers()
     if results is not None:
@@ -101,13 +101,15 @@ def audit(
         )
     elif run is not None and not tiny and _config(run).canaries:
         _refuse_with_canaries()
-        name, found = _by_canaries(run, delta, confidence)
+        name = _config(run).algorithm
+        found = audit_run(RunDirectory(run), delta, confidence)
     else:
-        chosen = (
-            _of_run(run, steps, delta)
-            if run is not None
-            else _of_algorithm(algorithm or "dp-sgd", numbers, settings, steps, delta)
-        )
+        if run is not None:
+            chosen = _of_run(run, steps, delta)
+        else:
+            name = algorithm or "dp-sgd"
+            built = _built(name, numbers, settings)
+            chosen = name, built, 10 if steps is None else steps, 1e-5 if delta is None else delta
         name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
     row = row_of(name, found)
     if out is not None:
@@ -139,13 +141,6 @@ def _fill(
     click.echo(f"{len(done)} rows audited, written to {results}")
 
 
-def _by_canaries(run: Path, delta: float | None, confidence: float) -> tuple[str, Any]:
-    from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import audit_run
-
-    return _config(run).algorithm, audit_run(RunDirectory(run), delta, confidence)
-
-
 def _by_many_runs(
     name: str,
     built: "Algorithm",
@@ -171,17 +166,6 @@ def _by_many_runs(
             seed=seed,
             progress=progress,
         )
-
-
-def _of_algorithm(
-    name: str,
-    numbers: Mapping[str, Option],
-    settings: tuple[str, ...],
-    steps: int | None,
-    delta: float | None,
-) -> tuple[str, Any, int, float]:
-    built = _built(name, numbers, settings)
-    return name, built, 10 if steps is None else steps, 1e-5 if delta is None else delta
 
 
 def _built(name: str, numbers: Mapping[str, Option], settings: tuple[str, ...]) -> Any:

@@ -13,7 +13,7 @@ from jaxdp._interrupts import status_of
 
 if TYPE_CHECKING:
     from jaxdp.runs.directory import RunDirectory
-    from jaxdp.runs.tune_directory import TuneDirectory
+    from jaxdp.runs.tries import TuneDirectory
 
 _running: list[Path] = []  # folders of the runs under way, innermost last
 

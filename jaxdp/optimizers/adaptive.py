@@ -118,24 +118,42 @@ def dp_adam(mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam:
 
 
 def dp_adam_bc(
-    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam: Any
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
-    return _algorithm(mechanism, learning_rate, scale_by_dp_adam_bc(mechanism.noise_std, **adam))
+    scaled = scale_by_dp_adam_bc(mechanism.noise_std, b1, b2, eps, noise_floor)
+    return _algorithm(mechanism, learning_rate, scaled)
 
 
 def dp_rmsprop(
-    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **rmsprop: Any
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    decay: float = 0.9,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
-    return _algorithm(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
+    scaled = scale_by_dp_rmsprop(mechanism.noise_std, decay, eps, noise_floor)
+    return _algorithm(mechanism, learning_rate, scaled)
 
 
 def dp_adagrad(
-    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adagrad: Any
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-Adagrad with noise correction; further arguments as ``scale_by_dp_adagrad``."""
-    return _algorithm(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
+    scaled = scale_by_dp_adagrad(mechanism.noise_std, eps, noise_floor)
+    return _algorithm(mechanism, learning_rate, scaled)
 
 
 def _algorithm(

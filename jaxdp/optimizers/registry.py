@@ -179,26 +179,6 @@ def _dp_adam(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) 
     return adaptive.dp_adam(n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps)
 
 
-def _dp_adam_bc(
-    n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, noise_floor: float = 0.1
-) -> Algorithm:
-    return adaptive.dp_adam_bc(
-        n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps, noise_floor=noise_floor
-    )
-
-
-def _dp_rmsprop(
-    n: Numbers, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
-) -> Algorithm:
-    return adaptive.dp_rmsprop(
-        n.mechanism(), n.learning_rate, decay=decay, eps=eps, noise_floor=noise_floor
-    )
-
-
-def _dp_adagrad(n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1) -> Algorithm:
-    return adaptive.dp_adagrad(n.mechanism(), n.learning_rate, eps=eps, noise_floor=noise_floor)
-
-
 def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
     return _annealed(n, temperature, max_rejections)
 
@@ -281,9 +261,9 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "auto-s": AlgorithmEntry(_auto_s, momentum=True),
     "normalised-sgd": AlgorithmEntry(_normalised, momentum=True),
     "dp-adam": AlgorithmEntry(_dp_adam, recipe=_SMALL_RATE),
-    "dp-adam-bc": AlgorithmEntry(_dp_adam_bc, recipe=_SMALL_RATE),
-    "dp-rmsprop": AlgorithmEntry(_dp_rmsprop, recipe=_SMALL_RATE),
-    "dp-adagrad": AlgorithmEntry(_dp_adagrad, recipe=_ADAGRAD_RATE),
+    "dp-adam-bc": AlgorithmEntry(built_by(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
+    "dp-rmsprop": AlgorithmEntry(built_by(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
+    "dp-adagrad": AlgorithmEntry(built_by(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
     "sa-dpsgd": AlgorithmEntry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
     "sa-dpsgd-private": AlgorithmEntry(
         _sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE

@@ -5,8 +5,10 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
-from jaxdp.report import correlated
-from jaxdp.report.schema import CandidateCounts, Facts, Report
+from jaxdp.mechanism import Mechanism
+from jaxdp.noise import BandedInverse, Buffered, Strategy, Toeplitz, sensitivity
+from jaxdp.noise.sensitivity import Cyclic, participation
+from jaxdp.report.schema import Facts, Report
 from jaxdp.report.subject import Rows, Subject
 from jaxdp.report.words import HIDDEN, RELATIONS, show_delta
 
@@ -51,6 +53,10 @@ _RULES: dict[type, Callable[[Any], str]] = {
         "its own, which follows from noisy gradients (box)"
     ),
 }
+_CANCELS = (
+    "the noise of a step takes back part of that of the steps before, so that the sum of all steps "
+    "has less"
+)
 
 
 def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
@@ -60,13 +66,70 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
         subject: of the report.
         report: without these facts.
     """
-    found = [
-        ("Who is protected", _protected(subject)),
-        ("What is done to protect them", _done(subject, report)),
-        ("The training", [*subject.training, ("Parameters", f"{report.parameters:,}")]),
-        ("Where this report comes from", _origin(report)),
+    guarantee, mechanism = report.guarantee, subject.algorithm.mechanism
+    users, size = subject.records_per_user is not None, subject.dataset_size
+    protected = [
+        (f"Number of {'users' if users else 'records'}", f"{size:,}, declared and public"),
+        ("Privacy unit", f"{subject.unit}: this is who the guarantee protects"),
+        ("Neighbours", f"data sets that are alike but for {RELATIONS[subject.relation]}"),
+        (
+            "Delta",
+            f"{show_delta(subject.delta)}; one over the number of records is {1 / size:.3g}",
+        ),
     ]
-    return tuple((heading, tuple(rows)) for heading, rows in found)
+
+    sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
+    sampling = (sampling.replace("record", "user") if users else sampling).format(
+        batch=subject.batch_size,
+        size=size,
+        rate=subject.batch_size / size,
+        rule=mechanism.sampling,
+    )
+    if mechanism.strategy is not None:
+        noise = _correlated(mechanism)
+    else:
+        values = subject.noise_multipliers
+        shown = f"{values[0]:.4g}"
+        if len(values) > 1:
+            shown = f"from {shown} to {values[-1]:.4g}, in {len(values):,} levels"
+        what = "the noise's standard deviation over what one record can add"
+        noise = [("Noise multiplier", f"{shown}: {what}")]
+    if mechanism.noise == "grid":
+        said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
+        if report.parameters:
+            said = mechanism.grid_in_words(report.parameters)
+        noise.append(("Noise", said))
+    done = [
+        ("Sampling", sampling),
+        ("Clipping", _RULES.get(type(mechanism.rule), repr)(mechanism.rule)),
+        *noise,
+        ("Released", guarantee.in_words),
+    ]
+    if counts := report.counts:
+        done.append(
+            (
+                "Candidates",
+                f"{counts.proposals:,} evaluated and charged, {counts.accepted:,} accepted "
+                f"({counts.accepted / counts.proposals:.1%}), "
+                f"{counts.forced:,} of them by force",
+            )
+        )
+    done += [*(("Audit", note) for note in report.notes), ("Accountant", guarantee.accountant)]
+
+    origin = [
+        ("Date", f"{report.date} (UTC; training began or was resumed)" if report.date else ""),
+        ("Command", report.command),
+        ("SHA-256 of ledger.jsonl", report.ledger_sha256 or ""),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in report.versions.items())),
+        ("Machine", report.machine),
+    ]
+    training = [*subject.training, ("Parameters", f"{report.parameters:,}")]
+    return (
+        ("Who is protected", tuple(protected)),
+        ("What is done to protect them", tuple(done)),
+        ("The training", tuple(training)),
+        ("Where this report comes from", tuple(row for row in origin if row[1])),
+    )
 
 
 def neighbours(report: Report) -> str:
@@ -74,88 +137,49 @@ def neighbours(report: Report) -> str:
     return RELATIONS[acc.Relation(report.guarantee.relation)]
 
 
-def _protected(subject: Subject) -> Rows:
+def _correlated(mechanism: Mechanism) -> Rows:
+    """The facts of a mechanism's correlated noise: multiplier, strategy, sensitivity and charge.
+
+    Args:
+        mechanism: with a strategy.
+    """
+    assert mechanism.strategy is not None
+    assert isinstance(mechanism.noise_multiplier, float)
+    each = participation(mechanism.sampling, mechanism.dataset_size)
+    moved = sensitivity(mechanism.strategy, each).value
+    once = isinstance(each, Cyclic)
+    drawn = " Every step draws from one group of records; groups take turns." if once else ""
+    of = "one draw of a record" if once else "one record, in all of its steps together,"
     return [
         (
-            "Number of records" if subject.records_per_user is None else "Number of users",
-            f"{subject.dataset_size:,}, declared and public",
+            "Noise multiplier",
+            f"{mechanism.noise_multiplier:.4g}: the standard deviation of the fresh noise of every "
+            f"step over the most by which {of} can move what the strategy makes of the run's sums. "
+            "It is no noise multiplier of a single step, and is not to be compared with one",
         ),
-        ("Privacy unit", f"{subject.unit}: this is who the guarantee protects"),
-        ("Neighbours", f"data sets that are alike but for {RELATIONS[subject.relation]}"),
+        ("Correlated noise", f"{_kind(mechanism.strategy)}: {_CANCELS}"),
         (
-            "Delta",
-            f"{show_delta(subject.delta)}; one over the number of records is "
-            f"{1 / subject.dataset_size:.3g}",
+            "Sensitivity",
+            f"{moved:.4g} clip norms is the most by which {of} can move what the strategy makes of "
+            f"the sums; so the fresh noise has {moved * mechanism.noise_multiplier:.4g} clip norms",
+        ),
+        (
+            "Charge",
+            f"the whole run of {mechanism.strategy.steps:,} steps is one event, charged whole with "
+            f"its first step: fewer steps cost as much.{drawn}",
         ),
     ]
 
 
-def _done(subject: Subject, report: Report) -> Rows:
-    guarantee, rule = report.guarantee, subject.algorithm.mechanism.rule
-    sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
-    if subject.records_per_user is not None:
-        sampling = sampling.replace("record", "user")
-    return [
-        (
-            "Sampling",
-            sampling.format(
-                batch=subject.batch_size,
-                size=subject.dataset_size,
-                rate=subject.batch_size / subject.dataset_size,
-                rule=subject.algorithm.mechanism.sampling,
-            ),
-        ),
-        ("Clipping", _RULES.get(type(rule), repr)(rule)),
-        *_noise(subject, report),
-        ("Released", guarantee.in_words),
-        *_counted(report.counts),
-        *(("Audit", note) for note in report.notes),
-        ("Accountant", guarantee.accountant),
-    ]
-
-
-def _noise(subject: Subject, report: Report) -> Rows:
-    mechanism = subject.algorithm.mechanism
-    correlates = mechanism.strategy is not None
-    found = [("Noise multiplier", _independent(subject.noise_multipliers))]
-    found = correlated.rows(mechanism) if correlates else found
-    if mechanism.noise != "grid":
-        return found
-    said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
-    if report.parameters:
-        said = mechanism.grid_in_words(report.parameters)
-    return [*found, ("Noise", said)]
-
-
-def _independent(values: list[float]) -> str:
-    what = "the noise's standard deviation over what one record can add"
-    if len(values) == 1:
-        return f"{values[0]:.4g}: {what}"
-    return f"from {values[0]:.4g} to {values[-1]:.4g}, in {len(values):,} levels: {what}"
-
-
-def _counted(counts: CandidateCounts | None) -> Rows:
-    if counts is None:
-        return []
-    return [
-        (
-            "Candidates",
-            f"{counts.proposals:,} evaluated and charged, {counts.accepted:,} accepted "
-            f"({counts.accepted / counts.proposals:.1%}), "
-            f"{counts.forced:,} of them by force",
-        )
-    ]
-
-
-def _origin(report: Report) -> Rows:
-    rows = [
-        (
-            "Date",
-            f"{report.date} (UTC; training began or was resumed)" if report.date else "",
-        ),
-        ("Command", report.command),
-        ("SHA-256 of ledger.jsonl", report.ledger_sha256 or ""),
-        ("Versions", ", ".join(f"{name} {value}" for name, value in report.versions.items())),
-        ("Machine", report.machine),
-    ]
-    return [row for row in rows if row[1]]
+def _kind(strategy: Strategy) -> str:
+    """A strategy in words, with its number of bands or buffers."""
+    if isinstance(strategy, Buffered):
+        return f"a buffered Toeplitz strategy (BLT) of {len(strategy.decays):,} buffers"
+    if isinstance(strategy, BandedInverse):
+        return f"a Toeplitz strategy whose inverse has {len(strategy.coefficients):,} bands"
+    if strategy.bands == 1:
+        return "the identity strategy (no correlation)"
+    toeplitz = "Toeplitz " if isinstance(strategy, Toeplitz) else ""
+    if strategy.bands == strategy.steps:
+        return f"a full {toeplitz}strategy"
+    return f"a banded {toeplitz}strategy of {strategy.bands:,} bands"

@@ -248,7 +248,7 @@ class RunConfig:
             ValueError: it has other fields.
         """
         if "method" in row:
-            from jaxdp.report.former import former_algorithm
+            from jaxdp.report.schema import former_algorithm
 
             row = former_algorithm(row)
         try:

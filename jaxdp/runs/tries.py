@@ -1,34 +1,54 @@
 """The tries of a tuning, in a folder that tells nobody how many there are.
 
 Outside ``secret/`` nothing is written between the charge and the release, and what is written then
-bears the time of the charge.
+bears the time of the charge. Inside, everything lies one folder deeper, so that the times and the
+number of links of ``secret/`` itself stand still while a search runs.
 """
 
 import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 import shutil
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import flax.serialization
+import jax
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp._durable import StorageError, write_atomically, write_bytes_atomically
+from jaxdp._durable import (
+    StorageError,
+    make_private,
+    open_locked,
+    rewrite,
+    sync_directory,
+    write_atomically,
+    write_bytes_atomically,
+)
 from jaxdp.accounting.tuned import Tries
 from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
-from jaxdp.runs.silence import silent
-from jaxdp.runs.tune_directory import PARAMS, SearchState, TuneDirectory
+from jaxdp.runs import stored
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree
 
+NOTE = """This folder is SECRET.
+
+While a search runs it holds the number of tries, and all of them. Whoever reads it knows more than
+the charge allows for. Publish only what lies outside it.
+"""
+PARAMS = "params.msgpack"
+_AGAIN = "call it again: it goes on where it was"
+_NEVER = 1e9  # seconds that a compilation would have to take to be kept
 UNSEEN = (
     "the number of tries stays secret: that nobody saw how long the search took, and that no "
     "interruption of it depended on what a try drew, was not verified"
@@ -40,6 +60,173 @@ FAILURES = (
 )
 SCORED = "the score that chooses reads public data only: this was not verified"
 CHARGED_SCORE = "the noisy score that chooses releases what its event says: this was not verified"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchState:
+    """The search's state. **Secret**.
+
+    Attributes:
+        entropy: of the secret that keys the ledger and the hash of the data, hexadecimal.
+        search: ``Search.text``.
+        data: keyed hash of the records.
+        left: K, the tries that are run; None once the result is released.
+        done: tries that ended.
+        candidate: of the try under way.
+        best: number of the best try so far.
+        best_candidate: its candidate.
+        best_score: its score.
+        best_trusted: what its own ledger says is not verified.
+        charged_at: time of the charge, in nanoseconds.
+    """
+
+    entropy: str
+    search: str
+    data: str
+    left: int | None
+    done: int = 0
+    candidate: spaces.Candidate | None = None
+    best: int | None = None
+    best_candidate: spaces.Candidate | None = None
+    best_score: float | None = None
+    best_trusted: tuple[str, ...] = ()
+    charged_at: int | None = None
+
+    @property
+    def secret(self) -> Secret:
+        """That of the search."""
+        return Secret(int(self.entropy, 16), reproducible=False)
+
+
+class TuneDirectory:
+    """The folder of a tuning.
+
+    Args:
+        path: the folder; made by ``searched``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        if not os.fspath(path):
+            raise ValueError("folder must name a folder, got ''")
+        self.path = Path(path)
+        self.ledger, self.result = self.path / "ledger.jsonl", self.path / "tuned.json"
+        self.params = self.path / PARAMS
+        self.secret = self.path / "secret"
+        self.work = self.secret / "tuning"
+        self._state = self.work / "state.json"
+
+    def exists(self) -> bool:
+        """True if a tuning was begun here."""
+        return self._state.exists()
+
+    def load(self) -> SearchState:
+        """The secret state."""
+        try:
+            return SearchState(**json.loads(self._state.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError):
+            # Without the reason, which may hold a secret.
+            raise ValueError(
+                f"{self._state} must hold the state of a tuning, but it is damaged: put back a "
+                "copy, or count what ledger.jsonl holds as spent and begin anew elsewhere"
+            ) from None
+
+    def save(self, state: SearchState) -> None:
+        """Writes the secret state, durably and all at once."""
+        with stored.writing(self.secret, _AGAIN):
+            write_atomically(self._state, json.dumps(dataclasses.asdict(state)), mode=0o600)
+
+    def take(self) -> TextIO:
+        """Makes what is missing of the folder and takes it for this process."""
+        if self.path.exists() and not self.exists() and any(self._public()):
+            raise ValueError(
+                f"folder must be new or hold a tuning, got {self.path}, which holds something else"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.secret.mkdir(mode=0o700, exist_ok=True)
+            self.work.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"folder must be one to write to, got {error}") from error
+        busy = f"folder is in use by another process: {self.path}"
+        with stored.writing(self.secret, _AGAIN):
+            if not (self.secret / "README.txt").exists():
+                (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
+            taken = open_locked(self.work / "lock", "w", busy)
+            make_private(self.secret)
+        return taken
+
+    def _public(self) -> Iterator[Path]:
+        return (path for path in self.path.iterdir() if path.name != "secret")
+
+    def reserve(self) -> None:
+        """Makes the files of the release, empty and in ``secret/``.
+
+        File systems number files as they are made: of files made at the end, the number would tell
+        how many were made meanwhile.
+        """
+        with stored.writing(self.secret, _AGAIN):
+            for path in (self.params, self.result):
+                (self.work / path.name).touch(mode=0o644)
+
+    def release(self, path: Path, content: bytes) -> None:
+        """Fills a file of the release and moves it out of ``secret/``, unless that was done."""
+        reserved = self.work / path.name
+        if not reserved.exists():
+            return
+        with stored.writing(path, _AGAIN):
+            rewrite(reserved, content)
+            os.replace(reserved, path)
+            sync_directory(path.parent)
+
+    def hide_times(self, at: int | None) -> None:
+        """Gives all that lies outside ``secret/`` the time of the charge, in nanoseconds."""
+        assert at is not None
+        for path in (*self._public(), self.secret, self.path):
+            os.utime(path, ns=(at, at))
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Shows and keeps nothing of what runs inside, in this process.
+
+    Prints, warnings and log records go nowhere, whatever file a handler writes to; neither does
+    what libraries in other languages write to the descriptors of stdout and stderr. Nothing is
+    added to JAX's cache of compiled programs on disk, which else grows by one file or more for
+    every program with other constants. All of it belongs to the whole process: other threads are
+    silent too.
+    """
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        stack.enter_context(_descriptors(nowhere.fileno()))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(sys.maxsize)
+        name = "jax_persistent_cache_min_compile_time_secs"
+        stack.callback(jax.config.update, name, getattr(jax.config, name))
+        jax.config.update(name, _NEVER)
+        yield
+
+
+@contextlib.contextmanager
+def _descriptors(nowhere: int) -> Iterator[None]:
+    """Points the descriptors of stdout and stderr elsewhere; one that is closed stays so."""
+    kept: list[tuple[int, int]] = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+    try:
+        for number in (1, 2):
+            with contextlib.suppress(OSError):
+                kept.append((number, os.dup(number)))
+                os.dup2(nowhere, number)
+        yield
+    finally:
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 class Chosen(NamedTuple):

@@ -1,7 +1,7 @@
 """The sampler: draws each step's records, after the step was charged."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from jaxdp.sampling.rules import (
     StepSampling,
     steps_of_a_block,
 )
-from jaxdp.tickets import Ticket
 from jaxdp.types import Draw
 
 if TYPE_CHECKING:
@@ -63,11 +62,12 @@ class Sampler:
             raise ValueError(
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
-        if isinstance(sampling, RunSampling):
-            sampling.check(num_records, declared)
-        self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
         self._by_step = isinstance(sampling, StepSampling)
+        self._by_run = isinstance(sampling, RunSampling)
+        if self._by_run:
+            sampling.check(num_records, declared)
+        self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
 
@@ -119,33 +119,35 @@ class Sampler:
         Args:
             until: steps from this one on are not charged ahead.
         """
-        if isinstance(self._sampling, RunSampling):
-            self._arrange(self._sampling)  # before anything is charged: it may be refused
+        arranged = []
+        if self._by_run:  # before anything is charged: it may be refused
+            arranged = self._arrange(cast(RunSampling, self._sampling))
         ticket = self._issuer.issue(until)
         if until is None:
             self._issuer.handed_out(ticket.step)
+
+        if self._by_step:
+            rule = cast(StepSampling, self._sampling)
+            chosen = rule.choose(ticket.generator(), self._num_records)
+        elif self._by_run:
+            whole = cast(RunSampling, self._sampling)
+            chosen = whole.of_step(arranged, ticket.step, ticket.generator())
+        else:
+            epochs = cast(EpochSampling, self._sampling)
+            size = epochs.block(self._num_records)
+            number, place = divmod(ticket.step, size)
+            known, batches = self._epoch  # at once: threads may draw
+            if known != number:
+                # From the epoch's own randomness: its first steps may have been drawn elsewhere.
+                batches = epochs.epoch(ticket.generator(size), self._num_records)
+                self._epoch = number, batches
+            chosen = batches[place]
+
         least = getattr(self._sampling, "cap", 0)
-        chosen = self._chosen(ticket)
         padded = pad(chosen, self._physical_batch_size, ticket.step, self._num_records, least)
         return padded.drawn_by(ticket)
 
-    def _chosen(self, ticket: Ticket) -> np.ndarray:
-        if self._by_step:
-            return cast(StepSampling, self._sampling).choose(ticket.generator(), self._num_records)
-        if isinstance(self._sampling, RunSampling):
-            arranged = self._arrange(self._sampling)
-            return self._sampling.of_step(arranged, ticket.step, ticket.generator())
-        rule = cast(EpochSampling, self._sampling)
-        size = rule.block(self._num_records)
-        number, place = divmod(ticket.step, size)
-        known, batches = self._epoch  # at once: threads may draw
-        if known != number:
-            # From the epoch's own randomness: its first steps may have been drawn elsewhere.
-            batches = rule.epoch(ticket.generator(size), self._num_records)
-            self._epoch = number, batches
-        return batches[place]
-
-    def _arrange(self, rule: RunSampling) -> Any:
+    def _arrange(self, rule: RunSampling) -> list[np.ndarray]:
         """The arrangement of the records, one for the whole run: that of the first sampler."""
         if self._issuer.arranged is None:
             known = None if self._identities is None else self._identities()
