@@ -25,10 +25,10 @@ from benchmarks.auditing_hidden import hidden
 from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import audit_scores, training_run, two_worlds
-from jaxdp.auditing.adversaries import iterate_score
-from jaxdp.auditing.audit import audit_algorithm, tiny_worlds
-from jaxdp.auditing.events import family_bound
+from jaxdp.audit import audit_scores, training_run, two_worlds
+from jaxdp.audit.adversaries import iterate_score
+from jaxdp.audit.algorithms import audit_algorithm, tiny_worlds
+from jaxdp.audit.events import family_bound
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
-from jaxdp.auditing import audit_scores, bounds, two_worlds
+from jaxdp.audit import audit_scores, bounds, two_worlds
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.audit import hidden_run

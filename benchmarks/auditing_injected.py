@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxdp
 from benchmarks.auditing_runs import RESULT
-from jaxdp.auditing import audit_one_run, canaries
+from jaxdp.audit import audit_one_run, canaries
 
 DELTA, RECORDS = 1e-5, 60_000
 

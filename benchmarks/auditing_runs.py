@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxdp
 from benchmarks import auditing_peer
-from jaxdp.auditing import canaries
+from jaxdp.audit import canaries
 
 RESULT = Path(__file__).parent / "results" / "auditing_runs.json"
 KEPT = ("canaries", "proven", "audited", "reachable", "audited_family", "audited_last")

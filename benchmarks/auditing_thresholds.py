@@ -18,16 +18,16 @@ from scipy import special
 
 from benchmarks import auditing_peer
 from jaxdp import accounting as acc
-from jaxdp import auditing
+from jaxdp import audit
 
 RESULT = Path(__file__).parent / "results" / "auditing_thresholds.json"
 DELTA, RUNS = 1e-5, 2_000
 LAWS = ("null", "Gaussian, mu 0.25", "Gaussian, mu 1", "Gaussian, mu 2.5", "sampled")
 CANARIES = 1_000  # of either world, for the bounds of one run
 OURS = {
-    "fixed ranks": lambda i, o: auditing.audit_scores(i, o, DELTA),
-    "Gaussian": lambda i, o: auditing.audit_scores(i, o, DELTA, kind="gaussian"),
-    "one run": lambda i, o: _one_run(auditing.audit_one_run, i, o),
+    "fixed ranks": lambda i, o: audit.audit_scores(i, o, DELTA),
+    "Gaussian": lambda i, o: audit.audit_scores(i, o, DELTA, kind="gaussian"),
+    "one run": lambda i, o: _one_run(audit.audit_one_run, i, o),
     "one run, if Gaussian": lambda i, o: _one_run(if_gaussian, i, o),
 }
 
@@ -50,7 +50,7 @@ def drawn(name, draws):
 
 def if_gaussian(scores, coins, delta):
     """The noise is searched from multiplier 4 on, whatever the truth."""
-    return auditing.audit_one_run_family(scores, coins, acc.Gaussian, 4.0, delta)
+    return audit.audit_one_run_family(scores, coins, acc.Gaussian, 4.0, delta)
 
 
 def _one_run(audit, inside, outside):
@@ -109,7 +109,7 @@ def fixed(python, before):
                 "shift": shift,
                 "truth": acc.epsilon(acc.Gaussian(1 / shift), 1e-6).upper,
                 "if Gaussian": if_gaussian(scores, coins, 1e-6).epsilon,
-                "nothing assumed": auditing.audit_one_run(scores, coins, 1e-6).epsilon,
+                "nothing assumed": audit.audit_one_run(scores, coins, 1e-6).epsilon,
                 "jax_privacy": theirs,
             }
         )
@@ -124,7 +124,7 @@ def one_data_set():
         rng = np.random.default_rng([12, runs])
         pair = rng.normal(mu, 1, runs), rng.normal(0, 1, runs)
         found = {
-            auditing.audit_scores(*pair, DELTA, kind="gaussian", seed=seed).epsilon
+            audit.audit_scores(*pair, DELTA, kind="gaussian", seed=seed).epsilon
             for seed in range(5)
         }
         limit = acc.epsilon(acc.Gaussian(1 / mu), DELTA).upper

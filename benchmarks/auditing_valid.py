@@ -23,9 +23,9 @@ from scipy import special
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp import auditing
+from jaxdp import audit
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.auditing import guesses
+from jaxdp.audit import guesses
 
 RESULT = Path(__file__).parent / "results" / "auditing_valid.json"
 AUDITS, RUNS, CANARIES, DELTA = 1_000, 300, 400, 1e-5
@@ -37,19 +37,19 @@ def member(z):
 
 
 TWO_WORLDS = {
-    "fixed ranks": lambda i, o: auditing.audit_scores(i, o, DELTA),
-    "an event chosen of two columns": lambda i, o: auditing.audit_scores(
+    "fixed ranks": lambda i, o: audit.audit_scores(i, o, DELTA),
+    "an event chosen of two columns": lambda i, o: audit.audit_scores(
         np.c_[i, -i], np.c_[o, -o], DELTA
     ),
-    "fixed threshold": lambda i, o: auditing.audit_scores(i, o, DELTA, threshold=0.0),
-    "Gaussian": lambda i, o: auditing.audit_scores(i, o, DELTA, kind="gaussian"),
-    "family": lambda i, o: auditing.events.family_bound(i, o, member, 1.0, DELTA),
+    "fixed threshold": lambda i, o: audit.audit_scores(i, o, DELTA, threshold=0.0),
+    "Gaussian": lambda i, o: audit.audit_scores(i, o, DELTA, kind="gaussian"),
+    "family": lambda i, o: audit.events.family_bound(i, o, member, 1.0, DELTA),
 }
 ONE_RUN = {
-    "looks": lambda s, c: auditing.audit_one_run(s, c, DELTA),
-    "log odds": lambda s, c: auditing.audit_one_run(s, c, DELTA, log_odds=True),
-    "if Gaussian": lambda s, c: auditing.audit_one_run_family(s, c, acc.Gaussian, 1.0, DELTA),
-    "if in the family": lambda s, c: auditing.audit_one_run_family(s, c, member, 1.0, DELTA),
+    "looks": lambda s, c: audit.audit_one_run(s, c, DELTA),
+    "log odds": lambda s, c: audit.audit_one_run(s, c, DELTA, log_odds=True),
+    "if Gaussian": lambda s, c: audit.audit_one_run_family(s, c, acc.Gaussian, 1.0, DELTA),
+    "if in the family": lambda s, c: audit.audit_one_run_family(s, c, member, 1.0, DELTA),
 }
 
 
@@ -65,14 +65,14 @@ def row(kind, null, found, truth, since):
 
 def two_worlds(audits):
     rows, truth = [], gaussian_epsilon(MU, DELTA)[0]
-    for kind, audit in TWO_WORLDS.items():
+    for kind, bound in TWO_WORLDS.items():
         for null, mu, limit in (("no leak", 0.0, 0.0), ("Gaussian of mu 1", MU, truth)):
             if mu and kind not in ("fixed ranks", "Gaussian"):
                 continue
             since, found = time.time(), []
             for seed in range(audits):
                 rng = np.random.default_rng([1, seed])
-                found.append(audit(rng.normal(mu, 1, RUNS), rng.normal(size=RUNS)).epsilon)
+                found.append(bound(rng.normal(mu, 1, RUNS), rng.normal(size=RUNS)).epsilon)
             rows.append(row(kind, null, found, limit, since))
     return rows
 
@@ -85,7 +85,7 @@ def answers(rng, coins, epsilon, delta):
 
 def one_run(audits):
     rows, truth = [], gaussian_epsilon(MU, DELTA)[0]
-    for kind, audit in ONE_RUN.items():
+    for kind, bound in ONE_RUN.items():
         nulls = [("no leak", 0.0)]
         answered = [("randomised response", 1.0), ("two scores, canaries listed by coin", 1.0)]
         nulls += answered if "if" not in kind else []
@@ -102,7 +102,7 @@ def one_run(audits):
                     scores = answers(rng, coins, limit, DELTA)
                 else:
                     scores = MU * (rng.normal(size=CANARIES) + bool(limit) * MU * coins - MU / 2)
-                found.append(audit(scores, coins).epsilon)
+                found.append(bound(scores, coins).epsilon)
             rows.append(row(kind, null, found, limit, since))
     return rows
 
@@ -121,7 +121,7 @@ def payments(seeds):
             rng = np.random.default_rng([7, seed])
             coins = rng.random(1_000) < 0.5
             drawn = (rng.random((600, 1_000)) < rate) & coins
-            scores = auditing.canaries.scores(
+            scores = audit.canaries.scores(
                 drawn + noise * rng.standard_normal(drawn.shape), algorithm
             )
             found.append([_paid(scores, coins, share) for share in (0.0, 0.1, 0.5, 1.0)])
@@ -149,7 +149,7 @@ def _paid(scores, coins, share):
     weights = guesses.by_weights(scores, coins, DELTA, 0.05 * (1 - share)) if share < 1 else 0.0
     if not share:
         return weights
-    looks = auditing.audit_one_run(scores, coins, DELTA, confidence=1 - 0.05 * share).epsilon
+    looks = audit.audit_one_run(scores, coins, DELTA, confidence=1 - 0.05 * share).epsilon
     return max(weights, looks)
 
 

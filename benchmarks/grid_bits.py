@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from jaxdp.auditing import audit_event, audit_scores
+from jaxdp.audit import audit_event, audit_scores
 from jaxdp.noise import grid, grid_correlated
 from jaxdp.noise.normals import _from_bits
 from jaxdp.types import Summed

@@ -31,7 +31,7 @@ from benchmarks.kinds_correlated import Correlated
 from benchmarks.sampling_audit import DIRECTION, Case, loss_fn, released, scores
 from jaxdp import clipping
 from jaxdp.accounting import Relation
-from jaxdp.auditing import audit_event, audit_scores
+from jaxdp.audit import audit_event, audit_scores
 from jaxdp.noise import grid
 from jaxdp.noise.grid import grid_scale
 from jaxdp.optimizers import Algorithm

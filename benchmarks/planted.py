@@ -18,8 +18,8 @@ import optax
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import Worlds, audit_event, audit_noise, training_run, two_worlds
-from jaxdp.auditing.scores import split
+from jaxdp.audit import Worlds, audit_event, audit_noise, training_run, two_worlds
+from jaxdp.audit.scores import split
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers.energy import OpenEnergy
 from jaxdp.papers.adadp import adadp_as_published
@@ -312,7 +312,7 @@ def expand(released, steps=1):
 def discriminant(with_record, without, *, held_out=0.3, seed=0, keep=12):
     """The ``keep`` columns that separate best, and their linear discriminant, of both worlds.
 
-    Fitted on the very part that ``jaxdp.auditing.audit_scores`` sets aside for the same
+    Fitted on the very part that ``jaxdp.audit.audit_scores`` sets aside for the same
     ``held_out`` and ``seed``, so the runs that are tested stay untouched.
 
     Args:

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp import auditing
+from jaxdp import audit
 
 RECORDS, WIDTH, BATCH, CLIP, NOISE, EPOCHS = 16, 30, 4, 1.0, 1.0, 2
 STEPS = EPOCHS * RECORDS // BATCH
@@ -132,7 +132,7 @@ class Mistake:
     charged: int
     ledger: Callable[[], str]
 
-    def check(self, right: bool) -> jaxdp.checks.Checked:
+    def check(self, right: bool) -> jaxdp.audit.Checked:
         """The check's answer, to the loop or its twin."""
         loop = lambda data, seed: self.loop(data, seed, right)  # noqa: E731
         loop.__wrapped__ = self.loop
@@ -224,7 +224,7 @@ def audited(mistake, count=400):
         for data, seeds in ((without, range(count)), (DATA, range(count, 2 * count)))
     ]
     charged = MECHANISM.epsilon(mistake.charged, DELTA).upper
-    found = auditing.audit_scores(*scores, delta=DELTA).epsilon
+    found = audit.audit_scores(*scores, delta=DELTA).epsilon
     return charged, float(found), time.perf_counter() - began
 
 

@@ -19,11 +19,11 @@ EXAMPLES = ROOT / "examples"
 OURS = {"jaxdp", "mechanism", "trainer", "state", "batch", "info", "run", "ledger"}
 MOST = {"lines": 40, "private lines": 19, "names": 10}  # of an example
 NAMED = re.compile(
-    r"(?<![\w./-])(jaxdp|acc|auditing|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
+    r"(?<![\w./-])(jaxdp|acc|audit|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
 )
 # What most programs call first.
 FIRST = """
-    Ledger Trainer accounting.calibrate_noise_multiplier accounting.epsilon auditing.audit_scores
+    Ledger Trainer accounting.calibrate_noise_multiplier accounting.epsilon audit.audit_scores
     clipped_grad compile_update dp_sgd optimizers.dp_adam privatize
 """.split()
 BADGE = "https://colab.research.google.com"

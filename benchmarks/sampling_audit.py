@@ -21,7 +21,7 @@ from scipy import stats
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.accounting import Relation
-from jaxdp.auditing import audit_scores
+from jaxdp.audit import audit_scores
 from jaxdp.sampling import (
     EpochSampling,
     FixedSize,

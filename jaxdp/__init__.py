@@ -10,7 +10,7 @@ from jaxdp._version import __version__
 
 if TYPE_CHECKING:
     from jaxdp import accounting
-    from jaxdp.checks import check, check_loop
+    from jaxdp.audit import check, check_loop
     from jaxdp.clipping import (
         augmented,
         auto_s,
@@ -43,8 +43,8 @@ _HOME = {
     "Summed": "types",
     "augmented": "clipping",
     "auto_s": "clipping",
-    "check": "checks",
-    "check_loop": "checks",
+    "check": "audit",
+    "check_loop": "audit",
     "clip": "clipping",
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
@@ -60,9 +60,8 @@ _HOME = {
 }
 _SUBMODULES = (
     "accounting",
-    "auditing",
+    "audit",
     "batches",
-    "checks",
     "clipping",
     "correlated",
     "data",

@@ -30,9 +30,9 @@ from jaxdp._state import (
     not_from,
     replaced,
 )
+from jaxdp.audit.start import Guard, planned
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
-from jaxdp.checks.start import Guard, planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp import __main__, _extras, auditing, data
+from jaxdp import __main__, _extras, audit, data
 from jaxdp import accounting as acc
 
 # Rooms, and modules of papers and data, that an extra brings.
@@ -57,7 +57,7 @@ def accounted_and_audited():
     bound = acc.epsilon(acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 1_000), 1e-5)
     assert bound.lower <= bound.upper < 3
     inside, outside = np.random.default_rng(0).normal([[1], [0]], size=(2, 4_000))
-    found = auditing.audit_scores(inside, outside, delta=1e-5)
+    found = audit.audit_scores(inside, outside, delta=1e-5)
     assert 0 < found.epsilon < acc.epsilon(acc.Gaussian(1.0), 1e-5).upper
 
 

@@ -15,7 +15,7 @@ import optax
 import texts
 
 import jaxdp
-from jaxdp import auditing
+from jaxdp import audit
 
 DELTA, HEADS, VALID, ROWS = 1e-5, 4, 1_024, texts.RARE
 
@@ -87,7 +87,7 @@ def audited(before, after, records, coins):
     Jagielski 2023, arXiv:2305.08846).
     """
     told = [all_losses(params, records)[0][:, 3] for params in (before, after)]
-    return auditing.audit_one_run(told[0] - told[1], coins, DELTA)
+    return audit.audit_one_run(told[0] - told[1], coins, DELTA)
 
 
 def trained(params, records, steps, optimizer, rows=32):
@@ -177,7 +177,7 @@ def main(settings):
             told = f"{perplexity(found, valid):11.1f} {proven:16.3f} {shown:18.2f}"
             print(f"{name:8} {how:15} {told}")
         print(*(f"    {line}" for line in trainer.unverified() or ["nothing on trust"]), sep="\n")
-    most = auditing.audit_one_run(coins.astype(float), coins, DELTA).epsilon
+    most = audit.audit_one_run(coins.astype(float), coins, DELTA).epsilon
     print(f"delta {DELTA}; all {texts.RARE} coins guessed right would show {most:.2f}")
 
 

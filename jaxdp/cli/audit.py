@@ -150,7 +150,7 @@ def _by_many_runs(
     confidence: float,
     seed: int | None,
 ) -> Any:
-    from jaxdp.auditing.audit import audit_algorithm
+    from jaxdp.audit.algorithms import audit_algorithm
     from jaxdp.cli.progress import counting_bar
     from jaxdp.optimizers import registry
 

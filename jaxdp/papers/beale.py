@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
 
 from jaxdp import clipping
 from jaxdp._extras import needed
@@ -15,6 +14,7 @@ from jaxdp.papers import plane
 from jaxdp.papers.adadp import adadp_as_published
 
 with needed("jaxdp.papers.beale", "papers", "matplotlib"):
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Start, rates, clipping and noise are not stated in the paper; these are ours.

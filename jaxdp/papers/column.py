@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxdp import arguments
 from jaxdp._durable import write_atomically
-from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
+from jaxdp.audit.algorithms import AlgorithmAudit, audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.row import ResultRow
@@ -45,7 +45,7 @@ def audit_rows(
     """Audits the algorithm of every finished row that has no audit yet; returns those rows.
 
     The row's own noise, sampling rate and steps (at most ``MOST_STEPS``), on a tiny network:
-    see ``jaxdp.auditing.audit.audit_algorithm`` for what that says. Each row is written as soon
+    see ``jaxdp.audit.algorithms.audit_algorithm`` for what that says. Each row is written as soon
     as it is done, so that a command that was stopped goes on where it was.
 
     Args:

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
 
 from jaxdp._extras import needed
 from jaxdp.optimizers.algorithm import Algorithm
@@ -14,6 +13,7 @@ from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import PyTree
 
 with needed("jaxdp.papers.plane", "papers", "matplotlib"):
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe & Ito's colours; line styles differ as well.

@@ -14,8 +14,8 @@ from jaxdp.report.svg import BLUE
 from jaxdp.report.words import show_epsilon
 
 if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
-    from jaxdp.auditing.audit import AlgorithmAudit
-    from jaxdp.auditing.one_run import RunAudit
+    from jaxdp.audit.algorithms import AlgorithmAudit
+    from jaxdp.audit.one_run import RunAudit
 
 WORDS = (
     "How many used records the audit's attack found, by how many unused ones it accused; both axes "

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxdp.auditing.one_run import RunAudit, audit_canaries
-from jaxdp.auditing.record_canaries import PARTS
+from jaxdp.audit.one_run import RunAudit, audit_canaries
+from jaxdp.audit.record_canaries import PARTS
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import canaries, stored
@@ -14,7 +14,7 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # their package is slow to import
-    from jaxdp.auditing.audit import AlgorithmAudit
+    from jaxdp.audit.algorithms import AlgorithmAudit
     from jaxdp.report.schema import AuditRow, Report
 
 
@@ -49,7 +49,7 @@ def audit_run(
     The noisy gradients at the canaries' coordinates, ``report.json`` and ``ledger.jsonl`` are
     releases; of ``secret/`` only ``canaries.json`` is read.
 
-    Formal guarantee: see ``jaxdp.auditing.one_run.audit_canaries``.
+    Formal guarantee: see ``jaxdp.audit.one_run.audit_canaries``.
 
     Args:
         directory: of a finished run of the command line with ``canaries``.

@@ -13,9 +13,9 @@ from jaxdp import _processes, arguments
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
-from jaxdp.auditing import canaries as candidates
-from jaxdp.auditing import record_canaries
-from jaxdp.checks.start import planned
+from jaxdp.audit import canaries as candidates
+from jaxdp.audit import record_canaries
+from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
@@ -209,7 +209,7 @@ def publish(directory: RunDirectory, step: int) -> None:
 def released(directory: RunDirectory) -> np.ndarray:
     """float32 [steps, m], the noisy gradients at the canaries' coordinates, a release.
 
-    Of canaries that are records [steps, 3 m]: ``jaxdp.auditing.record_canaries.parts``.
+    Of canaries that are records [steps, 3 m]: ``jaxdp.audit.record_canaries.parts``.
 
     Raises:
         ValueError: the file is missing or damaged.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from jaxdp import accounting as acc
 from jaxdp import arguments, features, models, sampling
-from jaxdp.auditing import canaries as audit_canaries
-from jaxdp.auditing import record_canaries
+from jaxdp.audit import canaries as audit_canaries
+from jaxdp.audit import record_canaries
 from jaxdp.optimizers import registry
 from jaxdp.runs import canary_inputs, strategies
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxdp import accounting as acc
 from jaxdp import arguments, features, models, sampling
-from jaxdp.auditing import canaries as audit_canaries
+from jaxdp.audit import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import rates, registry

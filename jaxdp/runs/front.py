@@ -45,7 +45,7 @@ from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.auditing.one_run import RunAudit
+    from jaxdp.audit.one_run import RunAudit
 
 Evaluate = Callable[[PyTree], Mapping[str, float]]
 
@@ -253,7 +253,7 @@ class Run:
 
         The result goes into the folder (``audit.json``, ``roc.png``) and its report.
 
-        Formal guarantee: see ``jaxdp.auditing.one_run.audit_canaries``.
+        Formal guarantee: see ``jaxdp.audit.one_run.audit_canaries``.
 
         Args:
             delta: None takes the run's.

@@ -254,8 +254,8 @@ def test_what_was_declared_is_not_told_to_the_ledger():
 
 
 def test_losses_of_jaxdp_declare_what_they_capture_themselves():
-    from jaxdp.auditing.adversaries import dense
-    from jaxdp.auditing.canaries import candidates
+    from jaxdp.audit.adversaries import dense
+    from jaxdp.audit.canaries import candidates
 
     params = {"w": jnp.zeros((4, 3))}
     rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places

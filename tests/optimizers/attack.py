@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp.auditing import audit_scores
-from jaxdp.auditing.worlds import with_coin
+from jaxdp.audit import audit_scores
+from jaxdp.audit.worlds import with_coin
 from tests.compiling import QUICK
 
 DELTAS = (0.3, 0.1, 0.01)

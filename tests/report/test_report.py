@@ -24,7 +24,7 @@ from scipy import special
 
 from jaxdp import accounting as acc
 from jaxdp.accounting.curves import misses, profile
-from jaxdp.auditing.audit import audit_algorithm
+from jaxdp.audit.algorithms import audit_algorithm
 from jaxdp.cli.train import parse_settings, train
 from jaxdp.optimizers import registry
 from jaxdp.report import audited, save_plots, schema, svg, to_html, to_markdown

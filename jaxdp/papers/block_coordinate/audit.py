@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.auditing import audit_event, audit_scores, two_worlds
-from jaxdp.auditing.audit import HELD_OUT, AlgorithmAudit, roc
-from jaxdp.auditing.worlds import Run
+from jaxdp.audit import audit_event, audit_scores, two_worlds
+from jaxdp.audit.algorithms import HELD_OUT, AlgorithmAudit, roc
+from jaxdp.audit.worlds import Run
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Network
 from jaxdp.papers.block_coordinate.published import claimed_for
@@ -40,7 +40,7 @@ def hidden_run(
     partition: bool = True,
     score: Callable[[list[jax.Array]], jax.Array] | None = None,
 ) -> Run:
-    """One whole run through the compiled loop of training, for ``jaxdp.auditing.two_worlds``.
+    """One whole run through the compiled loop of training, for ``jaxdp.audit.two_worlds``.
 
     The worlds are neighbours under replace-one: the last record, or ``other`` in its place. What is
     handed on is what such a run releases, the last iterate of every block in every sweep.
@@ -93,7 +93,7 @@ def hidden_run(
 
 
 def released_run(algorithm: ReleasedBlocks, data: Data, steps: int) -> Run:
-    """One whole run of R1, for ``jaxdp.auditing.two_worlds``; the worlds differ in the last record.
+    """One whole run of R1, for ``jaxdp.audit.two_worlds``; the worlds differ in the last record.
 
     It hands on one number, the logarithm of the likelihood ratio of all releases: the record's
     contribution to every block is computed again from what was released, as an adversary can who

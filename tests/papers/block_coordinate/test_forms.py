@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.auditing import audit_event, two_worlds
+from jaxdp.audit import audit_event, two_worlds
 from jaxdp.clipping.rounding import MARGIN
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import audit, forms, released, spectral

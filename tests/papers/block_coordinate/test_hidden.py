@@ -11,7 +11,7 @@ import scipy.stats
 import jaxdp
 from benchmarks.auditing_hidden import ALGORITHMS, as_gaussian, first_weights, worlds
 from jaxdp import accounting as acc
-from jaxdp.auditing import audit_event, two_worlds
+from jaxdp.audit import audit_event, two_worlds
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import forms, hidden
 from jaxdp.papers.block_coordinate.audit import hidden_run

@@ -1,0 +1,364 @@
+"""Canaries of a real run: how they enter, what is kept of them, and what is guessed of their coins.
+
+Those of ``candidates`` pull along coordinates of their own; ``record_canaries`` are records.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import jaxdp
+from jaxdp import models
+from jaxdp import optimizers as opt
+from jaxdp.audit import canaries, record_canaries
+from jaxdp.audit.canaries import candidates
+from jaxdp.audit.guesses import audit_one_run
+from jaxdp.audit.one_run import audit_canaries
+from jaxdp.audit.record_canaries import last_scores, parts, scores
+from jaxdp.clipping import rounding
+from jaxdp.mechanism import with_rule
+from jaxdp.optimizers import registry
+from jaxdp.sources import as_source
+from jaxdp.types import Summed
+from tests.clipping.architectures import opened
+from tests.refusing import all_refused
+
+MODEL = models.build("mlp", num_classes=3, example_shape=(4,), hidden=(5,))
+PARAMS = models.init(MODEL, jax.random.key(0), (4,))
+LOSS = models.cross_entropy(MODEL)
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2], np.int32)
+DATA = (X, Y)
+# More than are differentiated at a time.
+CX, CY = RNG.normal(size=(70, 4)).astype(np.float32), RNG.integers(0, 3, 70).astype(np.int32)
+ALGORITHM = opt.sgd(jaxdp.dp_sgd(0.7, 0.3, 2, 6), 0.1)
+SEVEN = candidates(7, PARAMS)
+
+
+def kept_records(records=(CX, CY), loss=LOSS):
+    return record_canaries.record_canaries(records, loss, PARAMS, as_source(DATA))
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_records_and_canaries_are_gathered_alike_from_host_and_device():
+    def gathered(kept, coins, indices):
+        sources = [as_source(DATA), as_source(jax.tree.map(jnp.asarray, DATA))]
+        host, device = (kept.entered(source, coins) for source in sources)
+        assert len(host) == len(device) == len(Y) + coins.sum()
+        assert (host.on_device, device.on_device) == (False, True)
+        mask = np.array([True, True, True, True, False])
+        one, other = (source.gather(np.array(indices), mask) for source in (host, device))
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:4], b[:4]), one, other)
+        return one
+
+    (x, _), places = gathered(SEVEN, np.arange(7) % 2 == 0, [9, 0, 5, 6, 3])
+    np.testing.assert_array_equal(places[:4], [6, -1, -1, 0])
+    np.testing.assert_array_equal(x[:4], [0 * X[0], X[0], X[5], 0 * X[0]])
+    x, y = gathered(kept_records(), np.arange(70) % 2 == 0, [9, 0, 40, 6, 3])
+    np.testing.assert_array_equal(x[:4], np.stack([CX[6], X[0], CX[68], CX[0]]))
+    np.testing.assert_array_equal(y[:4], [CY[6], Y[0], CY[68], CY[0]])
+
+
+FORMS = {
+    "arguments": lambda params, x, y: LOSS(params, (x, y)),
+    "aux": lambda params, x, y: (LOSS(params, (x, y)), x),
+    "keyed": lambda params, example, rng: LOSS(params, example) * jax.random.uniform(rng, ()),
+}
+
+
+@pytest.mark.parametrize("loss_fn", FORMS.values(), ids=FORMS)
+def test_every_form_of_a_loss_takes_canaries(loss_fn):
+    grad = jaxdp.clipped_grad(SEVEN.loss(loss_fn), jaxdp.clip(0.3), "vmap")
+    source = SEVEN.entered(as_source(DATA), np.ones(7, bool))
+    batch = source.gather(np.arange(6, 13), np.ones(7, bool))
+    key = jax.random.key(3) if grad.takes_rng else None
+    value = flat(opened(grad)(PARAMS, batch, rng=key)[0])
+    assert np.count_nonzero(np.abs(value + 0.3) < 1e-3) == 7
+
+
+def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
+    found = candidates(20, PARAMS)
+    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
+    assert sorted(found.places) == list(range(20))
+    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
+    # A real record keeps its loss and gradient.
+    plain, entered = (jax.jit(jax.value_and_grad(f)) for f in (LOSS, SEVEN.loss(LOSS)))
+    for record in zip(X[:2], Y[:2], strict=True):
+        one, two = plain(PARAMS, record), entered(PARAMS, (record, np.int32(-1)))
+        np.testing.assert_array_equal(one[0], two[0])
+        np.testing.assert_array_equal(flat(one[1]), flat(two[1]))
+    found, coins = SEVEN, np.arange(7) % 2 == 0
+    source = found.entered(as_source(DATA), coins)
+    batch = source.gather(np.arange(len(source)), np.ones(len(source), bool))
+    grad = jaxdp.clipped_grad(found.loss(LOSS), jaxdp.clip(0.3), "auto")
+    plain = jaxdp.clipped_grad(LOSS, jaxdp.clip(0.3), "vmap")
+    both, real = opened(grad)(PARAMS, batch)[0], opened(plain)(PARAMS, DATA)[0]
+    added = jax.tree.leaves(jax.tree.map(jnp.subtract, both, real))
+    expected = [np.zeros(leaf.shape) for leaf in added]
+    expected[found.leaf].ravel()[found.places[coins]] = -0.3 * (1.0 - rounding.MARGIN)
+    for mine, wanted in zip(added, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["piadam", "sa-dpsgd"])
+def test_watching_changes_nothing_and_sees_the_noisy_sum(name):
+    """Two updates; of the second, PIAdam's gradients are divided by a scale that is not one."""
+    energy = opt.PublicEnergy(LOSS, (jnp.asarray(X), jnp.asarray(Y)))
+    extra = {"energy": energy} if name == "sa-dpsgd" else {}
+    numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
+    plain = registry.build(name, numbers)
+    l2 = plain.mechanism.l2(PARAMS)
+    watched = SEVEN.watched(plain)
+    keys = [plain.mechanism.simulated_key(jax.random.key(2 + i), i) for i in range(2)]
+    ends = []
+    for algorithm in (plain, watched):
+        chain, params = algorithm.chain(), PARAMS
+        state = chain.init(params)
+        for key in keys:
+            scale = algorithm.context(state).get("scale")
+            value = jax.tree.map(jnp.zeros_like, params)
+            updates, state = chain.update(Summed(value, l2, scale), state, params, key=key, **extra)
+            params = jax.tree.map(jnp.add, params, updates)
+        ends.append((flat(params), state))
+        assert set(algorithm.counts_of(state)) == set(plain.counts_of(ends[0][1]))
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    # The sum was zero: what is seen is the noise, in units of one clipped record, downhill.
+    noise = plain.mechanism.privatize()
+    zero = Summed(jax.tree.map(jnp.zeros_like, PARAMS), l2)
+    drawn, _ = noise.update(zero, noise.init(PARAMS), key=keys[1])
+    expected = np.ravel(jax.tree.leaves(drawn)[SEVEN.leaf])[SEVEN.places] * -2 / l2
+    np.testing.assert_allclose(ends[1][1][1].seen, expected, rtol=1e-5)
+
+
+_, unflattened = ravel_pytree(PARAMS)
+GRADIENT = jax.jit(jax.grad(LOSS))
+
+
+def is_followed(seen, gradient_of, moved, noisy, unit, rounded=1e-3):
+    """What was kept of some candidates, against their own gradients, one by one."""
+    along, size, losses = parts(np.asarray(seen)[None])
+    for k in (0, 1, 63, 64, 69):
+        record = (jnp.asarray(CX[k]), jnp.asarray(CY[k]))
+        gradient = gradient_of(record)
+        length = np.linalg.norm(gradient)
+        assert along[0, k] == pytest.approx(noisy @ gradient / length, rel=1e-3, abs=rounded)
+        assert size[0, k] == pytest.approx(min(0.3, length) / unit, rel=5e-3)
+        assert losses[0, k] == pytest.approx(float(LOSS(moved, record)), rel=1e-4)
+
+
+def updated(made):
+    """One update of an algorithm by a sum of ones, and the state after it."""
+    chain, key = made.chain(), ALGORITHM.mechanism.simulated_key(jax.random.key(2), 0)
+    summed = Summed(jax.tree.map(jnp.ones_like, PARAMS), ALGORITHM.mechanism.l2(PARAMS))
+    updates, state = chain.update(summed, chain.init(PARAMS), PARAMS, key=key)
+    return flat(updates), state
+
+
+def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient_that_is_finite():
+    """Against the gradients of the candidates one by one; and watching moves no parameter."""
+    ends = [updated(made) for made in (ALGORITHM, kept_records().watched(ALGORITHM))]
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    unit = ALGORITHM.mechanism.l2(PARAMS)
+    noisy = ends[0][0] / -0.1 * 2 / unit  # the sum: the rate and the batch are taken back
+    moved = optax.apply_updates(PARAMS, unflattened(ends[0][0]))
+    gradient = lambda record: flat(GRADIENT(PARAMS, record))  # noqa: E731
+    is_followed(ends[1][1][1].seen, gradient, moved, noisy, unit)
+    # One that is not finite tells nothing.
+    kept = kept_records(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
+    seen = np.asarray(updated(kept.watched(ALGORITHM))[1][1].seen)
+    along, size = seen[:70], seen[70:140]
+    broken = CX[:, 0] <= 0
+    np.testing.assert_array_equal(along[broken], 0)
+    np.testing.assert_array_equal(size[broken], 0)
+    assert np.all(size[~broken] > 0)
+    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
+
+
+class Handed:
+    """A source that hands out the very arrays it keeps, and lets nobody write them."""
+
+    on_device = False
+    example = jax.ShapeDtypeStruct((4,), np.float32), jax.ShapeDtypeStruct((), np.int32)
+
+    def __init__(self):
+        self.kept = X.copy(), Y.copy()
+        for rows in self.kept:
+            rows.flags.writeable = False
+
+    def __len__(self):
+        return len(X)
+
+    def gather(self, indices, mask):
+        return self.kept
+
+
+def test_a_source_keeps_its_records_where_canaries_are_drawn():
+    source = kept_records().entered(Handed(), np.arange(70) < 10)
+    indices = np.array([0, 1, 8, 3, 4, 5])
+    x, y = source.gather(indices, np.ones(6, bool))
+    np.testing.assert_array_equal(x[2], CX[2])
+    np.testing.assert_array_equal(np.delete(x, 2, axis=0), np.delete(X, 2, axis=0))
+    np.testing.assert_array_equal(y, [Y[0], Y[1], CY[2], *Y[3:]])
+    np.testing.assert_array_equal(source.real.kept[0], X)
+
+
+def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were():
+    """Against gradients by hand, of the trained leaves alone, at all parameters."""
+    kept = kept_records()
+    frozen = lambda path: "Dense_0" not in str(path)  # noqa: E731
+    flags = jax.tree_util.tree_map_with_path(lambda path, _: frozen(path), PARAMS)
+    assert 0 < sum(jax.tree.leaves(flags)) < len(jax.tree.leaves(flags))
+    whole = (np.concatenate([X, CX[:35]]), np.concatenate([Y, CY[:35]]))
+    mechanism = jaxdp.dp_sgd(0.7, 0.3, 20, 41)
+    watched = kept.watched(opt.sgd(mechanism, 0.1))
+    trainer = jaxdp.Trainer(LOSS, watched, source=whole, trainable=flags)
+    state = trainer.init(jax.tree.map(jnp.copy, PARAMS))
+    first = jax.tree.map(np.array, state.params)
+    state, _ = trainer.step(state, next(trainer.batches(1)))
+    moved = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, first)
+    assert jax.tree.map(lambda m: bool(np.abs(m).max() > 0), moved) == flags
+    only = jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, moved, flags)
+    trained = jax.tree.map(lambda leaf, f: leaf if f else None, first, flags)
+    unit = mechanism.l2(trained)
+    noisy = flat(only) / -0.1 * 20 / unit
+
+    def gradient(record):
+        whole = GRADIENT(first, record)
+        return flat(jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, whole, flags))
+
+    is_followed(state.opt_state[1].seen, gradient, state.params, noisy, unit, rounded=1e-2)
+
+
+def algorithm(noise, rate):
+    sampling = "full_batch" if rate == 1 else "poisson"
+    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, round(1000 * rate), 1000, sampling), 0.1)
+
+
+def simulated(coins, noise, rate, steps, rng, records=False, last=0.0):
+    """What a run would release whose candidates' gradients are orthogonal."""
+    drawn = (rng.random((steps, len(coins))) < rate) & coins
+    along = drawn + noise * rng.normal(size=drawn.shape)
+    if not records:
+        return along
+    losses = 2 + rng.normal(size=drawn.shape) - last * coins
+    return np.concatenate([along, np.ones(drawn.shape), losses], axis=1)
+
+
+def audited(real, charged, rate, steps, seed, m=600, records=True, last=0.0, coins=None):
+    rng = np.random.default_rng(seed)
+    coins = rng.random(m) < 0.5 if coins is None else coins
+    seen = simulated(coins, real, rate, steps, rng, records, last)
+    made = algorithm(charged, rate)
+    return audit_canaries(seen, coins, made, made.total(steps), 1e-5, records=records)
+
+
+def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_is_heard():
+    right = audited(0.6, 0.6, 0.02, 100, 0, 1000, records=False)
+    assert not right.broken
+    assert right.audited.epsilon > 0.3
+    assert "BROKEN" not in right.in_words()
+    assert 0.4 * right.proven < right.profile.epsilon < right.proven
+    assert "independent runs" in right.to_dict()["profile_assumes"]
+    broken = audited(0.1, 2.0, 0.02, 100, 0, 1000, records=False)
+    assert broken.broken
+    assert "BROKEN" in broken.in_words()
+    assert broken.to_dict()["runs"] == 1
+    # And of records.
+    right = [audited(0.6, 0.6, 0.02, 60, seed) for seed in range(2)]
+    assert not any(a.broken for a in right)
+    assert min(a.audited.epsilon for a in right) > 0.2
+    assert right[0].profile is None
+    row = right[0].to_dict()
+    assert "their own gradients" in row["adversary"]
+    assert row["last_of"] == "the losses of the last iterate alone"
+    assert audited(0.1, 2.0, 0.02, 60, 0).broken
+    for side in (True, False):  # of few canaries honest coins may all fall alike: no error
+        found = audited(1.0, 1.0, 0.02, 20, 3, m=20, coins=np.full(20, side))
+        assert np.isfinite(found.audited.epsilon)
+    # A Gaussian of epsilon 8: the losses differ by as much as the sum of all steps could.
+    mu, noise = 1.666, np.sqrt(20) / 1.666
+    heard = [audited(noise, noise, 1.0, 20, seed, last=mu) for seed in range(3)]
+    assert all(2.0 < a.last.epsilon < a.proven for a in heard)
+    assert np.mean([a.last.epsilon for a in heard]) > 0.85 * heard[0].reachable
+
+
+ALONG = {
+    "coordinates": lambda seen, made: canaries.scores(seen[:, :300], made),
+    "gradients": scores,
+    "the last losses": last_scores,
+}
+
+
+@pytest.mark.parametrize("kind", ALONG)
+def test_coins_that_never_mattered_prove_nothing(kind):
+    made, above = algorithm(1.0, 0.02), 0
+    for seed in range(40):
+        rng = np.random.default_rng([9, seed])
+        seen = simulated(np.zeros(300, bool), 1.0, 0.02, 30, rng, records=True)
+        coins, odds = rng.random(300) < 0.5, ALONG[kind](seen, made)
+        above += audit_one_run(odds, coins, 1e-5, log_odds=kind != "coordinates").epsilon > 0
+    assert above <= 6  # a 95 % bound may: 7 of 40 has probability 0.3 %
+
+
+def test_scores_order_the_candidates_also_where_others_are_at_work():
+    for rate in (0.02, 1.0):
+        rng = np.random.default_rng(4)
+        coins = rng.random(300) < 0.5
+        seen = simulated(coins, 0.5, rate, 200, rng)
+        drift = 0.0 if rate == 1 else 2 * rng.normal(size=300)
+        value = canaries.scores(seen + drift, algorithm(0.5, rate))
+        assert np.mean(value[coins]) > np.mean(value[~coins]) + 0.5 * np.std(value)
+        broken = np.where(rng.random(seen.shape) < 0.01, np.nan, seen)
+        assert np.isfinite(canaries.scores(broken, algorithm(0.5, rate))).all()
+
+
+def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
+    """The coins lie in order: a place among equal scores would tell all of them."""
+    coins, made = np.arange(300) < 150, algorithm(0.5, 0.2)
+    honest = simulated(coins, 0.1, 0.5, 20, np.random.default_rng(1), records=True)
+    spoilt = {str(value): np.full_like(honest, value) for value in (0.0, np.nan, np.inf)}
+    spoilt["one record, many times"] = np.repeat(honest[:, ::300], 300, axis=1)
+    for name, seen in spoilt.items():
+        for order in (coins, ~coins):
+            found = audit_canaries(seen, order, made, made.total(20), 1e-5, records=True, seed=0)
+            assert (found.audited.epsilon, found.last.epsilon) == (0.0, 0.0), name
+            assert not found.broken, name
+
+
+def test_what_cannot_be_a_canary_or_be_watched_is_refused():
+    source, first = as_source(DATA), (X[0], Y[0])
+    zero_over_zero = lambda p, x, y: jnp.sum(ravel_pytree(p)[0]) / jnp.sum(x)  # noqa: E731
+    SEVEN.require_finite(LOSS, PARAMS, first)
+    canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
+    record_canaries.check(ALGORITHM)
+    box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
+    users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
+    numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
+    not_finite = functools.partial(SEVEN.require_finite, zero_over_zero, PARAMS, first)
+    rows = [
+        ("canaries must be at most the 20 coordinates", lambda: candidates(21, PARAMS)),
+        ("canaries must be a whole number", lambda: candidates(0, PARAMS)),
+        (r"coins must be bool \[7\], got int", lambda: SEVEN.entered(source, np.ones(7, int))),
+        (r"coins must be bool \[70\], got int", lambda: kept_records().entered(source, CY)),
+        ("gradient at a record of zeros is not finite, got 7", not_finite),
+        ("clips every coordinate by itself", lambda: canaries.check(box)),
+        ("where a user is the privacy unit", lambda: canaries.check(users)),
+    ]
+    for name in ("fixed_size", "shuffle", "truncated_poisson"):
+        other = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, name), 0.1)
+        words = f"canaries must be 0 for {name} sampling"
+        rows.append((words, functools.partial(canaries.check, other)))
+    for given in ((CX[:, :3], CY), (CX.astype(np.float16), CY), {"x": CX, "y": CY}):
+        rows.append(("canaries must be records like", functools.partial(kept_records, given)))
+    for name in ("piadam", "adadp"):
+        made = functools.partial(record_canaries.check, registry.build(name, numbers))
+        rows.append(("canaries must be", made, name))
+    all_refused(rows)
