@@ -42,6 +42,7 @@ _SHARES = (
 )  # fmt: skip
 _LOOKS = 0.1  # of the error. By simulation: a leak as charged loses 1 %, and faults are still found
 _UNFAIR = 1e-9  # fair coins are refused with this probability: nothing beside any error
+_TIES = 0x71E5  # beside a seed
 _STEP = 0.01  # of the grid of epsilons; a bound is one of them
 _MOST = 40.0
 _WEIGHTS = 10  # the largest weight
@@ -130,10 +131,10 @@ def in_order(
             "included must be one fair coin for each canary, tossed by itself, got "
             f"{ins} of {m} that are True"
         )
-    if seed is not None:
-        arguments.integer("seed", seed, least=0)
+    # A stream of its own, for the coins may come of the same seed.
+    own = None if seed is None else (arguments.integer("seed", seed, least=0), _TIES)
     # Ties are broken anew for every audit: neither by place nor by one order for all.
-    ties = np.random.default_rng(seed).permutation(m)
+    ties = np.random.default_rng(own).permutation(m)
     return coins, np.lexsort((ties, -values))
 
 

@@ -308,3 +308,6 @@ def test_ties_are_broken_anew_for_every_audit():
     assert 0.6 < np.var(found) / law.var() < 1.5
     assert right(seed=3) == right(seed=3)
     assert right(scores=np.r_[np.ones(100), np.zeros(300)]) == 100
+    # Nor is the order one that coins of the same seed were dealt in.
+    dealt = np.random.default_rng(3).permutation(400) < 200
+    assert 70 > dealt[guesses.in_order(np.zeros(400), dealt, 3)[1][:100]].sum() > 30

@@ -112,6 +112,12 @@ def halves_in_a_loop(p, x):
     return scan(step, 0.0, x)[1] + jnp.tile(right[jnp.asarray([0, 1, 1, 2, 0])], 2)
 
 
+def at_a_fixed_place(p, x):
+    """A row whose place is written into the operation, read in a loop and outside of it."""
+    first = lambda w, row: lax.dynamic_slice(w, (0, jnp.argmax(row)), (1, D))  # noqa: E731
+    return over_rows(lambda h, row: tanh(h + first(p["w"], row)[0]), x) * first(p["v"], x[0])
+
+
 # name -> (what is computed, the parameters, those that are differentiated whole)
 SLICES = {
     "fused": (lambda p, x: attention(x, *jnp.split(p["qkv"], 3, axis=1)), "qkv", ""),
@@ -125,6 +131,7 @@ SLICES = {
     "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], "words w", ""),
     "branches": (branches, "w a b", ""),
     "halves in a loop": (halves_in_a_loop, "w", ""),
+    "at a fixed place": (at_a_fixed_place, "w v", ""),
     "trained number": (lambda p, x: x @ (p["s"] * p["w"]) + x @ p["w"].T, "w s", "s"),
     "scaled in a loop": (scaled_in_a_loop, "w", ""),
     "scaled stack": (lambda p, x: layers(x, p["stack"] * stop(p["s"])), "stack s", "s"),

@@ -57,7 +57,7 @@ def gradients(
     taps = {
         node: _Tap(
             f"{number}",
-            f"data {node.ins[site.operand]}",
+            _entered(node.ins[site.operand], number),
             site.operand,
             lengths(site),
             site.view.multiples,
@@ -130,6 +130,14 @@ def _of_all(
             found = jax.lax.map(lambda example: one(params, example), list(batch))
             return jax.vmap(lambda each: each, 0, axes)(found)
     return jax.vmap(one, (None, 0), axes)(list(params), list(batch))
+
+
+def _entered(ref: Any, tap: int) -> str:
+    """The key of what enters a tap: of a value its number, which one place in one loop has.
+
+    A literal is no value of any loop: each of its taps keeps its own.
+    """
+    return f"data {ref}" if isinstance(ref, int) else f"literal {tap}"
 
 
 class _Tap(NamedTuple):
