@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import numpy as np
-
 T = TypeVar("T")
-# They turn into numbers, and are none.
-_NO_NUMBERS = (bool, np.bool_, np.complexfloating)
+# Kinds of NumPy's and JAX's types that turn into numbers, and are none: booleans, complex, times.
+_NO_NUMBERS = ("b", "c", "m", "M")
 # No count of steps or records is larger.
 _MOST = 10**18
 
@@ -19,7 +17,7 @@ _MOST = 10**18
 def real(name: str, value: Any) -> float:
     """Returns the value as a float; ValueError for what is no single real number."""
     numeric = hasattr(value, "__float__") or hasattr(value, "__index__")
-    if isinstance(value, _NO_NUMBERS) or not numeric:
+    if _is_no_number(value) or not numeric:
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
@@ -71,9 +69,12 @@ def target(name: str, value: Any) -> float:
 def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Returns the value as an int, if it is whole and in range; booleans and 3.5 are refused."""
     expected = f"a whole number of at least {least}"
-    if isinstance(value, _NO_NUMBERS) or not hasattr(value, "__index__"):
+    try:
+        number = None if _is_no_number(value) else int(value.__index__())
+    except (AttributeError, TypeError):  # arrays have one that not all of them can answer
+        number = None
+    if number is None:
         raise ValueError(f"{name} must be {expected}, got {value!r}")
-    number = int(value.__index__())
     if most is not None and number > most:
         raise ValueError(f"{name} must be {expected} and at most {float(most):g}, got {value!r}")
     if number < least:
@@ -114,6 +115,11 @@ def described(value: Any) -> str:
     """Returns a wrong argument in words; arrays, which may be records, by type alone."""
     shown = value is None or isinstance(value, (str, bool, int, float)) or callable(value)
     return repr(value) if shown else f"a {type(value).__name__}"
+
+
+def _is_no_number(value: Any) -> bool:
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return isinstance(value, bool) or kind in _NO_NUMBERS
 
 
 def _within(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> float:
