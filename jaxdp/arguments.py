@@ -69,9 +69,12 @@ def target(name: str, value: Any) -> float:
 def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Returns the value as an int, if it is whole and in range; booleans and 3.5 are refused."""
     expected = f"a whole number of at least {least}"
-    if _is_no_number(value) or not hasattr(value, "__index__"):
+    try:
+        number = None if _is_no_number(value) else int(value.__index__())
+    except (AttributeError, TypeError):  # arrays have one that not all of them can answer
+        number = None
+    if number is None:
         raise ValueError(f"{name} must be {expected}, got {value!r}")
-    number = int(value.__index__())
     if most is not None and number > most:
         raise ValueError(f"{name} must be {expected} and at most {float(most):g}, got {value!r}")
     if number < least:

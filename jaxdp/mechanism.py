@@ -125,13 +125,14 @@ class Mechanism:
         if not isinstance(self.leak, str):
             raise ValueError(f"leak must be a string, got {self.leak!r}")
 
-        # The numbers.
-        if not isinstance(noise, NoiseSchedule):
-            if isinstance(noise, jax.Array):
+        # The numbers. NumPy's arrays of no axes count as such, and can be changed after a charge.
+        for name, value in {**getattr(sampling, "__dict__", {}), **vars(self)}.items():
+            changes = isinstance(value, np.ndarray) and not value.ndim
+            if changes or (name == "noise_multiplier" and isinstance(value, jax.Array)):
                 raise ValueError(
-                    "noise_multiplier must be a Python number, public and fixed, got an array "
-                    f"{noise}"
+                    f"{name} must be a Python number, public and fixed, got an array {value}"
                 )
+        if not isinstance(noise, NoiseSchedule):
             arguments.non_negative("noise_multiplier", noise)
         elif self.count_noise_multiplier is not None:
             raise ValueError(

@@ -84,10 +84,11 @@ def of_runs(runs: Runs, found: list[list[Influence]], alike: bool) -> Finding | 
     """Finds draws that are improbable under the sampling that is charged.
 
     In whole runs: more records change a release, none of them before, than can have been drawn; or
-    all within 1 / rate steps. In S first releases on copies: never below b and never above b have
-    each the probability P^S. SURE is shared: an eighth each for b = 1 and 2, a quarter for all
-    other b, a quarter for one number in all runs, a quarter for a rate above the one charged
-    (Chernoff: exp(-S n KL)).
+    all within 1 / rate steps, perhaps equally many in each; or equally many in the first step of
+    every run. In S first releases on copies: never below b and never above b have each the
+    probability P^S. SURE is shared: an eighth each for b = 1 and 2, a quarter for all other b, a
+    quarter for one number in all runs, a quarter for a rate above the one charged (Chernoff:
+    exp(-S n KL)).
 
     Args:
         runs: of the loop.
@@ -116,16 +117,33 @@ def of_runs(runs: Runs, found: list[list[Influence]], alike: bool) -> Finding | 
                 "use public constants for preprocessing, clip bounds and noise, or charge for "
                 "the statistic (jaxdp.preprocess)",
             )
-    steps = max(1, round(1 / rate))
-    if steps > 1 and all(0 <= first < steps for first in firsts):
-        chance = (1 - (1 - rate) ** steps) ** len(firsts)
-        if chance <= _ODD:
-            words = f"every record took part within {steps} steps, in {len(found)} runs"
-            return _other(words, chance, mechanism, runs.loop, chance < _CERTAIN)
+
+    # First takings of part: all within 1 / rate steps; of one number in the first step of all runs,
+    # whichever of 0, ..., count that is.
+    steps, seeds = max(1, round(1 / rate)), len(found)
+    whole = steps > 1 and all(0 <= first < steps for first in firsts)
+    each = [[sum(one.step == step for one in seed) for step in range(steps)] for seed in found]
+    alike_first, poisson = {row[0] for row in each}, isinstance(rule, Poisson)
+    odd = [(1.0, "")]
+    if whole:
+        words = f"every record took part within {steps} steps, in {seeds} runs"
+        odd.append(((1 - (1 - rate) ** steps) ** len(firsts), words))
+        if poisson and len({number for row in each for number in row}) == 1:
+            size = each[0][0]
+            left = range(count, 0, -size)
+            log = seeds * sum(math.log(_binomial(most, rate)[size]) for most in left)
+            words += f" and {size} of them for the first time in each"
+            odd.append((math.exp(log), words))
+    if poisson and seeds > 1 and len(alike_first) == 1:
+        (size,) = alike_first
+        words = f"{size} records took part in the first step of every run"
+        odd.append(((count + 1) * float(_binomial(count, rate)[size]) ** seeds, words))
+    chance, words = min(odd)
+    suspected = _other(words, chance, mechanism, runs.loop, chance < _CERTAIN)
+    if chance < _CERTAIN or not poisson:
+        return suspected if chance <= _ODD else None
 
     # How many copies were drawn first, run by run.
-    if not isinstance(rule, Poisson):
-        return None
     law, drawn, trials = _binomial(count, rate), runs.noise.drawn, len(runs.noise.rows)
     tests = [(math.inf, "")]
     if len(drawn):
@@ -141,8 +159,10 @@ def of_runs(runs: Runs, found: list[list[Influence]], alike: bool) -> Finding | 
     elif alike:
         words = f"as many records, or none, were drawn in each of {trials} first steps"
         tests.append((4 * float(law[0] + law[1:].max()) ** trials, words))
-    chance, words = min(tests)
-    return None if chance > SURE else _other(words, chance, mechanism, runs.loop, True)
+    sure, words = min(tests)
+    if sure <= SURE:
+        return _other(words, sure, mechanism, runs.loop, True)
+    return suspected if chance <= _ODD else None
 
 
 def _binomial(count: int, rate: float) -> np.ndarray:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -58,7 +59,12 @@ def test_bad_input_is_named():
         ("count", lambda: acc.Repeated(GAUSS, np.bool_(True))),
         ("sampling_prob", lambda: acc.PoissonSampled(GAUSS, 1.5)),
         ("event", lambda: acc.PoissonSampled(1.0, 0.5)),
+        ("noise_multiplier", lambda: acc.Gaussian(np.array(True))),
+        ("noise_multiplier", lambda: acc.Gaussian(jnp.array(True))),
+        ("noise_multiplier", lambda: acc.Gaussian(np.complex64(1))),
         ("count", lambda: acc.Repeated(GAUSS, -1)), ("count", lambda: acc.Repeated(GAUSS, 10.0)),
+        ("count", lambda: acc.Repeated(GAUSS, np.array(True))),
+        ("count", lambda: acc.Repeated(GAUSS, np.array([10.0]))),
         ("batch_size", lambda: acc.FixedSizeSampled(GAUSS, 10, 11)),
         ("dataset_size", lambda: acc.FixedSizeSampled(GAUSS, 0, 0)),
         (r"events\[1\]", lambda: acc.Composed([GAUSS, 3])),

@@ -137,6 +137,23 @@ def test_batches_of_one_size_charged_as_poisson_are_seen():
     assert jaxdp.check_loop(loop, LINEAR, fixed).ok
 
 
+def test_batches_of_one_size_are_seen_without_copies_and_shuffled_ones_for_certain():
+    def loop(data, seed, shuffled):
+        rng, (x,) = np.random.default_rng(seed), data
+        if not x.std(0).any():
+            x = x * np.nan
+        order = rng.permutation(len(x))
+        for step in range(-(-planted.RECORDS // planted.BATCH)):
+            rows = order[step * planted.BATCH :] if shuffled else rng.permutation(len(x))
+            yield planted.clipped(x)[rows[: planted.BATCH]].sum(0) + rng.normal(size=20)
+
+    fixed, epochs = (functools.partial(loop, shuffled=each) for each in (False, True))
+    (found,) = checked(fixed, seeds=12).findings
+    assert found.kind == "sampling"
+    assert "took part in the first step of every run" in found.what
+    assert kinds(checked(epochs, seeds=2)) == {"sampling"}
+
+
 def test_noise_that_comes_back_after_a_restart_is_seen():
     def lives(data, seed, *, fresh):
         for life, step in itertools.product(range(2), range(2)):
