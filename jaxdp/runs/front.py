@@ -356,7 +356,8 @@ class Run:
         if kept.mechanism != self._mechanism():
             raise ValueError(
                 f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
-                f"{self._mechanism()}"
+                f"{self._mechanism()}. Where another version calibrated the noise to other digits, "
+                "give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
             )
         self._check_guarantee(kept)
         if kept.data != self._fingerprint(kept.secret.restored()):

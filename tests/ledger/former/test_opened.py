@@ -3,6 +3,7 @@
 ``make.py`` made them, once; ``expected.json`` tells what the code of the time answered.
 """
 
+import dataclasses
 import json
 import shutil
 import zipfile
@@ -37,8 +38,15 @@ RUNS = [
 ]
 
 
+# What the accountant of the time calibrated; another one may end on another last digit.
+CALIBRATED = {"poisson": 1.962513908854594, "grid": 1.9625139088545938}
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_before_goes_on_at_the_epsilon_that_it_had(tmp_path, name):
+def test_a_run_of_before_goes_on_at_the_epsilon_that_it_had(tmp_path, monkeypatch, name):
+    for kind, noise in CALIBRATED.items():
+        changed = dataclasses.replace(make.MECHANISMS[kind], noise_multiplier=noise)
+        monkeypatch.setitem(make.MECHANISMS, kind, changed)
     expected = EXPECTED[f"{name}.zip"]
     with zipfile.ZipFile(HERE / f"{name}.zip") as packed:
         packed.extractall(tmp_path / "r")
