@@ -22,7 +22,7 @@ FLOW = """
     preprocess linear _images _pretrained features whitening models data report runs cli papers
 """.split()
 # Imported when it is called, not before: a convenience that leads back up.
-LATE = {("optimizers", "step"), ("cli", "papers")}
+LATE = {("cli", "papers")}
 NO_ROOM = ("__init__", "__main__")
 
 QUESTION = re.compile(r"(What|Whether|How|Where|When|Which|Who|Why)\b")

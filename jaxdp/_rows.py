@@ -106,7 +106,7 @@ def added(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
     return first, second
 
 
-def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+def _two_sum(a: jax.Array, b: jax.Array) -> tuple[Any, Any]:
     total = a + b
     other = total - a
     return total, (a - (total - other)) + (b - other)

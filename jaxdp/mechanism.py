@@ -43,7 +43,7 @@ from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
 from jaxdp.tickets import NoiseKey, simulated_key
-from jaxdp.types import PyTree, Summed
+from jaxdp.types import LossFn, PyTree, Summed
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
@@ -414,7 +414,7 @@ class Mechanism:
             found = acc.PerUser(found, self.records_per_user)
         return self._kind.event(found)
 
-    def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
+    def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
 
         Args:

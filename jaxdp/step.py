@@ -17,6 +17,7 @@ from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import (
     DrawnEnergy,
     PublicEnergy,
@@ -25,7 +26,7 @@ from jaxdp.optimizers.energy import (
     taken_apart,
 )
 from jaxdp.tickets import NoiseKey, Ticket
-from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, filled, like, never_flattened
+from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo, Summed, filled, like, never_flattened
 
 State = tuple[PyTree, PyTree]
 
@@ -47,6 +48,12 @@ class PrivateStep:
     after: optax.GradientTransformation
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
     held: tuple[PyTree, PyTree] | None = None
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, loss_fn: LossFn, **options: Any) -> "PrivateStep":
+        """The private step of an algorithm and a loss; options as for ``clipped_grad``."""
+        grad_fn = algorithm.clipped_grad(loss_fn, **options)
+        return cls(grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads)
 
     @functools.cached_property
     def links(self) -> Seen:
@@ -100,7 +107,7 @@ class PrivateStep:
             )
             raise
 
-    def check_after(self, params: PyTree, opt_state: State, extra: dict[str, Any]) -> None:
+    def check_after(self, params: PyTree, opt_state: State, extra: dict[str, PyTree]) -> None:
         """Tries the chain after the noise on shapes alone, before anything is charged.
 
         Args:
@@ -157,7 +164,11 @@ class PrivateStep:
         """
 
         def inside(
-            params: PyTree, opt_state: State, summed: Summed, key: NoiseKey, extra: dict[str, Any]
+            params: PyTree,
+            opt_state: State,
+            summed: Summed,
+            key: NoiseKey,
+            extra: dict[str, PyTree],
         ) -> Any:
             params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
             return params, opt_state, StepInfo(optax.tree.norm(updates))
@@ -173,7 +184,7 @@ class PrivateStep:
         indices: Any,
         mask: Any,
         rng: jax.Array | None,
-        extra: dict[str, Any],
+        extra: dict[str, PyTree],
         *,
         gathered: bool,
         told: bool,
@@ -223,7 +234,7 @@ class PrivateStep:
         mask: jax.Array,
         key: NoiseKey,
         rng: jax.Array | None,
-        extra: dict[str, Any],
+        extra: dict[str, PyTree],
         met: jax.Array | None = None,
         *,
         gathered: bool,
@@ -277,7 +288,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
     chain, links = optax.with_extra_args_support(tx), Seen()
 
     def inside(
-        params: PyTree, opt_state: PyTree, summed: Summed, key: NoiseKey, extra: dict[str, Any]
+        params: PyTree, opt_state: PyTree, summed: Summed, key: NoiseKey, extra: dict[str, PyTree]
     ) -> Any:
         trained = like(summed.value, params)
         before: Any = jax.tree.structure(opt_state)
@@ -351,9 +362,9 @@ def _across_jit(
     def put_together(
         params: PyTree,
         opt_state: PyTree,
-        parts: dict[str, Any],
+        parts: dict[str, PyTree],
         key: NoiseKey,
-        extra: dict[str, Any],
+        extra: dict[str, PyTree],
         met: jax.Array | None = None,
         *,
         held: Held | None,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from jaxdp import _processes, _shards, arguments
 from jaxdp import accounting as acc
@@ -48,7 +49,7 @@ from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.sources.hashes import identities
 from jaxdp.step import PrivateStep
-from jaxdp.types import ClipInfo, PyTree, StepInfo
+from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 __all__ = ["TrainState", "Trainer"]
 
@@ -111,7 +112,7 @@ class Trainer:
 
     def __init__(
         self,
-        loss_fn: Callable[..., Any],
+        loss_fn: LossFn,
         mechanism: Mechanism | Algorithm,
         optimizer: optax.GradientTransformation | None = None,
         source: Any = None,
@@ -178,7 +179,7 @@ class Trainer:
             self._sampler.cut_into(int(_processes.first(lambda: str(fit))))
             self._to_fit = False
 
-    def init(self, params: PyTree, *, public_value: Any = None) -> TrainState:
+    def init(self, params: PyTree, *, public_value: ArrayLike | None = None) -> TrainState:
         """The state before the first step. The trainer owns a copy of the parameters.
 
         Args:
@@ -262,7 +263,7 @@ class Trainer:
         return batches
 
     def step(
-        self, state: TrainState, batch: ChargedBatch, *, public_value: Any = None
+        self, state: TrainState, batch: ChargedBatch, *, public_value: ArrayLike | None = None
     ) -> tuple[TrainState, StepInfo]:
         """Takes one private step.
 
@@ -288,7 +289,7 @@ class Trainer:
         batch: ChargedBatch,
         told: bool = True,
         *,
-        public_value: Any = None,
+        public_value: ArrayLike | None = None,
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
         """As ``step``, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
 
@@ -366,7 +367,12 @@ class Trainer:
         self.ledger.close()
 
     def _at_once(
-        self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        rng: jax.Array | None,
+        extra: dict[str, PyTree],
+        told: bool,
     ) -> Any:
         draw, ticket = batch.draw, batch.draw.ticket
         assert ticket is not None
@@ -388,7 +394,12 @@ class Trainer:
         return params, opt_state, info, [clip_info] if told else []
 
     def _by_passes(
-        self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        rng: jax.Array | None,
+        extra: dict[str, PyTree],
+        told: bool,
     ) -> Any:
         context = self._step.compiled_context(state.opt_state)
         context |= {"told": told} if isinstance(self._grad_fn, ClippedGrad) else {}
@@ -409,7 +420,7 @@ class Trainer:
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 
-    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, Any]) -> None:
+    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> None:
         check_batch(batch)
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
@@ -426,7 +437,9 @@ class Trainer:
             ticket.trust(what)
         tell_handed(ticket, {"public_value": valued.get("value")})
 
-    def _check_optimizer(self, params: PyTree, opt_state: PyTree, valued: dict[str, Any]) -> None:
+    def _check_optimizer(
+        self, params: PyTree, opt_state: PyTree, valued: dict[str, PyTree]
+    ) -> None:
         """Tries the optimizer on shapes; raises ValueError where it asks for more than it gets."""
         extra = dict(valued)
         if isinstance(self.energy, PublicEnergy):

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 import jaxdp
 from jaxdp import _extras
-from jaxdp.data.load import TFDS
+from jaxdp.data.specs import TFDS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

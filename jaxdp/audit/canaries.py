@@ -27,7 +27,7 @@ from jaxdp.sampling.named import name_of, rate
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.sources import Source
 from jaxdp.sources.arrays import DeviceArrays
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 
 _REAL = -1  # the place of a record that is no canary
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
@@ -65,7 +65,7 @@ class Canaries:
         """A text that changes with the candidates."""
         return f"{self.count} canaries"
 
-    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(self, loss_fn: LossFn) -> Callable[..., Any]:
         """The loss of a pair (record, place), as ``entered`` makes them.
 
         Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
@@ -90,7 +90,7 @@ class Canaries:
             with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
         return declaring(with_canaries, places, inner=loss_fn)
 
-    def require_finite(self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree) -> None:
+    def require_finite(self, loss_fn: LossFn, params: PyTree, example: PyTree) -> None:
         """Raises ValueError if the gradient of the loss at a record of zeros is not finite.
 
         A canary would then be left out of the sum, and the audit would find nothing.

@@ -23,7 +23,7 @@ from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import Rule
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sources import Source, as_source
-from jaxdp.types import PyTree, filled, like
+from jaxdp.types import LossFn, PyTree, filled, like
 
 PARTS = 3  # numbers of a candidate in every step
 _AT_ONCE = 64  # candidates whose gradients are held together
@@ -42,7 +42,7 @@ class RecordCanaries:
     """
 
     records: PyTree
-    loss_fn: Callable[..., Any]
+    loss_fn: LossFn
     params: PyTree
 
     @property
@@ -60,7 +60,7 @@ class RecordCanaries:
         """A text that changes with the candidates."""
         return f"{self.count} canaries of records {hashed(self.records)}"
 
-    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(self, loss_fn: LossFn) -> Callable[..., Any]:
         """The loss itself: a candidate is differentiated as any record is."""
         return loss_fn
 
@@ -157,7 +157,7 @@ def _sum(tree: PyTree) -> jax.Array:
 
 
 def record_canaries(
-    records: PyTree, loss_fn: Callable[..., Any], params: PyTree, source: Source
+    records: PyTree, loss_fn: LossFn, params: PyTree, source: Source
 ) -> RecordCanaries:
     """Candidates that are records like those of a source.
 

@@ -12,6 +12,7 @@ from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
+from jaxdp.step import PrivateStep
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
@@ -74,7 +75,7 @@ def training_run(
     """
     arguments.one_of("release", release, RELEASES)
     steps = arguments.integer("steps", steps, least=1)
-    links = algorithm.step(worlds.loss_fn)
+    links = PrivateStep.of(algorithm, worlds.loss_fn)
     draw = _drawing(algorithm, worlds.count)
     handed_on = score or (flat if release == "last" else step_by_step)
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxdp._extras import needed
 from jaxdp.data import sources
-from jaxdp.data.load import TFDS
-from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.data.specs import TFDS, DatasetSpec, spec
 
 with needed("jaxdp.data.prepare", "data", *TFDS):
     import tensorflow_datasets as tfds

@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxdp._extras import needed
-from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.data.specs import TFDS, DatasetSpec, spec
 
 _DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
-# The packages that read and write its form; it needs the second without declaring it.
-TFDS = ("tensorflow_datasets", "importlib_resources", "requests", "PIL")
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 

@@ -4,6 +4,10 @@ import dataclasses
 
 from jaxdp import arguments
 
+# The packages that read and write the form of tensorflow-datasets; it needs the second without
+# declaring it.
+TFDS = ("tensorflow_datasets", "importlib_resources", "requests", "PIL")
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:

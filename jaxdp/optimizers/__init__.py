@@ -11,9 +11,8 @@ from jaxdp.optimizers.adaptive import (
     scale_by_dp_rmsprop,
     sgd,
 )
-from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.optimizers.algorithm import Algorithm, averaged
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
-from jaxdp.optimizers.average import averaged
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pirmsprop
 from jaxdp.optimizers.quantile import quantile_algorithm, quantile_clip

@@ -1,10 +1,12 @@
-"""An algorithm: a private mechanism, and the optax chain that its noisy gradient goes into."""
+"""An algorithm: a private mechanism, the optax chain after its noise, and averages of iterates."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxdp import accounting as acc
@@ -12,9 +14,6 @@ from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
 from jaxdp.types import LossFn, PyTree, filled
-
-if TYPE_CHECKING:
-    from jaxdp.step import PrivateStep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +40,7 @@ class Algorithm:
         raw: from the state of ``after_noise`` to the un-noised statistics that an algorithm as
             published clips by; ``mechanism.leak`` must then say so.
         average: from the state of ``after_noise`` to an average of the parameters, see
-            ``jaxdp.optimizers.averaged``; None where the last ones are released.
+            ``jaxdp.optimizers.algorithmd``; None where the last ones are released.
 
     Raises:
         ValueError: ``raw`` without a leak.
@@ -114,14 +113,6 @@ class Algorithm:
         """The whole optax chain, noise first."""
         return optax.chain(self.noise_link(), self.after_noise)
 
-    def step(self, loss_fn: LossFn, **options: Any) -> "PrivateStep":
-        """The private step of a loss, as pure functions; options as for ``clipped_grad``."""
-        from jaxdp.step import PrivateStep
-
-        return PrivateStep(
-            self.clipped_grad(loss_fn, **options), self.noise_link(), self.after_noise, self.reads
-        )
-
     def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped per-example gradients of ``loss_fn``; options as for ``clipped_grad``.
 
@@ -191,8 +182,6 @@ def as_algorithm(
 ) -> Algorithm:
     """An ``Algorithm``: the one given, or a mechanism with its optimizer; averaged if asked for."""
     if average is not None:
-        from jaxdp.optimizers.average import averaged
-
         return averaged(as_algorithm(mechanism, optimizer), average)
     if isinstance(mechanism, Algorithm):
         if optimizer is not None:
@@ -209,3 +198,75 @@ def as_algorithm(
             f"{arguments.described(optimizer)}"
         )
     return Algorithm(mechanism, optimizer)
+
+
+class AveragedState(NamedTuple):
+    """State of ``averaged``.
+
+    Attributes:
+        inner: state of the algorithm's own ``after_noise``.
+        ema: ``optax.EmaState`` of the parameters after each update.
+        average_of_params: the debiased average, shaped like the parameters; before the first update
+            the parameters themselves.
+    """
+
+    inner: PyTree
+    ema: Any
+    average_of_params: PyTree
+
+
+def averaged(algorithm: Algorithm, decay: float) -> Algorithm:
+    """The same algorithm, which also keeps an exponential moving average of its parameters.
+
+    Noise moves the last iterate about; an average over the last 1/(1 - decay) steps or so moves
+    less. The average is ``optax.ema`` (debiased) of the parameters after each update.
+
+    Formal guarantee: the average is computed from the parameters after each step, all of which the
+    events charge. So it is post-processing: the events are those of ``algorithm``. A rejected
+    candidate counts as one more step at the parameters that stay.
+
+    Args:
+        algorithm: any; steps, noise and parameters are unchanged.
+        decay: weight of the past, above 0 and below 1, such as 0.99.
+
+    Returns:
+        The algorithm, whose ``average`` reads the average.
+
+    Raises:
+        ValueError: a decay that is out of its range, or an algorithm that is averaged already.
+    """
+    if not 0 < arguments.fraction("decay", decay) < 1:
+        raise ValueError(f"decay must be above 0 and below 1, got {decay!r}")
+    if algorithm.average is not None:
+        raise ValueError("algorithm must not be averaged twice, got one with an average")
+    inner = optax.with_extra_args_support(algorithm.after_noise)
+    mean = optax.ema(decay, debias=True)
+
+    def init(params: PyTree) -> AveragedState:
+        return AveragedState(inner.init(params), mean.init(params), jax.tree.map(jnp.array, params))
+
+    def update(
+        updates: PyTree, state: AveragedState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, AveragedState]:
+        if params is None:
+            raise ValueError("params must be given to average them, got None")
+        moved, after = inner.update(updates, state.inner, params, **extra)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its counter with the decay
+            average, ema = mean.update(optax.apply_updates(params, moved), state.ema)
+        return moved, AveragedState(after, ema, average)
+
+    return dataclasses.replace(
+        algorithm,
+        after_noise=optax.GradientTransformationExtraArgs(init, update),
+        scale=_through(algorithm.scale),
+        raw=_through(algorithm.raw),
+        counts=_through(algorithm.counts),
+        average=lambda state: state.average_of_params,
+    )
+
+
+def _through(read: Callable[[PyTree], PyTree] | None) -> Callable[[PyTree], Any] | None:
+    if read is None:
+        return None
+    # Wrapped, to be told as whose function it is.
+    return functools.wraps(read)(lambda state: read(state.inner))

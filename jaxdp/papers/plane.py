@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp._extras import needed
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PublicEnergy
+from jaxdp.step import PrivateStep
 from jaxdp.types import PyTree
 
 with needed("jaxdp.papers.plane", "papers", "matplotlib"):
@@ -33,7 +34,7 @@ def trajectories(
 ) -> np.ndarray:
     """float32 [seeds, steps + 1, 2]: the parameters along full-batch runs of an algorithm."""
     batch = jnp.ones(1) if records is None else records
-    links = algorithm.step(loss_fn)
+    links = PrivateStep.of(algorithm, loss_fn)
     extra: dict[str, Any] = {} if energy is None else {"energy": energy}
 
     def one(words: jax.Array) -> jax.Array:

@@ -14,8 +14,7 @@ from jaxdp.audit import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import rates, registry
-from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.average import averaged
+from jaxdp.optimizers.algorithm import Algorithm, averaged
 from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse

@@ -41,6 +41,7 @@ from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.hashes import check_repeatable
+from jaxdp.step import PrivateStep
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree
 
@@ -465,7 +466,7 @@ def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: Py
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the
     arrays that they captured.
     """
-    links = algorithm.step(loss_fn)
+    links = PrivateStep.of(algorithm, loss_fn)
     _, after = links.init(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
     key = (

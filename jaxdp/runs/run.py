@@ -33,6 +33,7 @@ from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import AT_ONCE, Secret
 from jaxdp.sources import Source
+from jaxdp.step import PrivateStep
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
@@ -432,7 +433,7 @@ def _restored(
 
 def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step."""
-    init = plan.algorithm.step(plan.loss_fn).init
+    init = PrivateStep.of(plan.algorithm, plan.loss_fn).init
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
@@ -445,5 +446,5 @@ def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
     if place is None:
         return params, opt_state
     params = place.put(params)
-    held = plan.algorithm.step(plan.loss_fn).held_for(params, place).held
+    held = PrivateStep.of(plan.algorithm, plan.loss_fn).held_for(params, place).held
     return tuple(_shards.put((params, opt_state), held))

@@ -16,6 +16,7 @@ from jaxdp.optimizers.adadp import Box, adadp, scale_by_adadp
 from jaxdp.optimizers.adaptive import adam_moments, scale_by_moments
 from jaxdp.optimizers.pigdo import Preconditioner, piadam
 from jaxdp.optimizers.quantile import quantile_clip
+from jaxdp.step import PrivateStep
 from tests.clipping.test_rules import norm64
 from tests.refusing import all_refused
 
@@ -248,7 +249,7 @@ def test_what_is_no_scale_bound_or_gradient_of_examples_is_refused_a_slip_of_the
 
 def engine_steps(engine, steps=4):
     """The engine's path: the step behind the trainer."""
-    step = engine.step(loss_fn)
+    step = PrivateStep.of(engine, loss_fn)
     params, state, seen = PARAMS, step.init(PARAMS), []
     for i in range(steps):
         given = step.clipped_by(state)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp.audit import audit_scores
 from jaxdp.audit.worlds import with_coin
+from jaxdp.step import PrivateStep
 from tests.compiling import QUICK
 
 DELTAS = (0.3, 0.1, 0.01)
@@ -52,7 +53,7 @@ def runs(
     ``broken_key``: the first step's noise in every step; the library refuses it, so what it
     remembers of the last key is wiped out.
     """
-    links = algorithm.step(loss_fn)
+    links = PrivateStep.of(algorithm, loss_fn)
     batch = 50.0 * jnp.concatenate(data)
 
     def one(words, member):

@@ -14,6 +14,7 @@ from jaxdp import optimizers, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import rates
 from jaxdp.runs.export import export_params
+from jaxdp.step import PrivateStep
 from tests.refusing import all_refused
 from tests.runs.small import config, dataset, go
 
@@ -49,12 +50,12 @@ def test_the_average_is_of_the_iterates_and_moves_none_of_them():
     # Algorithms that read their state still do.
     plain = optimizers.adadp(jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50), 0.1)
     made = optimizers.averaged(plain, 0.9)
-    before, after = (each.step(loss_fn).init(jnp.zeros(3)) for each in (plain, made))
+    before, after = (PrivateStep.of(each, loss_fn).init(jnp.zeros(3)) for each in (plain, made))
     jax.tree.map(np.testing.assert_array_equal, made.context(after), plain.context(before))
     assert made.total(7) == plain.total(7)
     judged = optimizers.sa_dpsgd(jaxdp.dp_sgd(**NOISE), 0.1, jax.random.key(0))
     kept = optimizers.averaged(judged, 0.9)
-    assert kept.counts_of(kept.step(loss_fn).init(jnp.zeros(3)))["proposals"] == 0
+    assert kept.counts_of(PrivateStep.of(kept, loss_fn).init(jnp.zeros(3)))["proposals"] == 0
 
 
 def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluates_it(tmp_path):

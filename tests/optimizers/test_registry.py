@@ -431,6 +431,8 @@ def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_a
         wanted = BETA * np.sqrt(16) * np.sqrt(np.maximum(moment, 0.0))
         sides = np.clip(wanted, 0.2 * even, 0.6 * even)
     np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)  # all alike
+    found, even = box.sides(jnp.asarray([0.0, 0.04, 9.0, 0.0])), BOUND / 2  # none is zero
+    np.testing.assert_allclose(found, [0.2 * even, BETA * 0.8, 0.6 * even, 0.2 * even], rtol=1e-6)
     found = float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])]))
     assert found == pytest.approx(np.var([1.0, 2.0, 6.0]))
 
