@@ -14,6 +14,7 @@ import jaxdp
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import Box, adadp, variance
 from jaxdp.papers.adadp import adadp_as_published
+from jaxdp.step import PrivateStep
 from tests.compiling import AS_USERS
 from tests.optimizers import attack
 
@@ -205,7 +206,7 @@ def test_every_coordinate_gets_the_noise_of_its_own_side():
     sigma, draws = 1.7, 4_000
     mechanism = with_rule(jaxdp.coordinate_box(1.0), sigma, LOT, 256)
     sides = unlike_sides(5)
-    step = adadp(mechanism, 0.1).step(table)
+    step = PrivateStep.of(adadp(mechanism, 0.1), table)
     begun = mechanism.privatize().init(ZEROS)
     summed = jaxdp.Summed(ZEROS, mechanism.l2(ZEROS), sides)
 
