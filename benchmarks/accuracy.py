@@ -22,8 +22,8 @@ import numpy as np
 import optax
 
 from jaxdp import data, features
+from jaxdp.recipes.preprocess import dp_whitening, whitened
 from jaxdp.runs.recipes import best
-from jaxdp.whitening import dp_whitening, whitened
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 DELTA = "1e-5"

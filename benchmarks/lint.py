@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras arguments _written _interrupts _durable _processes accounting _rows _shards
+    _version _extras arguments _interrupts _durable _processes accounting _rows _shards
     _placement _links seeds tickets types _ledger_file _entries _ledger_shared ledger
     _issuer sampling sources clipping schedules noise mechanism
     correlated _passes batches optimizers step audit _memory _state trainer
-    preprocess linear _images _pretrained features whitening models data report runs cli papers
+    recipes data report runs cli papers
 """.split()
 # Imported when it is called, not before: a convenience that leads back up.
 LATE = {("cli", "papers")}

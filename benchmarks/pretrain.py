@@ -16,10 +16,9 @@ import jax
 import numpy as np
 
 from benchmarks import dead_leaves
-from jaxdp import _pretrained
-from jaxdp._pretrained import CONTRAST, FILTERS, SIDE, Weights
+from jaxdp.recipes.features import CONTRAST, FILTERS, SIDE, Weights, digest
 
-FOLDER = Path(__file__).parents[1] / "jaxdp" / "weights"
+FOLDER = Path(__file__).parents[1] / "jaxdp" / "recipes" / "weights"
 CANVAS, PATCHES, RIDGE, THRESHOLD = 40, 100_000, 0.1, 0.5
 
 
@@ -77,7 +76,7 @@ def main() -> None:
         "processor_seconds": round(time.process_time() - began),
         "jax": jax.__version__,
         "numpy": np.__version__,
-        "sha256": _pretrained.digest(arrays),
+        "sha256": digest(arrays),
     }
     path = given.folder / f"dead_leaves_{given.channels}.json"
     path.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")

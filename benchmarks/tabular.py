@@ -21,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data, linear
+from jaxdp.recipes.preprocess import shortened
 
 RESULTS = Path(__file__).parent / "results" / "tabular.json"
 DELTA, EPSILONS = 1e-5, (0.5, 1.0, 3.0)
@@ -111,7 +112,7 @@ def dp_sgd(x: np.ndarray, y: np.ndarray, epsilon: float) -> tuple:
 
 
 def not_private(x: np.ndarray, y: np.ndarray, epsilon: float) -> tuple:
-    rows = linear._shortened(x, math.sqrt(x.shape[1])) * y[:, None]
+    rows = shortened(x, math.sqrt(x.shape[1])) * y[:, None]
     return linear._minimum(rows, np.zeros(x.shape[1]), 1.0, 1e-3, math.sqrt(x.shape[1])), None
 
 

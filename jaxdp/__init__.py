@@ -74,6 +74,7 @@ _SUBMODULES = (
     "optimizers",
     "papers",
     "preprocess",
+    "recipes",
     "report",
     "runs",
     "sampling",
@@ -83,8 +84,14 @@ _SUBMODULES = (
     "step",
     "trainer",
     "types",
-    "whitening",
 )
+# Those of a room, by a shorter name.
+_ROOM = {
+    "features": "recipes.features",
+    "linear": "recipes.linear",
+    "models": "data.models",
+    "preprocess": "recipes.preprocess",
+}
 
 _OF_AN_EXTRA = {"Run", "models", "report", "runs", "tune"}
 
@@ -121,7 +128,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"jaxdp.{_HOME[name]}"), name)
     if name in _SUBMODULES:
-        return importlib.import_module(f"jaxdp.{name}")
+        return importlib.import_module(f"jaxdp.{_ROOM.get(name, name)}")
     raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
 
 

@@ -16,9 +16,10 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
-from jaxdp import __version__, data, models
+from jaxdp import __version__, data
 from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
+from jaxdp.data import models
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.adadp import AdaDpState
 from jaxdp.optimizers.algorithm import Algorithm

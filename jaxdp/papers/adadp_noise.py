@@ -14,10 +14,11 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
-from jaxdp import __version__, data, models
+from jaxdp import __version__, data
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
+from jaxdp.data import models
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers.adadp_phase import stds_of_noise_alone

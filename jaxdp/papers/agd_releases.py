@@ -13,8 +13,9 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
-from jaxdp import clipping, models
+from jaxdp import clipping
 from jaxdp._issuer import issuer_of
+from jaxdp.data import models
 from jaxdp.mechanism import with_rule
 from jaxdp.noise.normals import noised
 from jaxdp.papers import choices

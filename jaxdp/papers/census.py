@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import __version__, clipping, data, models
+from jaxdp import __version__, clipping, data
 from jaxdp._extras import needed
+from jaxdp.data import models
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import with_rule

@@ -10,7 +10,7 @@ from jaxdp._extras import needed
 with needed("jaxdp.papers.networks", "papers", "flax"):
     import flax.linen as nn
 
-    from jaxdp.models import ACTIVATIONS, MLP, ModelEntry, kernel_init, register
+    from jaxdp.data.models import ACTIVATIONS, MLP, ModelEntry, kernel_init, register
 
 
 def tempered_sigmoid(

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import __version__, data, models
+from jaxdp import __version__, data
 from jaxdp._extras import needed
+from jaxdp.data import models
 from jaxdp.papers import networks, queue  # noqa: F401  (registers the networks)
 from jaxdp.runs import assemble
 from jaxdp.types import PyTree

@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import data, features, models
+from jaxdp import data
+from jaxdp.data import models
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.preprocess import dp_pca, project
+from jaxdp.recipes import features
+from jaxdp.recipes.preprocess import Whitening, dp_pca, dp_whitening, project, whitened
 from jaxdp.runs import canary_inputs
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.types import LossFn, PyTree
-from jaxdp.whitening import Whitening, dp_whitening, whitened
 
 
 def loss_of(config: RunConfig) -> Callable[..., jax.Array]:

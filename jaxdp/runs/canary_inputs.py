@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxdp import arguments, data, features
+from jaxdp import arguments, data
+from jaxdp.recipes import features
 
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig

@@ -5,10 +5,12 @@ import math
 from typing import TYPE_CHECKING
 
 from jaxdp import accounting as acc
-from jaxdp import arguments, features, models, sampling
+from jaxdp import arguments, sampling
 from jaxdp.audit import canaries as audit_canaries
 from jaxdp.audit import record_canaries
+from jaxdp.data import models
 from jaxdp.optimizers import registry
+from jaxdp.recipes import features
 from jaxdp.runs import canary_inputs, strategies
 
 if TYPE_CHECKING:

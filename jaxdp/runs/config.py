@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import accounting as acc
-from jaxdp import arguments, features, models, sampling
+from jaxdp import arguments, sampling
 from jaxdp.audit import canaries as audit_canaries
+from jaxdp.data import models
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import rates, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
+from jaxdp.recipes import features
 from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
@@ -60,7 +62,7 @@ class RunConfig:
         pca_dimensions: None, or to how many dimensions examples are projected first, privately.
         pca_noise_multiplier: noise of that projection, see ``jaxdp.preprocess.dp_pca``.
         whiten_noise_multiplier: None, or the noise of centring and whitening the features, see
-            ``jaxdp.whitening.dp_whitening``.
+            ``jaxdp.preprocess.dp_whitening``.
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.

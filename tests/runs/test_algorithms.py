@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxdp import _processes, features, report, runs
+from jaxdp import _processes, report, runs
 from jaxdp import accounting as acc
 from jaxdp._placement import Placement
 from jaxdp.batches import placed
 from jaxdp.cli import main
 from jaxdp.optimizers import registry
 from jaxdp.papers import queue
+from jaxdp.recipes import features
+from jaxdp.recipes.preprocess import Whitening, whitened
 from jaxdp.runs import RunDirectory, assemble, described, export, loop
 from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import arrays, as_source
 from jaxdp.sources.hashes import identities
-from jaxdp.whitening import Whitening, whitened
 from tests.cli.calling import ran
 from tests.refusing import refused
 from tests.runs import small

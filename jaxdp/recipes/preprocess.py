@@ -1,4 +1,9 @@
-"""Private centring and whitening of features: one release of a mean and of channels' covariance."""
+"""Private projection and whitening: one release of second moments each, besides those of training.
+
+``dp_pca`` projects records on the directions in which they vary most; ``dp_whitening`` centres
+features of images and evens out the variances of their channels. Both take a record as places of
+channels (the records of a projection have one place), shorten it, and add it to ``sums``.
+"""
 
 import functools
 import math
@@ -10,18 +15,78 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp._images import mapped
 from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
+from jaxdp.recipes.features import mapped
 from jaxdp.seeds import Secret
 
 _ROWS = 256
-# Of R: a square of it is a float64 with all its digits.
-_NORMS = (1e-100, 1e100)
+_U = 2.0**-53
+# Squares of norms, and of these squares, are far from the ends of float64 between these.
+_BOUNDS = 1e-60, 1e60
 # Of the mean variance, added to every variance: the noise of a usual release is of that size.
 _FLOOR = 1.0
 # Between 0, which leaves the channels as they are, and 1/2, which makes all variances equal.
 _POWER = 0.25
+
+
+def dp_pca(
+    x: np.ndarray,
+    dimensions: int,
+    noise_multiplier: float,
+    secret: Secret | None = None,
+    *,
+    row_norm: float = 1.0,
+    ledger: Ledger | None = None,
+) -> np.ndarray:
+    """The top eigenvectors of the noisy second-moment matrix (DP-PCA).
+
+    Dwork, Talwar, Thakurta and Zhang 2014, "Analyze Gauss: optimal bounds for privacy-preserving
+    principal component analysis", Algorithm 1.
+
+    Formal guarantee: rows are shortened to norm R = ``row_norm``, so that one record adds xxᵀ / R²,
+    of Frobenius norm at most 1, to the sum; its upper triangle, diagonal included, gets independent
+    N(0, z²). That is one full-batch ``Gaussian(noise_multiplier)`` under every relation (replaced
+    records are the accountant's doubling). Eigenvectors, and projecting each record by them, are
+    post-processing. No mean is subtracted, for that would be another release.
+
+    Args:
+        x: [n, ...] private records, each flattened to d numbers; a row that is not finite adds 0.
+        dimensions: k, from 1 to d.
+        noise_multiplier: z, noise standard deviation over R².
+        secret: the randomness; None takes it from the operating system.
+        row_norm: R, public, from 1e-60 to 1e60.
+        ledger: where the release is charged before it is made.
+
+    Returns:
+        float32 [d, k], orthonormal columns, that of the greatest eigenvalue first. NumPy's arrays
+        are not known as releases: a loss that captures them, or parameters that hold them, declare
+        them, ``constants=``, where little noise leaves them what the records' own would be.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if getattr(x, "ndim", 0) < 2:
+        raise ValueError(f"x must be an array [n, ...] of records, got shape {np.shape(x)}")
+    # Of masked arrays, and other kinds with an arithmetic of their own, the numbers as they are.
+    x = np.asarray(x)
+    width = math.prod(x.shape[1:])
+    if arguments.integer("dimensions", dimensions, least=1) > width:
+        raise ValueError(f"dimensions must be at most the {width} of a record, got {dimensions}")
+    noise_multiplier = arguments.non_negative("noise_multiplier", noise_multiplier)
+    row_norm = bound("row_norm", row_norm)
+    event = acc.Gaussian(noise_multiplier)
+    secret = released_once(event, f"pca {dimensions} {row_norm}", ledger, secret)
+    _, second = sums(x.reshape(len(x), 1, width), row_norm)
+    noise = secret.philox("pca", 0).normal(size=second.shape)
+    upper = np.triu(second + noise_multiplier * noise)
+    _, vectors = np.linalg.eigh(upper + np.triu(upper, 1).T)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions], dtype=np.float32)
+
+
+def project(x: np.ndarray, components: np.ndarray) -> np.ndarray:
+    """float32 [n, k]: each record in the coordinates of ``components`` [d, k]."""
+    return x.reshape(len(x), -1).astype(np.float32) @ components
 
 
 class Whitening(NamedTuple):
@@ -59,14 +124,14 @@ def dp_whitening(
     most ‖x‖² / R² <= 1: together at most √2. Both sums get independent N(0, 2 z²). That is one
     full-batch ``Gaussian(noise_multiplier)`` under every relation (replaced records are the
     accountant's doubling). ``size`` is a public constant, not a count; all that follows is
-    post-processing of the noisy sums. Sums are float64, as of ``jaxdp.preprocess.dp_pca``.
+    post-processing of the noisy sums. Sums are float64, as of ``dp_pca``.
 
     Args:
         x: [n, ..., c] private records, channels last; a row that is not finite adds 0.
         noise_multiplier: z.
         secret: the randomness; None takes it from the operating system.
         size: the declared number of records, by which sums are divided.
-        row_norm: R, public, from 1e-100 to 1e100; None for the square root of a record's numbers,
+        row_norm: R, public, from 1e-60 to 1e60; None for the square root of a record's numbers,
             which features of ``jaxdp.features.group_normalised`` exceed by rounding alone.
         power: p, from 0 to 1/2.
         ledger: where the release is charged before it is made.
@@ -85,10 +150,7 @@ def dp_whitening(
     arguments.integer("size", size, least=1)
     if not 0 <= arguments.non_negative("power", power) <= 0.5:
         raise ValueError(f"power must be from 0 to 1/2, got {power}")
-    numbers = places.shape[1] * places.shape[2]
-    row_norm = arguments.positive("row_norm", numbers**0.5 if row_norm is None else row_norm)
-    if not _NORMS[0] <= row_norm <= _NORMS[1]:
-        raise ValueError(f"row_norm must be from 1e-100 to 1e100, got {row_norm}")
+    row_norm = bound("row_norm", math.prod(x.shape[1:]) ** 0.5 if row_norm is None else row_norm)
     # As a float: a number of 16 bits would round the deviation, and away from what is charged.
     noise_multiplier = arguments.non_negative("noise_multiplier", noise_multiplier)
     event = acc.Gaussian(noise_multiplier)
@@ -101,7 +163,16 @@ def dp_whitening(
     second += np.triu(second, 1).T
     mean = first * (row_norm / size)
     covariance = second * (row_norm**2 / (size * len(mean))) - mean.T @ mean / len(mean)
-    return Whitening(mean.astype(np.float32), _matrix(covariance, power).astype(np.float32))
+
+    # (Σ + τ I)^-p, scaled to whitened variances of mean 1; the identity of nothing.
+    values, vectors = np.linalg.eigh(covariance)
+    values = np.maximum(values, 0.0)
+    matrix = np.eye(len(values))
+    if values.mean() > 0:
+        scales = (values + _FLOOR * values.mean()) ** -power
+        scales /= np.sqrt(np.mean(values * scales**2))
+        matrix = (vectors * scales) @ vectors.T
+    return Whitening(mean.astype(np.float32), matrix.astype(np.float32))
 
 
 def whitened(x: np.ndarray, whitening: Whitening) -> np.ndarray:
@@ -128,20 +199,46 @@ def whitened(x: np.ndarray, whitening: Whitening) -> np.ndarray:
     return mapped(functools.partial(_applied, *map(jnp.asarray, whitening)), x, _ROWS)
 
 
+@jax.jit
+def _applied(mean: jax.Array, matrix: jax.Array, x: jax.Array) -> jax.Array:
+    def one(record: jax.Array) -> jax.Array:
+        centred = record.reshape(mean.shape) - mean
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.matmul(centred, matrix, precision=exact).reshape(record.shape)
+
+    return jax.lax.map(one, x)
+
+
+def bound(name: str, value: float) -> float:
+    """A public bound whose fourth power float64 holds: one that rounds to 0 would bound nothing."""
+    number = arguments.positive(name, value)
+    least, most = _BOUNDS
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {value!r}")
+    return number
+
+
+def shortened(x: np.ndarray, row_norm: float) -> np.ndarray:
+    """float64 rows [n, d] of norm ``row_norm`` at most; zeros for one that is not finite."""
+    with np.errstate(all="ignore"):  # a warning would tell of a record
+        rows = np.array(x, np.float64)
+        norms = np.linalg.norm(rows, axis=1)
+    rows[~np.isfinite(norms)], norms[~np.isfinite(norms)] = 0.0, 0.0
+    # Of the norm and the product d + 3 roundings.
+    longest = row_norm * (1 - 2 * _U * (rows.shape[1] + 8))
+    rows *= (longest / np.maximum(norms, longest))[:, None]
+    return rows
+
+
 def sums(places: np.ndarray, row_norm: float) -> tuple[np.ndarray, np.ndarray]:
     """float64 [P, c] and [c, c]: **un-noised** sums over records of x / R and of S. Sensitive."""
     first = np.zeros(places.shape[1:])
     second = np.zeros((places.shape[2], places.shape[2]))
     for start in range(0, len(places), _ROWS):
-        with np.errstate(all="ignore"):  # a warning would tell of a record
-            part = places[start : start + _ROWS].astype(np.float64) / row_norm
-        part[~np.isfinite(part).all(axis=(1, 2))] = 0.0
-        with np.errstate(over="ignore"):
-            norms = np.sqrt(np.square(part).sum(axis=(1, 2), keepdims=True))
-        part[~np.isfinite(norms[:, 0, 0])] = 0.0
-        part /= np.maximum(1.0, norms)
-        first += part.sum(0)
-        flat = part.reshape(-1, part.shape[2])
+        part = places[start : start + _ROWS]
+        part = shortened(part.reshape(len(part), first.size), row_norm) / row_norm
+        first += part.sum(0).reshape(first.shape)
+        flat = part.reshape(-1, len(second))
         second += flat.T @ flat
     return first, second
 
@@ -156,25 +253,3 @@ def _rounded(size: int, places: int) -> float:
     """
     records = 2 * size
     return records * (_ROWS * places + records / _ROWS + 2) * 2.0**-51
-
-
-def _matrix(covariance: np.ndarray, power: float) -> np.ndarray:
-    """(Σ + τ I)^-p, scaled to whitened variances of mean 1; the identity of nothing."""
-    values, vectors = np.linalg.eigh(covariance)
-    values = np.maximum(values, 0.0)
-    mean = values.mean()
-    if not mean > 0:
-        return np.eye(len(values))
-    scales = (values + _FLOOR * mean) ** -power
-    scales /= np.sqrt(np.mean(values * scales**2))
-    return np.asarray((vectors * scales) @ vectors.T)
-
-
-@jax.jit
-def _applied(mean: jax.Array, matrix: jax.Array, x: jax.Array) -> jax.Array:
-    def one(record: jax.Array) -> jax.Array:
-        centred = record.reshape(mean.shape) - mean
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.matmul(centred, matrix, precision=exact).reshape(record.shape)
-
-    return jax.lax.map(one, x)

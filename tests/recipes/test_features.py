@@ -10,11 +10,11 @@ import pytest
 
 import jaxdp
 from benchmarks import dead_leaves, pretrain
-from jaxdp import _images, _pretrained, features
-from jaxdp.whitening import Whitening, whitened
+from jaxdp.recipes import features
+from jaxdp.recipes.preprocess import Whitening, whitened
 from tests.refusing import refused
 
-WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.FILTERS}
+WEIGHTS = {channels: features.weights(channels) for channels in features.FILTERS}
 
 
 def gaussian(sides, deviation, slant=1.0, angle=0.0, frequency=0.0):
@@ -143,7 +143,7 @@ def test_random_convolutions_are_sums_over_pixels_by_filters_that_are_public_con
     np.testing.assert_allclose(np.linalg.norm(flat, axis=0), 1, rtol=1e-6)
     # The one kind that is not computed image by image: every place of three batches.
     image = np.random.default_rng(1).random((12, 12, 1)).astype(np.float32)
-    rows = _images.rows_at_once((12, 12, 40), 2, 0)
+    rows = features._rows_at_once((12, 12, 40), 2, 0)
     x, places = among(image, 2 * rows + 9)
     found = bits(features.random_convolutions(x)[places])
     assert (found == bits(features.random_convolutions(image[None]))).all()
@@ -171,7 +171,7 @@ def among(image, count):
 def test_an_image_has_its_features_at_every_place_of_every_batch(name, monkeypatch):
     """In full batches, in the padded last one, and alone; neighbours may be infinite."""
     numbers = 1 << (12 if name.startswith("pretrained") else 20)  # for a few dozen images a batch
-    monkeypatch.setattr(_images, "_NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr(features, "_NUMBERS_AT_ONCE", numbers)
     image = np.random.default_rng(1).random(SHAPES.get(name, (8, 9, 3))).astype(np.float32)
     alone = features.by_name(name, image[None])
     assert alone.shape[1:] == features.shape_of(name, image.shape)
@@ -195,25 +195,25 @@ def test_whitened_and_normalised_records_do_not_know_each_other(places, channels
 
 def test_weights_are_those_of_their_recipe_and_others_are_refused(monkeypatch):
     for channels, found in WEIGHTS.items():
-        recipe, filters = _pretrained.recipe(channels), _pretrained.FILTERS[channels]
+        recipe, filters = features.recipe(channels), features.FILTERS[channels]
         half = {name: array.astype(np.float16) for name, array in found._asdict().items()}
-        assert _pretrained.digest(half) == recipe["sha256"]
+        assert features.digest(half) == recipe["sha256"]
         assert recipe["command"].startswith(f"python -m benchmarks.pretrain {channels} --seed ")
         assert found.filters.shape == (6, 6, channels, filters)
         assert found.thresholds.shape == (filters,)
         assert all(np.isfinite(array).all() for array in found)
         assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-4  # of float16
         assert (found.filters.std((0, 1, 2)) > 1e-3).all()
-    monkeypatch.setattr(_pretrained, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
+    monkeypatch.setattr(features, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
     words = "weights must be those of their recipe, digest 000"
-    refused(words, _pretrained.weights.__wrapped__, channels)
+    refused(words, features.weights.__wrapped__, channels)
     # A digest sees names, shapes, types and numbers.
     arrays, six = {"a": np.arange(6.0), "b": np.ones(2, np.float16)}, np.arange(6.0)
     changes = ({"a": six.reshape(2, 3)}, {"b": np.ones(2, np.float32)}, {"a": six + 1e-9})
     others = [{"a": six, "c": arrays["b"]}, *({**arrays, **each} for each in changes)]
-    digests = [_pretrained.digest(each) for each in (arrays, *others)]
+    digests = [features.digest(each) for each in (arrays, *others)]
     assert len({*digests}) == 5
-    assert _pretrained.digest(dict(reversed(arrays.items()))) == digests[0]
+    assert features.digest(dict(reversed(arrays.items()))) == digests[0]
 
 
 def summed(images, kept):
@@ -266,3 +266,15 @@ def test_leaves_are_a_function_of_the_seed_and_filters_those_of_whitened_patches
     raw = np.linalg.eigvalsh(np.cov(both.T))
     assert even.max() <= 1  # the ridge keeps what hardly varies small
     np.testing.assert_allclose(even, raw / (raw + pretrain.RIDGE), atol=1e-9)
+
+
+def test_no_image_has_a_digit_of_its_features_from_others():
+    """Before: an FFT of many images rounded each by its place, so one record moved others'."""
+    images = np.random.default_rng(0).normal(size=(57, 13, 9, 3)).astype(np.float32)
+    found = features.by_name("scattering", images)
+    order = np.random.default_rng(1).permutation(len(images))
+    np.testing.assert_array_equal(features.by_name("scattering", images[1:]), found[1:])
+    np.testing.assert_array_equal(features.by_name("scattering", images[order]), found[order])
+    images[0] = 1e30  # overflows
+    broken = features.by_name("scattering", images)
+    np.testing.assert_array_equal(broken[1:], found[1:])

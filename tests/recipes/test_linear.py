@@ -12,6 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp import linear
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.ledger import Ledger
+from jaxdp.recipes.preprocess import shortened
 from tests.refusing import all_refused, refused
 
 RNG = np.random.default_rng(0)
@@ -92,7 +93,7 @@ def test_logistic_regression_is_the_minimum_with_the_noise_that_is_charged():
 def test_the_gradient_of_what_is_found_is_within_the_tolerance():
     for rng in map(np.random.default_rng, range(4)):
         count = int(rng.integers(1, 9_000))
-        rows = linear._shortened(rng.normal(size=(count, 7)) * rng.choice([0.01, 1.0, 100.0]), 2.0)
+        rows = shortened(rng.normal(size=(count, 7)) * rng.choice([0.01, 1.0, 100.0]), 2.0)
         term, ridge, tolerance = rng.normal(size=7) * rng.choice([0.1, 10.0]), 0.3, 1e-7
         weights = linear._minimum(rows, term, ridge, tolerance, 2.0)
         wide = rows.astype(np.longdouble)
@@ -124,7 +125,7 @@ def test_a_minimum_that_is_not_reached_is_refused_stays_charged_and_is_told_by_n
     # took back, in one of some hundred tables with a small ridge.
     rng = np.random.default_rng(5)
     for _ in range(400):
-        rows = linear._shortened(rng.normal(size=(10, 2)) * 10 ** rng.uniform(-2, 2), 1.0)
+        rows = shortened(rng.normal(size=(10, 2)) * 10 ** rng.uniform(-2, 2), 1.0)
         term = 5.0 * rng.normal(size=2)
         weights = linear._minimum(rows, term, 0.03, 1e-5, 1.0)
         _, gradient, _ = linear._at(rows, term, 0.03, weights)

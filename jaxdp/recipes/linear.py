@@ -14,13 +14,12 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
+from jaxdp.recipes.preprocess import bound, shortened
 from jaxdp.seeds import Secret
 
 _ROWS = 4_096
 _U = 2.0**-53
 _STEPS = 200
-# Squares of norms, and of these squares, are far from the ends of float64 within this factor of 1.
-_SCALE = 1e60
 # Of the noise that hides how far the minimum that was found is from the exact one.
 OUTPUT_NOISE_MULTIPLIER = 100.0
 
@@ -68,8 +67,8 @@ def dp_least_squares(
     """
     x, y = _table(x, y)
     noise_multiplier = arguments.positive("noise_multiplier", noise_multiplier)
-    row_norm = _scale("row_norm", row_norm)
-    label_bound = _scale("label_bound", label_bound)
+    row_norm = bound("row_norm", row_norm)
+    label_bound = bound("label_bound", label_bound)
     if ridge is not None:
         ridge = arguments.non_negative("ridge", ridge)
     width = x.shape[1]
@@ -163,31 +162,20 @@ def dp_logistic(
         ValueError: an argument is out of its range; the minimum was not found, which is charged.
     """
     x, y = _table(x, y)
-    row_norm, ridge = (
-        _scale("row_norm", row_norm),
-        arguments.positive("ridge", ridge),
-    )
+    row_norm, ridge = bound("row_norm", row_norm), arguments.positive("ridge", ridge)
     tolerance = arguments.positive(
         "gradient_tolerance", 1e-5 * row_norm if gradient_tolerance is None else gradient_tolerance
     )
     event = logistic_event(noise_multiplier, ridge, row_norm)
     name = f"logistic {x.shape[1]} {row_norm} {ridge} {tolerance}"
     rng = released_once(event, name, ledger, secret).philox("logistic", 0)
-    rows = _shortened(x, row_norm)
+    rows = shortened(x, row_norm)
     known = (y == 1) | (y == -1)
     rows = np.where(known[:, None], rows, 0.0) * np.where(known, y, 0.0)[:, None]
     linear = np.asarray(rng.normal(size=x.shape[1]) * noise_multiplier * row_norm * (1 + 1e-12))
     weights = _minimum(rows, linear, ridge, tolerance, row_norm)
     std = OUTPUT_NOISE_MULTIPLIER * 2 * tolerance / ridge * (1 + 1e-12)
     return np.asarray(weights + std * rng.normal(size=x.shape[1]))
-
-
-def _scale(name: str, value: float) -> float:
-    """A bound whose fourth power float64 can hold: one that rounds to 0 would bound nothing."""
-    number = arguments.positive(name, value)
-    if not 1 / _SCALE <= number <= _SCALE:
-        raise ValueError(f"{name} must be within {1 / _SCALE} and {_SCALE}, got {value!r}")
-    return number
 
 
 def _table(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -198,20 +186,6 @@ def _table(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return x, np.asarray(y, np.float64)
 
 
-def _shortened(x: np.ndarray, row_norm: float) -> np.ndarray:
-    """float64 rows of norm ``row_norm`` at most; zeros for one that is not finite."""
-    rows = np.array(x, np.float64)
-    rows[~np.isfinite(rows).all(axis=1)] = 0.0
-    with np.errstate(over="ignore"):
-        norms = np.linalg.norm(rows, axis=1)
-    rows[~np.isfinite(norms)] = 0.0
-    norms = np.where(np.isfinite(norms), norms, 0.0)
-    # Of the norm and the product d + 3 roundings.
-    bound = row_norm * (1 - 2 * _U * (rows.shape[1] + 8))
-    rows *= np.minimum(1.0, bound / np.maximum(norms, 1e-300))[:, None]
-    return rows
-
-
 def _statistics(
     x: np.ndarray, y: np.ndarray, row_norm: float, label_bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +193,7 @@ def _statistics(
     second, first = np.zeros((x.shape[1], x.shape[1])), np.zeros(x.shape[1])
     for start in range(0, len(x), _ROWS):
         label = y[start : start + _ROWS]
-        rows = _shortened(x[start : start + _ROWS], row_norm)
+        rows = shortened(x[start : start + _ROWS], row_norm)
         rows[~np.isfinite(label)] = 0.0
         label = np.clip(np.where(np.isfinite(label), label, 0.0), -label_bound, label_bound)
         second += rows.T @ rows

@@ -5,40 +5,51 @@ public constants. So computing them is preprocessing record by record, which rel
 costs no privacy; training on them has the guarantee of training on the images (Tramèr and Boneh
 2021, "Differentially private learning needs better features (or much more data)",
 arXiv:2011.11660).
+
+Images are computed one after the other, but for convolutions: a computation of many at once may
+round an image by its place among the others (so does XLA's Fourier transform on a CPU), and with it
+by who else is there.
 """
 
-import dataclasses
 import functools
+import hashlib
+import importlib.resources
+import io
+import itertools
+import json
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _images, _pretrained, arguments
+from jaxdp import arguments
 
 # Copies of the grid, on each side, over which a filter is wrapped: more change no digit.
 _WRAPS = 3
-# Tramèr and Boneh's for the linear model on Fashion-MNIST: 3 of a channel's 81 paths to a group.
-_SCALES, _ORIENTATIONS, _GROUPS = 2, 8, 27
+# Of a batch, as if the second order of all its images were held at once.
+_NUMBERS_AT_ONCE = 1 << 23
+_EXACT = jax.lax.Precision.HIGHEST
 
-# Of the random filters: side, how many, cells that they are pooled to; the seed is public.
-_SIDE, _FILTERS, _CELLS, _SEED, _RANDOM_GROUPS = 5, 40, 7, 0, 16
+# Pre-trained filters by the number of an image's channels; side of a filter, and of a cell.
+FILTERS = {1: 64, 3: 128}
+SIDE, CELL = 6, 4
+# Added to a patch's deviation, of pixels in [0, 1]: smaller ones count as noise (Coates and Ng).
+CONTRAST = 10 / 255
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureEntry:
-    """A registry entry: how features are computed, and of which images.
+class Weights(NamedTuple):
+    """Pre-trained filters: a convolution after contrast normalisation.
 
     Attributes:
-        compute: from images [n, height, width, channels] to their features.
-        shape: from an image's (height, width, channels) to the shape of its features.
-        least: the smallest height and width that are taken.
+        filters: [side, side, channels, count]; the sum of each is 0.
+        thresholds: [count], what a response must exceed, on either side.
     """
 
-    compute: Callable[[np.ndarray], np.ndarray]
-    shape: Callable[[int, int, int], tuple[int, int, int]]
-    least: int
+    filters: np.ndarray | jax.Array
+    thresholds: np.ndarray | jax.Array
 
 
 def by_name(name: str, images: np.ndarray) -> np.ndarray:
@@ -60,17 +71,18 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: an unknown name, or images that it does not take.
     """
-    images = _images.checked(images)
+    images = _checked(images)
     shape = shape_of(name, images.shape[1:])
-    rows = _images.rows_at_once(shape, 1, 1) * 8
+    compute, groups = _NAMED[name]
+    rows = _rows_at_once(shape, 1, 1) * 8
     found = np.empty((len(images), *shape), np.float32)
     for start in range(0, len(images), rows):  # both in turn, lest all be held twice
         part = images[start : start + rows]
-        found[start : start + rows] = FEATURES[name].compute(part)
+        found[start : start + rows] = group_normalised(compute(part), groups)
     return found
 
 
-def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
+def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, int, int]:
     """The shape of one example's features, (height, width, channels).
 
     Args:
@@ -81,14 +93,19 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         ValueError: an unknown name, or an example that is not an image that it takes: too small,
             or for "pretrained" and its like one of neither 1 nor 3 channels.
     """
-    arguments.one_of("features", name, NAMES)
-    least = FEATURES[name].least
+    least = 7 if arguments.one_of("features", name, NAMES) == "random_convolutions" else 4
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
             f"{least} by {least}, got examples {tuple(example_shape)}"
         )
-    return FEATURES[name].shape(*example_shape)
+    height, width, channels = example_shape
+    if name == "scattering":
+        return -(-height // 4), -(-width // 4), channels * number_of_paths()
+    if name == "random_convolutions":
+        return 7, 7, 80
+    _check_channels(channels)
+    return height // CELL, width // CELL, 2 * FILTERS[channels]
 
 
 def number_of_paths(scales: int = 2, orientations: int = 8) -> int:
@@ -112,7 +129,7 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
     filters there are sampled anew; φ sums to 1, each ψ to 0.
 
     Privacy: a fixed function of each image alone, to the last digit; no statistic of other images
-    enters. It costs nothing. Within a compiled batch images are computed one after the other.
+    enters. It costs nothing.
 
     Args:
         images: [n, height, width, channels], finite numbers; [0, 1] is usual.
@@ -127,15 +144,15 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
     Raises:
         ValueError: an argument is out of its range.
     """
-    images = _images.checked(images)
+    images = _checked(images)
     arguments.integer("orientations", orientations, least=1)
     if 2 ** arguments.integer("scales", scales, least=1) > min(images.shape[1:3]):
         raise ValueError(
             "scales must be at most log2 of height and width, of images "
             f"{images.shape[1]} by {images.shape[2]}; got {scales}"
         )
-    rows = _images.rows_at_once(images.shape[1:], orientations**2, 3 * 2**scales)
-    return _images.mapped(
+    rows = _rows_at_once(images.shape[1:], orientations**2, 3 * 2**scales)
+    return mapped(
         functools.partial(_scattered, scales=scales, orientations=orientations), images, rows
     )
 
@@ -166,7 +183,7 @@ def random_convolutions(
     Raises:
         ValueError: an argument is out of its range.
     """
-    images = _images.checked(images)
+    images = _checked(images)
     for name, value in (("filters", filters), ("side", side), ("cells", cells)):
         arguments.integer(name, value, least=1)
     if max(side, cells) > min(images.shape[1:3]):
@@ -176,8 +193,8 @@ def random_convolutions(
         )
     arguments.integer("seed", seed, least=0)
     drawn = random_filters(filters, side, images.shape[3], seed)
-    rows = _images.rows_at_once((*images.shape[1:3], filters), 2, 0)
-    return _images.mapped(
+    rows = _rows_at_once((*images.shape[1:3], filters), 2, 0)
+    return mapped(
         functools.partial(_responses, filters=jnp.asarray(drawn), cells=cells), images, rows
     )
 
@@ -191,7 +208,7 @@ def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     training with sparse coding and vector quantization"). The patches come from images of a random
     process, opaque leaves one on another, with a public seed (Baradad et al. 2021, "Learning to see
     by looking at noise", arXiv:2106.05963): ``python -m benchmarks.pretrain`` makes them. The
-    recipe lies beside them in jaxdp/weights, with a digest that is checked.
+    recipe lies beside them in jaxdp/recipes/weights, with a digest that is checked.
 
     Privacy: the filters are public constants, made without any data; the features of an image are a
     function of that image alone, in float32, computed one image after the other. It costs nothing.
@@ -208,21 +225,21 @@ def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     Raises:
         ValueError: images of another kind, or weights that are not those of their recipe.
     """
-    images = _images.checked(images)
+    images = _checked(images)
     _check_channels(images.shape[3])
-    if min(images.shape[1:3]) < _pretrained.CELL:
+    if min(images.shape[1:3]) < CELL:
         raise ValueError(
-            f"images must be at least {_pretrained.CELL} by {_pretrained.CELL} for pretrained, got "
-            f"{images.shape[1]} by {images.shape[2]}"
+            f"images must be at least {CELL} by {CELL} for pretrained, got {images.shape[1]} by "
+            f"{images.shape[2]}"
         )
-    kept = jax.tree.map(jnp.asarray, _pretrained.weights(images.shape[3]))
-    function = functools.partial(_pretrained.features, kept, mirrored=bool(mirrored))
-    rows = _images.rows_at_once((*images.shape[1:3], 1), 1, 0)
-    return _images.mapped(function, images, rows)
+    kept = jax.tree.map(jnp.asarray, weights(images.shape[3]))
+    function = functools.partial(_rectified, kept, mirrored=bool(mirrored))
+    rows = _rows_at_once((*images.shape[1:3], 1), 1, 0)
+    return mapped(function, images, rows)
 
 
 def _check_channels(channels: int) -> None:
-    if channels not in _pretrained.FILTERS:
+    if channels not in FILTERS:
         raise ValueError(f"images must have 1 or 3 channels for pretrained, got {channels}")
 
 
@@ -258,58 +275,38 @@ def group_normalised(x: np.ndarray, groups: int) -> np.ndarray:
         raise ValueError(f"x must be an array [n, ..., channels], got shape {np.shape(x)}")
     if x.shape[-1] % arguments.integer("groups", groups, least=1):
         raise ValueError(f"groups must divide the {x.shape[-1]} channels, got {groups}")
-    return _images.mapped(
-        functools.partial(_normalised, groups=groups), x, _images.rows_at_once(x.shape[1:], 1, 0)
+    return mapped(
+        functools.partial(_normalised, groups=groups), x, _rows_at_once(x.shape[1:], 1, 0)
     )
-
-
-@functools.partial(jax.jit, static_argnames="cells")
-def _responses(images: jax.Array, filters: jax.Array, cells: int) -> jax.Array:
-    exact = jax.lax.Precision.HIGHEST
-    found = jax.lax.conv_general_dilated(
-        images, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=exact
-    )
-    both = jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1)
-    return jax.lax.map(lambda image: _images.in_cells(image, cells, cells), both)
-
-
-# One image after the other: a computation of many at once may round an image by its place among
-# the others (so does XLA's Fourier transform on a CPU), and with it by who else is there.
-@functools.partial(jax.jit, static_argnames="groups")
-def _normalised(x: jax.Array, groups: int) -> jax.Array:
-    def one(image: jax.Array) -> jax.Array:
-        grouped = image.reshape(-1, groups, image.shape[-1] // groups)
-        centred = grouped - jnp.mean(grouped, axis=(0, 2), keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=(0, 2), keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(image.shape)
-
-    return jax.lax.map(one, x)
 
 
 @functools.partial(jax.jit, static_argnames=("scales", "orientations"))
 def _scattered(images: jax.Array, scales: int, orientations: int) -> jax.Array:
-    one = functools.partial(_scattered_alone, scales=scales, orientations=orientations)
-    return jax.lax.map(one, images)
+    """Scattering coefficients [n, h, w, channels · paths] of images [n, ...]."""
 
+    def scattered(image: jax.Array) -> jax.Array:
+        # A cell of 2^J on each side, which is cut off again, and what completes the last one.
+        cell = 2**scales
+        sides = [(cell, cell + -side % cell) for side in image.shape[:2]]
+        padded = jnp.pad(image.transpose(2, 0, 1), [(0, 0), *sides], mode="reflect")[:, None]
+        # Planes [channels, paths, h, w] of order 0, then 1 by scale, then 2 by both scales.
+        first = [_moduli(padded, j, orientations) for j in range(scales)]
+        second = [
+            _moduli(first[j], k - j, orientations)
+            for j in range(scales)
+            for k in range(j + 1, scales)
+        ]
+        averaged = []
+        for planes in (padded, *first, *second):
+            down, across = (
+                _low_pass(side, whole, scales)
+                for side, whole in zip(planes.shape[2:], padded.shape[2:], strict=True)
+            )
+            averaged.append(jnp.einsum("ai,mpij,bj->mpab", down, planes, across, precision=_EXACT))
+        paths = jnp.concatenate(averaged, axis=1)
+        return paths.transpose(2, 3, 0, 1).reshape(*paths.shape[2:], -1)
 
-def _scattered_alone(image: jax.Array, scales: int, orientations: int) -> jax.Array:
-    height, width, _ = image.shape
-    planes = image.transpose(2, 0, 1)
-    # A cell of 2^J on each side, which is cut off again, and what completes the last one.
-    cell = 2**scales
-    sides = [(cell, cell + -side % cell) for side in (height, width)]
-    padded = jnp.pad(planes, [(0, 0), *sides], mode="reflect")
-    paths = jnp.concatenate(_orders(padded, scales, orientations), axis=1)
-    return paths.transpose(2, 3, 0, 1).reshape(*paths.shape[2:], -1)
-
-
-def _orders(padded: jax.Array, scales: int, orientations: int) -> list[jax.Array]:
-    """Coefficients [m, paths, h, w] of padded planes [m, ...]: of order 0, then 1, then 2."""
-    first = [_moduli(padded[:, None], j, orientations) for j in range(scales)]
-    second = [
-        _moduli(first[j], k - j, orientations) for j in range(scales) for k in range(j + 1, scales)
-    ]
-    return [_averaged(plane, padded.shape, scales) for plane in (padded[:, None], *first, *second)]
+    return jax.lax.map(scattered, images)
 
 
 def _moduli(planes: jax.Array, scale: int, orientations: int) -> jax.Array:
@@ -325,42 +322,21 @@ def _moduli(planes: jax.Array, scale: int, orientations: int) -> jax.Array:
     return jnp.abs(jnp.fft.ifft2(folded))
 
 
-def _averaged(planes: jax.Array, padded: tuple[int, ...], scales: int) -> jax.Array:
-    """x ⋆ φ [m, p, h, w] at every 2^J-th pixel of the image, without the cells around it."""
-    down, across = (
-        _low_pass(side, padded_side, scales)
-        for side, padded_side in zip(planes.shape[2:], padded[1:], strict=True)
-    )
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("ai,mpij,bj->mpab", down, planes, across, precision=exact)
-
-
 @functools.lru_cache(maxsize=64)
 def _wavelets(sides: tuple[int, int], scale: int, orientations: int) -> np.ndarray:
-    """complex64 [L, h, w]: frequency responses of the Morlet wavelets of one scale."""
-    angles = (max(0, orientations // 2 - 1) - np.arange(orientations)) * np.pi / orientations
-    found = [
-        _morlet(sides, 0.8 * 2**scale, 0.75 * np.pi / 2**scale, a, 4 / orientations) for a in angles
-    ]
-    return np.fft.fft2(np.stack(found)).astype(np.complex64)
+    """complex64 [L, h, w]: frequency responses of the Morlet wavelets of one scale, on a torus.
 
-
-def _morlet(
-    sides: tuple[int, int], deviation: float, frequency: float, angle: float, slant: float
-) -> np.ndarray:
-    """complex128 [h, w]: a wave under a Gaussian, less as much of the Gaussian as makes the sum 0.
-
-    Args:
-        sides: of the grid, which is a torus.
-        deviation: of the Gaussian along the wave; across it is that over the slant.
-        frequency: of the wave, radians a pixel.
-        angle: of the wave.
-        slant: of the Gaussian.
+    Each is a wave under a Gaussian, less as much of the Gaussian as makes the sum 0.
     """
-    height, width = sides
-    wave, envelope = np.zeros(sides, np.complex128), np.zeros(sides)
-    for i in range(-_WRAPS, _WRAPS + 1):
-        for k in range(-_WRAPS, _WRAPS + 1):
+    deviation, frequency = (
+        0.8 * 2**scale,
+        0.75 * np.pi / 2**scale,
+    )  # along the wave; radians a pixel
+    slant = 4 / orientations  # the deviation across the wave is that over the slant
+    (height, width), found = sides, []
+    for angle in (max(0, orientations // 2 - 1) - np.arange(orientations)) * np.pi / orientations:
+        wave, envelope = np.zeros(sides, np.complex128), np.zeros(sides)
+        for i, k in itertools.product(range(-_WRAPS, _WRAPS + 1), repeat=2):
             down = np.arange(height)[:, None] + i * height
             across = np.arange(width)[None, :] + k * width
             along = down * np.cos(angle) + across * np.sin(angle)
@@ -368,8 +344,9 @@ def _morlet(
             bell = np.exp(-(along**2 + (slant * aside) ** 2) / (2 * deviation**2))
             envelope += bell
             wave += bell * np.exp(1j * frequency * along)
-    morlet = wave - wave.sum() / envelope.sum() * envelope
-    return morlet * slant / (2 * np.pi * deviation**2)
+        morlet = wave - wave.sum() / envelope.sum() * envelope
+        found.append(morlet * slant / (2 * np.pi * deviation**2))
+    return np.fft.fft2(np.stack(found)).astype(np.complex64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -389,38 +366,146 @@ def _low_pass(side: int, padded: int, scales: int) -> np.ndarray:
     return (wrapped / wrapped.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _pretrained_shape(height: int, width: int, channels: int) -> tuple[int, int, int]:
-    _check_channels(channels)
-    cell = _pretrained.CELL
-    return height // cell, width // cell, 2 * _pretrained.FILTERS[channels]
+@functools.partial(jax.jit, static_argnames="cells")
+def _responses(images: jax.Array, filters: jax.Array, cells: int) -> jax.Array:
+    found = jax.lax.conv_general_dilated(
+        images,
+        filters,
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        precision=_EXACT,
+    )
+    both = jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1)
+    return jax.lax.map(lambda image: _in_cells(image, cells, cells), both)
 
 
-FEATURES: dict[str, FeatureEntry] = {
-    "scattering": FeatureEntry(
-        lambda images: group_normalised(scattering(images, _SCALES, _ORIENTATIONS), _GROUPS),
-        lambda height, width, channels: (
-            -(-height // 2**_SCALES),
-            -(-width // 2**_SCALES),
-            channels * number_of_paths(_SCALES, _ORIENTATIONS),
-        ),
-        least=2**_SCALES,
-    ),
-    "random_convolutions": FeatureEntry(
-        lambda images: group_normalised(
-            random_convolutions(images, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
-        ),
-        lambda height, width, channels: (_CELLS, _CELLS, 2 * _FILTERS),
-        least=max(_SIDE, _CELLS),
-    ),
-    "pretrained": FeatureEntry(
-        lambda images: group_normalised(pretrained(images), _RANDOM_GROUPS),
-        _pretrained_shape,
-        least=_pretrained.CELL,
-    ),
-    "pretrained_mirrored": FeatureEntry(
-        lambda images: group_normalised(pretrained(images, mirrored=True), _RANDOM_GROUPS),
-        _pretrained_shape,
-        least=_pretrained.CELL,
-    ),
+@functools.partial(jax.jit, static_argnames="groups")
+def _normalised(x: jax.Array, groups: int) -> jax.Array:
+    def one(image: jax.Array) -> jax.Array:
+        grouped = image.reshape(-1, groups, image.shape[-1] // groups)
+        centred = grouped - jnp.mean(grouped, axis=(0, 2), keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=(0, 2), keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(image.shape)
+
+    return jax.lax.map(one, x)
+
+
+def recipe(channels: int) -> dict[str, Any]:
+    """The recipe of the weights: command, seed, and the digest of the arrays."""
+    text = _WEIGHTS.joinpath(f"dead_leaves_{channels}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def weights(channels: int) -> Weights:
+    """float32 weights of the network for images of ``channels`` channels.
+
+    Raises:
+        ValueError: the arrays are not those of the recipe.
+    """
+    content = _WEIGHTS.joinpath(f"dead_leaves_{channels}.npz").read_bytes()
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    wanted = recipe(channels)["sha256"]
+    if (found := digest(arrays)) != wanted:
+        raise ValueError(
+            f"weights must be those of their recipe, digest {wanted}, got {found}: install jaxdp "
+            "again"
+        )
+    return Weights(**{name: array.astype(np.float32) for name, array in arrays.items()})
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of arrays with their names, shapes and types, in the order of the names."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name]).astype(arrays[name].dtype.newbyteorder("<"))
+        found.update(repr((name, array.shape, array.dtype.str)).encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+@functools.partial(jax.jit, static_argnames="mirrored")
+def _rectified(kept: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
+    """Pre-trained features [n, h, w, 2 · count]: responses above the thresholds, then below.
+
+    A patch is brought to mean 0 and divided by √(variance + ``CONTRAST``²) before its product with
+    a filter (Coates, Lee and Ng 2011, Section 3.2.1); the image goes on as its edges are.
+    """
+    before, places = (SIDE - 1) // 2, [(i, j) for i in range(SIDE) for j in range(SIDE)]
+
+    def responses(image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
+        padded = jnp.pad(image, (*((before, SIDE - 1 - before),) * 2, (0, 0)), mode="edge")
+        under = [padded[i : i + height, j : j + width] for i, j in places]
+        patches = jnp.concatenate(under, axis=-1)
+        patches = patches - jnp.mean(patches, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(patches), axis=-1, keepdims=True)
+        patches = patches * jax.lax.rsqrt(variance + CONTRAST**2)
+        filters = kept.filters.reshape(patches.shape[-1], -1)
+        found = jnp.matmul(patches, filters, precision=_EXACT)
+        both = [jax.nn.relu(x - kept.thresholds.reshape(1, 1, -1)) for x in (found, -found)]
+        return _in_cells(jnp.concatenate(both, axis=-1), height // CELL, width // CELL)
+
+    def one(image: jax.Array) -> jax.Array:
+        found = responses(image)
+        return (found + responses(image[:, ::-1])) / 2 if mirrored else found
+
+    return jax.lax.map(one, images)
+
+
+def _checked(images: np.ndarray) -> np.ndarray:
+    if getattr(images, "ndim", 0) != 4 or not all(images.shape[1:]):
+        raise ValueError(
+            f"images must be an array [n, height, width, channels], got shape {np.shape(images)}"
+        )
+    return images
+
+
+def _rows_at_once(shape: tuple[int, ...], paths: int, margin: int) -> int:
+    """Images of a batch, a function of public shapes alone."""
+    sides = [side + margin for side in shape[:-1]]
+    return max(1, min(1024, _NUMBERS_AT_ONCE // (math.prod(sides) * shape[-1] * paths)))
+
+
+def mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int) -> np.ndarray:
+    """The function of all images, computed ``rows`` at a time."""
+    shape = jax.eval_shape(function, jax.ShapeDtypeStruct((rows, *x.shape[1:]), jnp.float32)).shape
+    found = np.empty((len(x), *shape[1:]), np.float32)
+    for start in range(0, len(x), rows):
+        part = np.asarray(x[start : start + rows], np.float32)
+        missing = [(0, rows - len(part))] + [(0, 0)] * (x.ndim - 1)
+        found[start : start + rows] = np.asarray(function(jnp.pad(part, missing)))[: len(part)]
+    return found
+
+
+def _in_cells(x: jax.Array, down: int, across: int) -> jax.Array:
+    """Means [down, across, k] of [h, w, k] over the cells of a grid."""
+    rows, columns = (
+        jnp.asarray(_cells(side, n)) for side, n in zip(x.shape, (down, across), strict=False)
+    )
+    by_rows = jnp.einsum("ai,ijc->ajc", rows, x, precision=_EXACT)
+    return jnp.einsum("bj,ajc->abc", columns, by_rows, precision=_EXACT)
+
+
+@functools.lru_cache(maxsize=64)
+def _cells(side: int, cells: int) -> np.ndarray:
+    """float32 [cells, side]: weights of the mean over each cell; sizes differ by 1 at most."""
+    edges = np.arange(cells + 1) * side // cells
+    place = np.arange(side)
+    inside = (place >= edges[:-1, None]) & (place < edges[1:, None])
+    return (inside / inside.sum(1, keepdims=True)).astype(np.float32)
+
+
+_WEIGHTS = importlib.resources.files("jaxdp").joinpath("recipes", "weights")
+# How features are computed by name, and the groups in which they are normalised: of scattering 3 of
+# a channel's 81 paths to a group, Tramèr and Boneh's for the linear model on Fashion-MNIST.
+_NAMED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], int]] = {
+    "scattering": (scattering, 27),
+    "random_convolutions": (random_convolutions, 16),
+    "pretrained": (pretrained, 16),
+    "pretrained_mirrored": (functools.partial(pretrained, mirrored=True), 16),
 }
-NAMES = tuple(FEATURES)
+NAMES = tuple(_NAMED)

@@ -1,0 +1,1 @@
+"""Recipes around training: fixed features of images, whitening, linear models of tables."""
