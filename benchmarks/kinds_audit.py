@@ -36,7 +36,7 @@ from jaxdp.noise import grid
 from jaxdp.noise.grid import grid_scale
 from jaxdp.optimizers import Algorithm
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
-from jaxdp.sources.users import User, users
+from jaxdp.sampling.users import User, users
 
 RESULT = Path(__file__).parent / "results" / "kinds_audit.json"
 SEED = 20_261_124  # not tried before; the attacks were not changed after a run with it

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 FLOW = """
     _version _extras arguments _interrupts _durable _processes accounting _rows _shards
     _placement _links seeds tickets types _ledger_file _entries _ledger_shared ledger
-    _issuer sampling sources clipping schedules noise mechanism
+    _issuer sampling clipping schedules noise mechanism
     correlated _passes batches optimizers step audit _memory _state trainer
     recipes data report runs cli papers
 """.split()
@@ -36,7 +36,7 @@ SINGLE_TICKS = re.compile(r"(?<![`:\w])`[^`\n]+`(?!`)")
 
 TEXT = {"read_text", "write_text", "open", "fdopen"}
 # Those that have an encoding of their own.
-NO_FILES = {"os.open", "Image.open", "self._book.open", "self._own.open", "archive.open"}
+NO_FILES = {"os.open", "Image.open", "self._book.open", "self._own.open", "zipped.open"}
 POSIX = re.compile(r"/(tmp|proc|dev|usr|etc|var|home)\b")
 HASHED = "_durable.py"  # writes what is hashed: the same bytes on every system
 

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 OURS = {"jaxdp", "mechanism", "trainer", "state", "batch", "info", "run", "ledger"}
 MOST = {"lines": 40, "private lines": 19, "names": 10}  # of an example
 NAMED = re.compile(
-    r"(?<![\w./-])(jaxdp|acc|audit(?!\.json)|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
+    r"(?<![\w./-])(jaxdp|acc|audit(?!\.json)|optimizers|sampling|clipping)((?:\.[A-Za-z_]\w*)+)"
 )
 # What most programs call first.
 FIRST = """

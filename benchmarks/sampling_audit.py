@@ -31,7 +31,7 @@ from jaxdp.sampling import (
     Shuffled,
     TruncatedPoisson,
 )
-from jaxdp.sampling.named import rate
+from jaxdp.sampling.rules import rate
 
 RESULT = Path(__file__).parent / "results" / "sampling_audit.json"
 DIRECTION = np.array([0.6, 0.8], np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp.sources import bucketed_text, padded_text
+from jaxdp.sampling import bucketed_text, padded_text
 
 WORDS, WIDTH, RECORDS, BATCH = 1_000, 64, 4_000, 256
 BUCKETS = {64: 192, 128: 96, 256: 32}

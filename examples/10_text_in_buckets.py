@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp.sources import bucketed_text
+from jaxdp.sampling import bucketed_text
 
 rng = np.random.default_rng(0)
 

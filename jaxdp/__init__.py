@@ -80,7 +80,6 @@ _SUBMODULES = (
     "sampling",
     "schedules",
     "seeds",
-    "sources",
     "step",
     "trainer",
     "types",

@@ -14,8 +14,7 @@ from jaxdp._passes import rows_of_a_draw
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import add_pass, nothing
 from jaxdp.mechanism import Mechanism
-from jaxdp.sources import Source
-from jaxdp.sources.arrays import DeviceArrays
+from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.step import PrivateStep
 from jaxdp.types import PyTree
 
@@ -56,7 +55,8 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
         )
     state = jax.eval_shape(step.init, params)
     context = jax.eval_shape(step.clipped_by, state)
-    records = mechanism.dataset_size if isinstance(source, DeviceArrays) else None
+    here = isinstance(source, ArraySource) and source.on_device
+    records = mechanism.dataset_size if here else None
 
     place = step.grad_fn.placement
     devices, held, limit = 1, bytes_of(state), budget()

@@ -15,9 +15,9 @@ from scipy import special
 
 from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.sampling.named import exact_size
-from jaxdp.sources import Source
-from jaxdp.sources.text import BucketedText
+from jaxdp.sampling import Source
+from jaxdp.sampling.rules import exact_size
+from jaxdp.sampling.text import BucketedText
 from jaxdp.types import PyTree
 
 # Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.

@@ -13,10 +13,9 @@ from jaxdp._entries import event_counts
 from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
-from jaxdp.sampling import Sampler
-from jaxdp.sources import Source, prefetch
-from jaxdp.sources.arrays import DeviceArrays, HostArrays
-from jaxdp.sources.text import BucketedText
+from jaxdp.sampling import Sampler, Source, prefetch
+from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.text import BucketedText
 from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.
@@ -147,7 +146,7 @@ class Batches(Iterator[ChargedBatch]):
 
     def _gathered(self, draw: Draw) -> ChargedBatch:
         """The draw with the rows of every physical batch; without them for data on the device."""
-        if isinstance(self._source, DeviceArrays):
+        if isinstance(self._source, ArraySource) and self._source.on_device:
             return ChargedBatch(draw)
         place = self._place
         if isinstance(self._source, BucketedText):
@@ -163,7 +162,7 @@ class Batches(Iterator[ChargedBatch]):
 
 def _ahead(sampler: Sampler, source: Source) -> int:
     """The number of draws that are made ahead: fewer where each is large."""
-    if not isinstance(source, DeviceArrays):
+    if not (isinstance(source, ArraySource) and source.on_device):
         return _GATHERED_AHEAD
     each = getattr(sampler.issuer.mechanism, "batch_size", 1)
     return min(_DRAWS_AHEAD, max(_GATHERED_AHEAD, _POSITIONS_AHEAD // each))
@@ -186,16 +185,18 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
 
 def placed(source: Source, place: Placement | None = None) -> Source:
     """The source, with small arrays in memory moved to the device, or to all of a mesh, once."""
-    if isinstance(source, DeviceArrays) and place is not None:
-        return dataclasses.replace(source, arrays=place.put(source.arrays))
-    if not isinstance(source, HostArrays):
+    if not isinstance(source, ArraySource):
         return source
+    if source.on_device:
+        if place is None:
+            return source
+        return dataclasses.replace(source, arrays=place.put(source.arrays))
     leaves = jax.tree.leaves(source.arrays)
     plain = all(type(leaf) is np.ndarray for leaf in leaves)
     if not plain or sum(leaf.nbytes for leaf in leaves) > _SMALL_BYTES:
         return source
     put = jax.device_put if place is None else place.whole
-    return DeviceArrays.of(put(source.arrays))
+    return ArraySource.of(put(source.arrays))
 
 
 def steps_left(

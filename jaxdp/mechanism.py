@@ -35,13 +35,13 @@ from jaxdp.sampling import (
     Sampler,
     Sampling,
     Shuffled,
+    Source,
     by_name,
     steps_of_a_block,
 )
-from jaxdp.sampling.named import expected_size, name_of, rate, relations, whole_epochs
+from jaxdp.sampling.rules import expected_size, name_of, rate, relations, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source
 from jaxdp.tickets import NoiseKey, simulated_key
 from jaxdp.types import LossFn, PyTree, Summed
 
@@ -75,7 +75,7 @@ class Mechanism:
             then that of gradient and count together.
         steps: how many steps the noise was calibrated for, or the strategy made for; else None.
         delta: that it was calibrated for; None likewise.
-        records_per_user: where the privacy unit is a user (``jaxdp.sources.users``), the most
+        records_per_user: where the privacy unit is a user (``jaxdp.sampling.users``), the most
             records of one user that enter a step; None where it is a record.
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
@@ -236,7 +236,7 @@ class Mechanism:
         found = getattr(source, "records_per_user", None)
         if found != self.records_per_user:
             raise ValueError(
-                "records_per_user must be that of the source, jaxdp.sources.users, or None for a "
+                "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
             )
         self.check_unit(source)

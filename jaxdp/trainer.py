@@ -42,12 +42,11 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
-from jaxdp.sampling import Sampler
-from jaxdp.sampling.named import exact_size
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint
+from jaxdp.sampling.hashes import identities
+from jaxdp.sampling.rules import exact_size
+from jaxdp.sampling.source import ArraySource
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.arrays import DeviceArrays
-from jaxdp.sources.hashes import identities
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
@@ -69,7 +68,7 @@ class Trainer:
         mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Algorithm``, which has its own optimizer.
         optimizer: any optax optimizer; None for an ``Algorithm``.
         source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
-            ``[index]``; see ``jaxdp.sources.as_source``.
+            ``[index]``; see ``jaxdp.sampling.as_source``.
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
@@ -492,7 +491,9 @@ class Trainer:
         if params is not None or place is not None:
             _shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
-        self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
+        self._data = None
+        if isinstance(self.source, ArraySource) and self.source.on_device:
+            self._data = self.source.arrays
         if place is None:
             return params is not None
         place = place if self._data is None else place.with_records(self._data)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from benchmarks.collectives import summary
 from jaxdp import clipping
-from jaxdp.sources import as_source
+from jaxdp.sampling import as_source
 from tests.refusing import all_refused
 
 assert jax.device_count() == 8

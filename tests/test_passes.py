@@ -15,8 +15,8 @@ import pytest
 import jaxdp
 from jaxdp import _memory, _passes
 from jaxdp.clipping import augmented
+from jaxdp.sampling import as_source
 from jaxdp.sampling.rules import TruncatedPoisson
-from jaxdp.sources import as_source
 from tests.refusing import refused
 
 N, WIDTH = 400, 256

@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-from jaxdp.sources import padded_text
+from jaxdp.sampling import padded_text
 
 PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "jax")
 SKIPPED = {"site-packages", "dist-packages", "tests", "test"}

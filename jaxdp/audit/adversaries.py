@@ -16,7 +16,7 @@ from jaxdp.clipping.captured import declaring
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import CyclicPoisson
-from jaxdp.sampling.named import rate
+from jaxdp.sampling.rules import rate
 from jaxdp.types import PyTree
 
 LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary

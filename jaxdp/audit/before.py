@@ -14,7 +14,7 @@ from jaxdp.audit.findings import Checked, Finding, in_order, line_in
 from jaxdp.clipping import clipped_grad
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sources import Source, as_source
+from jaxdp.sampling import Source, as_source
 from jaxdp.types import PyTree
 
 # Of ``jaxdp.clipped_grad``, but for the loss and the rule, which the mechanism gives.

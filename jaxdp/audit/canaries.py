@@ -23,10 +23,9 @@ from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
-from jaxdp.sampling.named import name_of, rate
+from jaxdp.sampling.rules import name_of, rate
+from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.sources import Source
-from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.types import LossFn, PyTree
 
 _REAL = -1  # the place of a record that is no canary
@@ -208,9 +207,9 @@ def with_canaries(real: Source, added: PyTree, *, paired: bool = False) -> Sourc
         added: pytree [k, ...] like its rows.
         paired: see ``WithCanaries``.
     """
-    if isinstance(real, DeviceArrays):
+    if isinstance(real, ArraySource) and real.on_device:
         arrays = (real.arrays, jnp.full(len(real), _REAL, jnp.int32)) if paired else real.arrays
-        return DeviceArrays.of(
+        return ArraySource.of(
             jax.tree.map(
                 lambda rows, own: jnp.concatenate([rows, jnp.asarray(own, rows.dtype)]),
                 arrays,

@@ -15,7 +15,7 @@ from jaxdp.audit.findings import Finding, line_in, line_of_error, line_of_operat
 from jaxdp.clipping import ClippedGrad, captured, coupling, frameworks, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sources import Source
+from jaxdp.sampling import Source
 from jaxdp.types import PyTree
 
 _ROWS = 6  # of the test of gradients

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.sources import Source
+from jaxdp.sampling import Source
 from jaxdp.types import PyTree
 
 _MORE = 12  # records that are left out, besides the extremes

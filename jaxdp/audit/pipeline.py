@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxdp.audit import neighbours as near
 from jaxdp.audit.findings import Finding, line_in, line_of_error
-from jaxdp.sources import Source
-from jaxdp.sources.arrays import DeviceArrays, HostArrays
+from jaxdp.sampling import Source
+from jaxdp.sampling.source import ArraySource
 from jaxdp.types import PyTree
 
 # What a function makes of records: a loss, or (loss, parameters).
@@ -119,7 +119,7 @@ def reading(source: Source, records: int, kind: type) -> Finding | None:
         records: the number of records that are read.
         kind: the type of what the user gave, for the line.
     """
-    if isinstance(source, DeviceArrays | HostArrays) or len(source) < 2:
+    if isinstance(source, ArraySource) or len(source) < 2:
         return None
     size = min(records, len(source))
     rows = np.arange(size)
@@ -162,7 +162,7 @@ def collating(collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]) 
                 "the shape of a batch tells the length of its longest record to whoever sees "
                 "time or memory, and a new shape is compiled anew",
                 at,
-                "pad to a public length: jaxdp.sources.padded_text or bucketed_text",
+                "pad to a public length: jaxdp.sampling.padded_text or bucketed_text",
             )
         first = [jax.tree.map(lambda leaf: np.asarray(leaf)[0], batch) for batch in (one, two)]
         if not near.same(*first):

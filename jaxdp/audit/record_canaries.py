@@ -22,7 +22,7 @@ from jaxdp.audit.canaries import checked_coins, with_canaries
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import Rule
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sources import Source, as_source
+from jaxdp.sampling import Source, as_source
 from jaxdp.types import LossFn, PyTree, filled, like
 
 PARTS = 3  # numbers of a candidate in every step

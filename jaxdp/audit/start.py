@@ -16,9 +16,9 @@ from jaxdp.audit.findings import line_of_operation
 from jaxdp.clipping import ClippedGrad, captured, statistics
 from jaxdp.clipping.ghost.plan import Plan
 from jaxdp.ledger import Ledger
-from jaxdp.sources import Source
-from jaxdp.sources.arrays import DeviceArrays, HostArrays
-from jaxdp.sources.users import Users
+from jaxdp.sampling import Source
+from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.users import Users
 from jaxdp.types import PyTree
 
 MadeOf = Callable[[PyTree], statistics.Made | None]
@@ -202,7 +202,7 @@ def columns(source: Source) -> list[np.ndarray]:
 
 def _leaves(source: Source) -> list[Any]:
     """The arrays of a source whose records lie in this process's memory; [] of another."""
-    if not isinstance(source, DeviceArrays | HostArrays) or not len(source):
+    if not isinstance(source, ArraySource) or not len(source):
         return []
     leaves = jax.tree.leaves(source.arrays)
     # A memory map is a file.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxdp import arguments
 from jaxdp.clipping import forms
 from jaxdp.clipping.captured import declaring
-from jaxdp.sources import User
+from jaxdp.sampling import User
 from jaxdp.types import PyTree
 
 

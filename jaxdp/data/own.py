@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import arguments
 from jaxdp.data.load import Dataset
 from jaxdp.data.specs import DatasetSpec
-from jaxdp.sources.files import arrays_in
+from jaxdp.sampling.files import arrays_in
 
 _ARRAYS = (
     "x [n, ...] and y [n] (whole numbers from 0) of the training records, and perhaps x_test and "

@@ -6,7 +6,7 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.report.schema import Levels, Metric
-from jaxdp.sampling import named
+from jaxdp.sampling.rules import name_of
 from jaxdp.schedules import NoiseSchedule
 
 Rows = list[tuple[str, str]]
@@ -91,7 +91,7 @@ class Subject:
     @property
     def sampling(self) -> str:
         """The name of the sampling."""
-        return named.name_of(self.algorithm.mechanism.sampling)
+        return name_of(self.algorithm.mechanism.sampling)
 
     @property
     def noise_multipliers(self) -> list[float]:

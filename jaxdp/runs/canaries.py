@@ -20,8 +20,8 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.sampling import Source
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (

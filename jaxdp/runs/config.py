@@ -290,7 +290,7 @@ def _with_whole_steps(config: RunConfig) -> RunConfig:
     if config.sampling != "allocation" or config.strategy is not None:
         return config
     arguments.integer("participations", config.participations, least=1)
-    batch_size = sampling.named.expected_size(
+    batch_size = sampling.rules.expected_size(
         config.sampling_rule(), config.batch_size, config.dataset_size
     )
     return dataclasses.replace(config, batch_size=batch_size)
@@ -325,7 +325,7 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
         block = sampling.steps_of_a_block(config.sampling_rule(), config.dataset_size)
         if config.noise_schedule is None:
-            steps = sampling.named.whole_epochs(config.steps, block)
+            steps = sampling.rules.whole_epochs(config.steps, block)
             config = dataclasses.replace(config, steps=steps)
         noise = budget.calibrated_noise(config, relation)
         return dataclasses.replace(config, noise_multiplier=noise)

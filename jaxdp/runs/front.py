@@ -38,9 +38,9 @@ from jaxdp.runs.run import (
     trained,
 )
 from jaxdp.runs.state import KeptSecret, RunState
+from jaxdp.sampling import Source, as_source, fingerprint
+from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.hashes import check_repeatable
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree

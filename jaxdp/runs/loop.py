@@ -20,10 +20,9 @@ from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
+from jaxdp.sampling.hashes import identities
+from jaxdp.sampling.source import ArraySource, Source, as_source
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source
-from jaxdp.sources.arrays import DeviceArrays, KnownArrays
-from jaxdp.sources.hashes import identities
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 
@@ -201,13 +200,13 @@ class ConfiguredRun(Run):
         raw = (self.dataset.train_x, self.dataset.train_y)
         self.dataset = _projected(self.config, assemble.featured(self.config, self.dataset), run)
         self._whiten_canaries(run)
-        source = DeviceArrays.of(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
+        source = ArraySource.of(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
         if self.config.features is None or self.config.sampling != "cyclic_poisson":
             return source
         # Groups by the record as it was loaded: the last digits of its features are another
         # machine's own, and a run that goes on there must keep its groups.
         known = identities(as_source(raw))
-        return KnownArrays(source.arrays, source.example, identities=known)
+        return dataclasses.replace(source, identities=known)
 
     def _whiten_canaries(self, run: Started) -> None:
         """Whitens candidate records as the others: by a release, so that they stay public.

@@ -30,9 +30,8 @@ from jaxdp.runs import branches
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
-from jaxdp.sampling import Sampler
+from jaxdp.sampling import Sampler, Source
 from jaxdp.seeds import AT_ONCE, Secret
-from jaxdp.sources import Source
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo

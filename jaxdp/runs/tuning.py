@@ -26,8 +26,8 @@ from jaxdp.runs.front import Run
 from jaxdp.runs.run import INTERRUPTED
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
-from jaxdp.sources import as_source, fingerprint
-from jaxdp.sources.hashes import check_repeatable
+from jaxdp.sampling import as_source, fingerprint
+from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.types import LossFn, PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]

@@ -1,13 +1,20 @@
-"""Sampling of each step's records: exact draws in fixed shapes, charged before they are made.
+"""Records in, draws out: sources of records, and exact draws in fixed shapes, charged before.
 
 A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a subset of
 that size in random order, O(batch) memory; an epoch at once where it is one event, O(n log n) work.
 No floating-point number decides who takes part (docs/draws.md has the proofs). float32 uniforms on
 the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often).
+
+One index of a source is one **privacy unit**: the guarantee hides the presence of what
+``source[i]`` holds, and of nothing larger. A person who is in the source twice is hidden only half
+as well as the report says; ``users`` makes a source in which one index is a person.
 """
 
-from jaxdp.sampling.named import NAMES, by_name, relations
+from jaxdp.sampling.files import load
+from jaxdp.sampling.hashes import fingerprint
+from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
+    NAMES,
     CyclicPoisson,
     EpochSampling,
     FixedOrder,
@@ -20,9 +27,14 @@ from jaxdp.sampling.rules import (
     Shuffled,
     StepSampling,
     TruncatedPoisson,
+    by_name,
+    relations,
     steps_of_a_block,
 )
 from jaxdp.sampling.sampler import Sampler, pad
+from jaxdp.sampling.source import Source, as_source
+from jaxdp.sampling.text import bucketed_text, padded_text
+from jaxdp.sampling.users import User, users
 
 __all__ = [
     "NAMES",
@@ -37,10 +49,19 @@ __all__ = [
     "Sampler",
     "Sampling",
     "Shuffled",
+    "Source",
     "StepSampling",
     "TruncatedPoisson",
+    "User",
+    "as_source",
+    "bucketed_text",
     "by_name",
+    "fingerprint",
+    "load",
     "pad",
+    "padded_text",
+    "prefetch",
     "relations",
     "steps_of_a_block",
+    "users",
 ]

@@ -1,4 +1,4 @@
-"""Rules by which records are drawn: step by step, an epoch at once, or a whole run.
+"""Rules by which records are drawn, by name: step by step, an epoch at once, or a whole run.
 
 An epoch is one event, charged whole at its first step. Its draw is a function of the epoch's own
 randomness, so that any step of it can be drawn without those before. With correlated noise a run of
@@ -8,7 +8,8 @@ or its amplification, was made for (docs/correlated_noise.md).
 
 import dataclasses
 import hashlib
-import os
+import math
+import warnings
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.sampling.exact import arranged, binomial, permutation, subset
+from jaxdp.sampling.files import memory
 
 # What identifies a record, whatever the other records are; one of them each, [n].
 Identity = int | str | bytes | np.generic
@@ -322,9 +324,7 @@ class Shuffled:
             rng: at the beginning of the epoch's stream.
             num_records: n.
         """
-        order = permutation(rng, num_records)
-        ends = np.arange(1, self.block(num_records)) * self.batch_size
-        return np.split(order, ends)
+        return _in_batches(rng, num_records, self.batch_size)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of an epoch of such steps."""
@@ -391,7 +391,10 @@ class CyclicPoisson:
             )
         if len(identities) != num_records:
             raise ValueError("identities must be as many as the records, got another number")
-        groups = _groups(rng.bytes(32), identities, self.bands)
+        key, groups = rng.bytes(32), np.empty(num_records, np.int64)
+        for place, identity in enumerate(identities):
+            digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
+            groups[place] = int.from_bytes(digest, "big") % self.bands
         return [np.flatnonzero(groups == g) for g in range(self.bands)]
 
     def of_step(
@@ -450,9 +453,7 @@ class FixedOrder:
         self, rng: np.random.Generator, num_records: int, identities: Identities | None = None
     ) -> list[np.ndarray]:
         """The positions of every batch of a pass; ``identities`` are not used."""
-        order = permutation(rng, num_records)
-        ends = np.arange(1, self.separation(num_records)) * self.batch_size
-        return np.split(order, ends)
+        return _in_batches(rng, num_records, self.batch_size)
 
     def of_step(
         self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
@@ -471,6 +472,125 @@ class FixedOrder:
         require_memory(dataset_size, "a fixed order")
 
 
+_ADD, _REPLACE, _NULL = (
+    acc.Relation.ADD_OR_REMOVE_ONE,
+    acc.Relation.REPLACE_ONE,
+    acc.Relation.REPLACE_SPECIAL,
+)
+# The rules by name, and the neighbouring relations that are covered.
+RULES: dict[str, tuple[type[Sampling], tuple[acc.Relation, ...]]] = {
+    "poisson": (Poisson, (_ADD, _REPLACE, _NULL)),
+    "fixed_size": (FixedSize, (_ADD, _REPLACE, _NULL)),
+    "full_batch": (FullBatch, (_ADD, _REPLACE, _NULL)),
+    "allocation": (RandomAllocation, (_ADD, _NULL)),
+    "shuffle": (Shuffled, (_REPLACE, _NULL)),
+    "truncated_poisson": (TruncatedPoisson, (_NULL,)),
+    # Of whole runs with correlated noise: ``dp_mf`` makes them, and they are no ``NAMES``.
+    "cyclic_poisson": (CyclicPoisson, (_ADD, _NULL)),
+    "fixed_order": (FixedOrder, (_REPLACE, _NULL)),
+}
+NAMES = tuple(name for name in RULES if name not in ("cyclic_poisson", "fixed_order"))
+
+
+def by_name(
+    name: str, batch_size: int, dataset_size: int, participations: int = 1, cap: int | None = None
+) -> Sampling:
+    """The sampling rule of a name in ``NAMES``.
+
+    Args:
+        name: of the rule.
+        batch_size: the expected number of records of a step; of an allocation, of whose steps a
+            whole number makes an epoch, the most that it may be, see ``expected_size``.
+        dataset_size: the declared number of records.
+        participations: of an allocation.
+        cap: of truncated Poisson sampling; None takes one that a draw exceeds about
+            once in a billion steps.
+
+    Raises:
+        ValueError: an unknown name, or a number that the rule does not have or allow.
+    """
+    hint = ": correlated noise, jaxdp.dp_mf" if name in RULES else ""
+    arguments.one_of("sampling", name, NAMES, hint)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
+    if batch_size > dataset_size:
+        raise ValueError(
+            f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
+        )
+    if participations != 1 and name != "allocation":
+        raise ValueError(f"participations must be 1 but for allocation, got {participations}")
+    if cap is not None and name != "truncated_poisson":
+        raise ValueError(f"cap must be None but for truncated_poisson, got {cap}")
+    if name == "poisson":
+        return Poisson(batch_size / dataset_size)
+    if name == "fixed_size":
+        return FixedSize(batch_size)
+    if name == "full_batch":
+        return FullBatch()
+    if name == "allocation":
+        return RandomAllocation(-(-dataset_size * participations // batch_size), participations)
+    if name == "shuffle":
+        return Shuffled(batch_size)
+    # A cap that a draw of this expected size exceeds about once in a billion steps: six standard
+    # deviations above the mean, rounded up to a multiple of 64.
+    most = batch_size + math.ceil(6 * math.sqrt(batch_size))
+    cap = min(dataset_size, -(-most // 64) * 64) if cap is None else cap
+    return TruncatedPoisson(batch_size / dataset_size, cap)
+
+
+def name_of(sampling: Sampling) -> str:
+    """The name of a rule; that of its class for one of the caller's own."""
+    names = (name for name, (kind, _) in RULES.items() if type(sampling) is kind)
+    return next(names, type(sampling).__name__)
+
+
+def relations(name: str) -> tuple[acc.Relation, ...]:
+    """The neighbouring relations that are covered for a name; all of them but for a few rules."""
+    return RULES[name][1] if name in RULES else tuple(acc.Relation)
+
+
+def rate(sampling: Sampling, batch_size: int, dataset_size: int) -> float:
+    """The share of the steps that a record is in, on average."""
+    if isinstance(sampling, Poisson | TruncatedPoisson):
+        return sampling.sampling_prob
+    if isinstance(sampling, RandomAllocation):
+        return sampling.participations / sampling.steps_per_epoch
+    if isinstance(sampling, CyclicPoisson):
+        return sampling.sampling_prob / sampling.bands
+    return batch_size / dataset_size
+
+
+def expected_size(sampling: Sampling, batch_size: int, dataset_size: int) -> int:
+    """The expected batch size, rounded up: of an allocation what its whole steps make of it."""
+    if not isinstance(sampling, RandomAllocation):
+        return batch_size
+    return -(-dataset_size * sampling.participations // sampling.steps_per_epoch)
+
+
+def exact_size(sampling: Sampling, dataset_size: int) -> int | None:
+    """The largest number of records of a draw, where it is public; None where sizes are random.
+
+    Of full batches a little more than the declared number, since a record may enter.
+    """
+    if isinstance(sampling, FixedSize | Shuffled | FixedOrder):
+        return sampling.batch_size
+    if isinstance(sampling, FullBatch):
+        return dataset_size // 8 * 8 + 8
+    return getattr(sampling, "cap", None)
+
+
+def whole_epochs(steps: int, block: int, stacklevel: int = 4) -> int:
+    """The steps, rounded up to whole epochs of ``block`` steps; warns where that changes them."""
+    whole = -(-steps // block) * block
+    if whole > steps:
+        warnings.warn(
+            f"steps was rounded up from {steps} to {whole}, {whole // block} epochs of {block} "
+            "steps: each is charged whole",
+            stacklevel=stacklevel,
+        )
+    return whole
+
+
 def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
     """The number of consecutive steps that are one event of the rule; 1 for most."""
     if isinstance(sampling, EpochSampling) or isinstance(sampling, RunSampling):  # noqa: SIM101
@@ -484,7 +604,14 @@ def identity_bytes(identity: Identity) -> bytes:
     Raises:
         ValueError: it is no integer, string or bytes.
     """
-    return identity if isinstance(identity, bytes) else repr(_plain(identity)).encode()
+    # As Python has it: what a NumPy scalar is shown as may change.
+    plain = identity.item() if isinstance(identity, np.generic) else identity
+    if isinstance(plain, bool) or not isinstance(plain, int | str | bytes):
+        raise ValueError(
+            "identities must be integers, strings or bytes, got one of "
+            f"{type(plain).__name__}: a record's group must follow from what identifies it"
+        )
+    return identity if isinstance(identity, bytes) else repr(plain).encode()
 
 
 def require_near_size(num_records: int, dataset_size: int) -> None:
@@ -516,15 +643,18 @@ def require_memory(positions: float, sampling: str) -> None:
     Raises:
         ValueError: it does not.
     """
-    if not hasattr(os, "sysconf"):
-        return
-    needed, held = _BYTES * positions, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > held:
+    needed, held = _BYTES * positions, memory()
+    if held is not None and needed > held:
         raise ValueError(
             f"dataset_size must be one that can be drawn from in memory under {sampling}: one draw "
             f"has {positions:.3g} positions, which take {needed / 1e9:.3g} GB of the "
             f"{held / 1e9:.3g} GB here. Poisson sampling at a small rate holds one batch alone"
         )
+
+
+def _in_batches(rng: np.random.Generator, num_records: int, size: int) -> list[np.ndarray]:
+    """All positions in random order, in batches of one size; the last one has what is left."""
+    return np.split(permutation(rng, num_records), np.arange(size, num_records, size))
 
 
 def _apart(rng: np.random.Generator, part: int, again: int = 0) -> np.random.Generator:
@@ -546,24 +676,3 @@ def _uniform(rng: np.random.Generator, part: int, count: int, below: int) -> np.
         again += 1
         words = np.where(rejected, _apart(rng, part, again).bit_generator.random_raw(count), words)
     return np.asarray(words % np.uint64(below))
-
-
-def _groups(key: bytes, identities: Identities, bands: int) -> np.ndarray:
-    """int64 [n]: the group of each identity, by a keyed hash of it alone."""
-
-    def group(identity: Identity) -> int:
-        digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
-        return int.from_bytes(digest, "big") % bands
-
-    return np.fromiter(map(group, identities), np.int64)
-
-
-def _plain(identity: Identity) -> int | str | bytes:
-    """The identity as Python has it: what a NumPy scalar is shown as may change."""
-    plain = identity.item() if isinstance(identity, np.generic) else identity
-    if isinstance(plain, bool) or not isinstance(plain, int | str | bytes):
-        raise ValueError(
-            "identities must be integers, strings or bytes, got one of "
-            f"{type(plain).__name__}: a record's group must follow from what identifies it"
-        )
-    return plain

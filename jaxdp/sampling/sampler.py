@@ -118,49 +118,49 @@ class Sampler:
 
         Args:
             until: steps from this one on are not charged ahead.
+
+        Raises:
+            ValueError: the step cannot be charged, or, of a run with correlated noise, records not
+                be told apart; nothing is charged then.
         """
-        arranged = []
+        rule, arranged = self._sampling, None
         if self._by_run:  # before anything is charged: it may be refused
-            arranged = self._arrange(cast(RunSampling, self._sampling))
+            # The arrangement of the records is one for the whole run: that of the first sampler.
+            whole = cast(RunSampling, rule)
+            if self._issuer.arranged is None:
+                known = None if self._identities is None else self._identities()
+                rng = self._issuer.generator(whole.block(self._num_records))
+                self._issuer.arranged = self, whole.arrange(rng, self._num_records, known)
+            owner, arranged = self._issuer.arranged
+            if owner is not self:
+                raise ValueError(
+                    "sampler must be the only one of a run with correlated noise, got a second one "
+                    "of its issuer: its records could be in other groups"
+                )
         ticket = self._issuer.issue(until)
         if until is None:
             self._issuer.handed_out(ticket.step)
 
         if self._by_step:
-            rule = cast(StepSampling, self._sampling)
-            chosen = rule.choose(ticket.generator(), self._num_records)
-        elif self._by_run:
-            whole = cast(RunSampling, self._sampling)
+            step = cast(StepSampling, rule)
+            chosen = step.choose(ticket.generator(), self._num_records)
+        elif arranged is not None:
+            whole = cast(RunSampling, rule)
             chosen = whole.of_step(arranged, ticket.step, ticket.generator())
         else:
-            epochs = cast(EpochSampling, self._sampling)
+            epochs = cast(EpochSampling, rule)
             size = epochs.block(self._num_records)
             number, place = divmod(ticket.step, size)
-            known, batches = self._epoch  # at once: threads may draw
-            if known != number:
+            known_number, batches = self._epoch  # at once: threads may draw
+            if known_number != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
                 batches = epochs.epoch(ticket.generator(size), self._num_records)
                 self._epoch = number, batches
             chosen = batches[place]
 
-        least = getattr(self._sampling, "cap", 0)
+        least = getattr(rule, "cap", 0)
         padded = pad(chosen, self._physical_batch_size, ticket.step, self._num_records, least)
         return padded.drawn_by(ticket)
-
-    def _arrange(self, rule: RunSampling) -> list[np.ndarray]:
-        """The arrangement of the records, one for the whole run: that of the first sampler."""
-        if self._issuer.arranged is None:
-            known = None if self._identities is None else self._identities()
-            rng = self._issuer.generator(rule.block(self._num_records))
-            found = rule.arrange(rng, self._num_records, known)
-            self._issuer.arranged = self, found
-        owner, found = self._issuer.arranged
-        if owner is not self:
-            raise ValueError(
-                "sampler must be the only one of a run with correlated noise, got a second one of "
-                "its issuer: its records could be in other groups"
-            )
-        return found
 
     def close(self, unused: int = 0) -> None:
         """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.

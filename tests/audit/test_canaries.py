@@ -23,7 +23,7 @@ from jaxdp.audit.record_canaries import last_scores, parts, scores
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
-from jaxdp.sources import as_source
+from jaxdp.sampling import as_source
 from jaxdp.types import Summed
 from tests.clipping.architectures import opened
 from tests.refusing import all_refused

@@ -22,7 +22,7 @@ from jaxdp.noise.sensitivity import Sensitivity, sensitivity
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
-from jaxdp.sources.users import User
+from jaxdp.sampling.users import User
 
 SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
 CHOSEN = {**SMALL, "threshold": None}

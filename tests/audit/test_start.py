@@ -159,7 +159,7 @@ def test_records_that_are_read_one_by_one_are_read_for_arrays_as_long_as_they_ar
 
 
 def test_records_of_users_are_looked_at():
-    source = jaxdp.sources.users((X, Y), np.arange(len(X)) // 2, 2)
+    source = jaxdp.sampling.users((X, Y), np.arange(len(X)) // 2, 2)
     mechanism = jaxdp.dp_sgd(1.0, 1.0, 12, len(X) // 2, records_per_user=2)
     loss = jaxdp.clipping.user_loss(lambda p, r: loss_fn(p, *r) + jnp.sum(p["v"]))
     trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)

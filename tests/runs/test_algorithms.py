@@ -22,10 +22,10 @@ from jaxdp.recipes import features
 from jaxdp.recipes.preprocess import Whitening, whitened
 from jaxdp.runs import RunDirectory, assemble, described, export, loop
 from jaxdp.runs.rehearsal import rehearse
-from jaxdp.sampling import Sampler
+from jaxdp.sampling import Sampler, as_source
+from jaxdp.sampling.hashes import identities
+from jaxdp.sampling.source import ArraySource
 from jaxdp.seeds import Secret
-from jaxdp.sources import arrays, as_source
-from jaxdp.sources.hashes import identities
 from tests.cli.calling import ran
 from tests.refusing import refused
 from tests.runs import small
@@ -232,7 +232,7 @@ def test_groups_of_correlated_noise_are_those_of_the_images(tmp_path, monkeypatc
     of_images = identities(as_source((rows.train_x, rows.train_y)))
     for source in (one, other, placed(one, mesh)):
         np.testing.assert_array_equal(identities(source), of_images)
-    assert not np.array_equal(identities(arrays.DeviceArrays.of(one.arrays)), of_images)
+    assert not np.array_equal(identities(ArraySource.of(one.arrays)), of_images)
 
 
 @small.undrawn()

@@ -17,7 +17,7 @@ from jaxdp._entries import event_counts
 from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.rehearsal import rehearse
-from jaxdp.sources import as_source
+from jaxdp.sampling import as_source
 from jaxdp.tickets import Ticket
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused

@@ -8,8 +8,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Secret, _rows
-from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, pad
-from jaxdp.sources import as_source
+from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, as_source, pad
 from jaxdp.types import Draw
 from tests.refusing import all_refused, refused
 

@@ -39,8 +39,8 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
+from jaxdp.sampling import Source
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 

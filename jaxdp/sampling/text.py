@@ -3,13 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
+import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 from jaxdp import _rows, arguments
-from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import RandomAccess
-from jaxdp.sources.records import Records
+from jaxdp.sampling.source import RandomAccess, Records, as_numbers, converted
 from jaxdp.types import PyTree
 
 _INT32 = np.dtype(np.int32)
@@ -47,31 +45,31 @@ class PaddedText:
         return [self[index] for index in indices]
 
     def _padded(self, record: PyTree) -> PyTree:
-        if self.field is None:
-            tokens, mask = self._cut(record)
-            return {"tokens": tokens, "mask": mask}
-        mask_name = f"{self.field}_mask"
-        if not isinstance(record, dict) or self.field not in record or mask_name in record:
-            raise ValueError(
-                f"field must be a key of every record, which must be dicts without a key "
-                f"{mask_name!r}; {self.field!r} is not"
-            )
-        tokens, mask = self._cut(record[self.field])
-        return {**record, self.field: tokens, mask_name: mask}
-
-    def _cut(self, sequence: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        name = f"leaf [{self.field!r}]" if self.field is not None else "a record"
-        ids = _leaves.as_numbers(sequence, name)
+        sequence, name, others = record, "a record", {}
+        tokens_name, mask_name = self.names
+        if self.field is not None:
+            if not isinstance(record, dict) or self.field not in record or mask_name in record:
+                raise ValueError(
+                    f"field must be a key of every record, which must be dicts without a key "
+                    f"{mask_name!r}; {self.field!r} is not"
+                )
+            sequence, name, others = record[self.field], f"leaf [{self.field!r}]", record
+        ids = as_numbers(sequence, name)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(
                 f"{name} must be a sequence [n] of integers, the token ids, got another"
             )
         # No integer is lost; an empty list has the dtype float64.
-        ids = _leaves.converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
+        ids = converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
         ids = ids[: self.max_length]
         tokens = np.full(self.max_length, self.pad_id, _INT32)
         tokens[: len(ids)] = ids
-        return tokens, np.arange(self.max_length) < len(ids)
+        return {**others, tokens_name: tokens, mask_name: np.arange(self.max_length) < len(ids)}
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The keys of the token ids and of their mask."""
+        return ("tokens", "mask") if self.field is None else (self.field, f"{self.field}_mask")
 
 
 def padded_text(
@@ -88,7 +86,7 @@ def padded_text(
     Padding to the longest *drawn* record is the same, and compiles anew. What one length costs can
     be had back where the lengths do not depend on private records (choose ``max_length`` from
     public text, or split the data **once** by a public attribute and give each part a length and a
-    training step of its own), or by ``jaxdp.sources.bucketed_text``, which says what it shows.
+    training step of its own), or by ``jaxdp.sampling.bucketed_text``, which says what it shows.
 
     Args:
         data: anything with ``len`` and ``[index]``; a record is a sequence of token ids, or a dict
@@ -163,19 +161,22 @@ class BucketedText:
         Raises:
             ValueError: as ``gather``.
         """
-        rows = self.text.gather(indices, np.ones(len(indices), bool))
+        # A row more, of zeros, which place -1 points at: the padding of a pass.
+        with_none = np.append(indices, 0)
+        rows = self.text.gather(with_none, np.arange(len(with_none)) < len(indices))
         lengths = [length for length, _ in self.buckets]
-        bucket = np.searchsorted(lengths, rows[self.names[1]].sum(1))
+        bucket = np.searchsorted(lengths, rows[self.names[1]].sum(1))[:-1]
         order, made = [], []
         for number, (length, room) in enumerate(self.buckets):
-            short = {name: rows[name][:, :length] for name in self.names}
+            short = {**rows, **{name: rows[name][:, :length] for name in self.names}}
             places = np.flatnonzero(bucket == number)
-            for chosen in _cut(places, size, -(-room // size)):
-                order.append(chosen)
-                made.append(_taken({**rows, **short}, chosen))
-        chosen = np.stack(order)
-        found = np.append(indices, 0).astype(_rows.position_dtype(len(self)))
-        return found[chosen], chosen >= 0, made
+            passes = max(-(-room // size), -(-len(places) // size))
+            padded = np.full((passes, size), -1)
+            padded.flat[: len(places)] = places
+            order.append(padded)
+            made += [jax.tree.map(lambda leaf, at=at: leaf[at], short) for at in padded]
+        found = np.concatenate(order)
+        return with_none.astype(_rows.position_dtype(len(self)))[found], found >= 0, made
 
 
 def bucketed_text(
@@ -185,7 +186,7 @@ def bucketed_text(
 
     A step runs passes of one length each, shortest first, and adds them to one sum, which is noised
     once. A record longer than all lengths is cut to the largest. Whatever its length, a record adds
-    one clipped gradient; with a loss that uses the mask (``jaxdp.sources.padded_text`` says
+    one clipped gradient; with a loss that uses the mask (``jaxdp.sampling.padded_text`` says
     how) it is the one at the largest length, to rounding.
 
     **What this reveals, and to whom.** What is released (parameters, ledger, report) depends on
@@ -212,13 +213,6 @@ def bucketed_text(
     Raises:
         ValueError: as ``padded_text``; ``buckets`` is none of the above.
     """
-    found = _checked(buckets)
-    text = Records.of(padded_text(data, found[-1][0], pad_id, field))
-    names = ("tokens", "mask") if field is None else (field, f"{field}_mask")
-    return BucketedText(text, found, names)
-
-
-def _checked(buckets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     if not isinstance(buckets, Mapping) or len(buckets) < 2:
         raise ValueError(
             "buckets must map two or more lengths to rooms, such as {64: 128, 256: 32}, got "
@@ -227,21 +221,6 @@ def _checked(buckets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     for length, room in buckets.items():
         arguments.integer("a length of buckets", length, least=1)
         arguments.integer("a room of buckets", room, least=1)
-    return tuple(sorted((int(length), int(room)) for length, room in buckets.items()))
-
-
-def _cut(places: np.ndarray, size: int, least: int) -> np.ndarray:
-    """The places as [passes, size], at least ``least`` passes, padded with -1."""
-    passes = max(least, -(-len(places) // size))
-    out = np.full(passes * size, -1)
-    out[: len(places)] = places
-    return out.reshape(passes, size)
-
-
-def _taken(rows: PyTree, chosen: np.ndarray) -> PyTree:
-    """New arrays [size, ...] of the chosen rows; zeros where there is none."""
-    likes, structure = _leaves.flat(rows)
-    out = [np.zeros((len(chosen), *leaf.shape[1:]), leaf.dtype) for _, leaf in likes]
-    for array, (_, leaf) in zip(out, likes, strict=True):
-        array[chosen >= 0] = leaf[chosen[chosen >= 0]]
-    return structure.unflatten(out)
+    found = tuple(sorted((int(length), int(room)) for length, room in buckets.items()))
+    text = padded_text(data, found[-1][0], pad_id, field)
+    return BucketedText(Records.of(text), found, text.names)

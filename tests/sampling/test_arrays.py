@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from jaxdp.data.own import from_file
-from jaxdp.sources import Source, as_source, load
-from jaxdp.sources.arrays import DeviceArrays, HostArrays
+from jaxdp.sampling import Source, as_source, load
+from jaxdp.sampling.source import ArraySource
 from tests.refusing import refused
-from tests.sources.fakes import H5, Tensor, ask, refused_without
+from tests.sampling.fakes import H5, Tensor, ask, refused_without
 
 
 def host(rows=7):
@@ -41,10 +41,10 @@ def test_gather_gives_the_rows_in_the_order_asked_for():
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
         assert source.example == structs
     # Arrays are not copied and stay where they lie; JAX beside NumPy lies on the host.
-    for data, kind in ((host(), HostArrays), (jax.tree.map(jnp.asarray, host()), DeviceArrays)):
+    for data, on_device in ((host(), False), (jax.tree.map(jnp.asarray, host()), True)):
         source = as_source(data)
-        assert isinstance(source, kind)
-        assert source.on_device == (kind is DeviceArrays)
+        assert isinstance(source, ArraySource)
+        assert source.on_device == on_device
         assert source.arrays["x"] is data["x"]
         assert as_source(source) is source
     source = as_source({"x": np.ones((3, 2), np.float32), "y": jnp.arange(3)})
@@ -188,7 +188,7 @@ def test_a_large_memory_map_is_never_in_memory_whole(tmp_path):
     code = f"""
     import re
     import numpy as np
-    from jaxdp.sources import as_source, load
+    from jaxdp.sampling import as_source, load
     rows = 75_000
     path = {str(tmp_path / "x.npy")!r}
     np.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=(rows, 1_000))

@@ -8,8 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import arguments
-from jaxdp.sources import _leaves
-from jaxdp.sources.source import Source, as_source
+from jaxdp.sampling.source import Source, as_source, chosen
 from jaxdp.types import PyTree
 
 
@@ -61,12 +60,12 @@ class Users:
 
     def gather(self, indices: np.ndarray, mask: np.ndarray) -> User:
         """The users at ``indices``; see ``Source.gather``."""
-        kept = _leaves.chosen(indices, mask, len(self))
-        mask, k = np.asarray(mask), self.records_per_user
-        flat, present = np.zeros((len(mask), k), np.int64), np.zeros((len(mask), k), bool)
-        flat[mask], present[mask] = self.indices[kept], self.present[kept]
-        rows = self.source.gather(flat.ravel(), np.repeat(mask, k))
-        return User(jax.tree.map(lambda a: a.reshape(len(mask), k, *a.shape[1:]), rows), present)
+        places, kept = chosen(indices, mask, len(self))
+        shape = len(mask), self.records_per_user
+        flat, present = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        flat[places], present[places] = self.indices[kept], self.present[kept]
+        rows = self.source.gather(flat.ravel(), np.repeat(mask, shape[1]))
+        return User(jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), rows), present)
 
 
 def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 0) -> Users:
@@ -74,9 +73,9 @@ def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 
 
     Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from
     how many she has and nothing else; nobody's records change whose are kept. Of one with fewer the
-    row is padded, so that their number reaches no shape. Train with
-    ``jaxdp.clipping.user_loss``, and with a
-    mechanism that has the same ``records_per_user`` and the number of users as ``dataset_size``.
+    row is padded, so that their number reaches no shape. Train with ``jaxdp.clipping.user_loss``,
+    and with a mechanism that has the same ``records_per_user`` and the number of users as
+    ``dataset_size``.
 
     Args:
         data: the records, as for ``as_source``.

@@ -12,11 +12,11 @@ from jax.experimental import sparse
 from PIL import Image
 
 import jaxdp
-from jaxdp.sources import as_source, padded_text, users
-from jaxdp.sources.hashes import check_repeatable, identities
-from jaxdp.sources.records import Records
+from jaxdp.sampling import as_source, padded_text, users
+from jaxdp.sampling.hashes import check_repeatable, identities
+from jaxdp.sampling.source import Records
 from tests.refusing import refused
-from tests.sources.fakes import GrainRange, HuggingFace, MapDataset, ask, refused_without
+from tests.sampling.fakes import GrainRange, HuggingFace, MapDataset, ask, refused_without
 
 
 class Reader(collections.UserList):

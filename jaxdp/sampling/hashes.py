@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from jaxdp.sampling.rules import Identities, identity_bytes
+from jaxdp.sampling.source import Source
 from jaxdp.seeds import Secret
-from jaxdp.sources.source import Source
-from jaxdp.types import PyTree
 
 _AT_ONCE = 4096  # records that are read together
 _SAMPLED = 256  # records whose hash tells whether the data are the same
@@ -34,17 +33,18 @@ def identities(source: Source) -> Identities:
         if len(found) != len(source):
             raise ValueError("identities must be as many as the records, got another number")
         return found
-    for leaf in jax.tree.leaves(getattr(source, "arrays", ())):
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise ValueError(
-                "identities must be given for records that several processes hold in parts: the "
-                "source needs an attribute identities, one value a record; got none"
-            )
+    if not all(leaf.is_fully_addressable for leaf in _on_devices(source)):
+        raise ValueError(
+            "identities must be given for records that several processes hold in parts: the "
+            "source needs an attribute identities, one value a record; got none"
+        )
     count = len(source)
     digests = np.empty(count, np.uint64)
     for start in range(0, count, _AT_ONCE):
         chosen = np.arange(start, min(count, start + _AT_ONCE))
-        rows = _bytes(source.gather(chosen, np.ones(len(chosen), bool)))
+        leaves = jax.tree.leaves(source.gather(chosen, np.ones(len(chosen), bool)))
+        whole = [np.ascontiguousarray(leaf).reshape(len(chosen), -1) for leaf in leaves]
+        rows = np.concatenate([leaf.view(np.uint8) for leaf in whole], axis=1)
         for place, row in zip(chosen, rows, strict=True):
             digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
             digests[place] = int.from_bytes(digest, "big")
@@ -107,12 +107,6 @@ def check_repeatable(source: Source) -> None:
             "as it is, and augment in the loss: jaxdp.augmented(loss_fn, augment, multiplicity), "
             "with augment(example, key). Nothing was charged"
         )
-
-
-def _bytes(records: PyTree) -> np.ndarray:
-    """uint8 [m, bytes of a record]."""
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(records)]
-    return np.concatenate([leaf.reshape(len(leaf), -1).view(np.uint8) for leaf in leaves], axis=1)
 
 
 def _spread(count: int, most: int) -> np.ndarray:

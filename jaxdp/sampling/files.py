@@ -1,4 +1,4 @@
-"""Loads NumPy's files, .npy ones as memory maps."""
+"""Loads NumPy's files, .npy ones as memory maps, and knows what memory holds."""
 
 import contextlib
 import math
@@ -62,30 +62,24 @@ def arrays_in(
         raise ValueError(f"{path} must be a .npz file, got another kind of file")
     with np.load(path, allow_pickle=False) as archive:
         chosen = [name for name in archive.files if names is None or name in names]
-        sizes = {name: _size(archive.zip, name, bytes_more) for name in chosen}
-        memory = _memory()
-        if memory is not None and sum(sizes.values()) > memory:
-            largest = max(sizes, key=lambda name: sizes[name])
+        sizes, held, zipped = dict.fromkeys(chosen, 0), memory(), archive.zip
+        for name in chosen:  # by its header; 0 where NumPy will refuse it
+            with contextlib.suppress(ValueError, KeyError), zipped.open(f"{name}.npy") as file:
+                version = npy.read_magic(file)
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = read(file)
+                sizes[name] = math.prod(shape) * (dtype.itemsize + bytes_more)
+        if held is not None and sum(sizes.values()) > held:
             raise ValueError(
                 f"{path} must hold arrays that fit into memory, for a .npz file is read whole, got "
-                f"{sum(sizes.values()) / 1e9:.3g} GB where there are {memory / 1e9:.3g} GB (the "
-                f"largest is {largest!r}): save each as a .npy file, which jaxdp.sources.load "
-                "reads where it is touched, and train with jaxdp.Run"
+                f"{sum(sizes.values()) / 1e9:.3g} GB where there are {held / 1e9:.3g} GB (the "
+                f"largest is {max(sizes, key=sizes.__getitem__)!r}): save each as a .npy file, "
+                "which jaxdp.sampling.load reads where it is touched, and train with jaxdp.Run"
             )
         return {name: archive[name] for name in chosen}
 
 
-def _size(archive: zipfile.ZipFile, name: str, more: int) -> int:
-    """The bytes of an array by its header; 0 where NumPy will refuse it."""
-    with contextlib.suppress(ValueError, KeyError), archive.open(f"{name}.npy") as file:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(file)
-        return math.prod(shape) * (dtype.itemsize + more)
-    return 0
-
-
-def _memory() -> int | None:
+def memory() -> int | None:
     """The bytes of memory of this machine, or of its container; None where neither says."""
     found = []
     if sys.platform != "win32":

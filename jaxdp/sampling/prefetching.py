@@ -101,7 +101,6 @@ class _Lane:
     ) -> None:
         self._producer, self._size, self._put, self._unused = producer, size, put, unused
         self._items: collections.deque[tuple[Any, Any]] = collections.deque()  # (given, put)
-        self._spoilt: list[Any] = []  # the item that put failed on
         self._changed = threading.Condition()
         self._stop = False  # no item will be taken any more
         self._made_all = False
@@ -163,45 +162,47 @@ class _Lane:
     def _run(self) -> None:
         """Makes items, then gives back what is left and closes the producer."""
         iterator: Any = None
+        spoilt: list[Any] = []  # the item that put failed on
         try:
             producer = self._producer
             iterator = iter(producer if isinstance(producer, Iterable) else producer())
-            self._fill(iterator)
+            while self._has_room():
+                try:
+                    given = next(iterator)
+                except StopIteration:
+                    break
+                spoilt = [given]
+                try:
+                    item = given if self._put is None else self._put(given)
+                except StopIteration as error:  # it would look like the end of the items
+                    raise RuntimeError("put raised StopIteration") from error
+                # ``given`` is kept only where somebody wants it back: it may be a copy on the host.
+                pair, spoilt = (given if self._unused is not None else None, item), []
+                with self._changed:
+                    self._items.append(pair)
+                    self._changed.notify_all()
+                del pair, item
         except BaseException as error:  # for the consumer, whatever it is
             self._failure = error
         with self._changed:
             self._made_all = True
             self._changed.notify_all()
             self._rest_until(lambda: not self._items)
-        self._give_back()
+
+        left = [given for given, _ in self._items] + spoilt
+        self._items.clear()
+        if self._unused is not None:
+            for given in left:
+                self._attempt(self._unused, given)
         self._attempt(getattr(iterator, "close", lambda: None))
         if self._abandoned and self._late is not None:
             raise self._late  # nobody is left to raise it to: the thread's hook prints it
 
-    def _fill(self, iterator: Iterator[PyTree]) -> None:
-        while True:
-            with self._changed:  # waits for room for one more item
-                self._rest_until(lambda: len(self._items) < self._size)
-                if self._stop:
-                    return
-            try:
-                given = next(iterator)
-            except StopIteration:
-                return
-            self._line_up(given)
-
-    def _line_up(self, given: PyTree) -> None:
-        try:
-            item = given if self._put is None else self._put(given)
-        except BaseException as error:
-            self._spoilt.append(given)
-            if isinstance(error, StopIteration):  # it would look like the end of the items
-                raise RuntimeError("put raised StopIteration") from error
-            raise
+    def _has_room(self) -> bool:
+        """Waits for room for one more item; False where none will be taken any more."""
         with self._changed:
-            # ``given`` is kept only where somebody wants it back: it may be a copy on the host.
-            self._items.append((given if self._unused is not None else None, item))
-            self._changed.notify_all()
+            self._rest_until(lambda: len(self._items) < self._size)
+            return not self._stop
 
     def _rest_until(self, ready: Callable[[], bool]) -> None:
         """Waits, with the lock, for ``ready()``, for the end, or for the end of the program."""
@@ -214,13 +215,6 @@ class _Lane:
                 self._orphaned = self._stop = True
             else:
                 self._changed.wait(_LOOK_AGAIN)
-
-    def _give_back(self) -> None:
-        left = [given for given, _ in self._items] + self._spoilt
-        self._items.clear()
-        if self._unused is not None:
-            for given in left:
-                self._attempt(self._unused, given)
 
     def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -8,9 +8,9 @@ import pytest
 
 import jaxdp
 from jaxdp.clipping.engine import add_pass
-from jaxdp.sources import Source, as_source, bucketed_text, padded_text
+from jaxdp.sampling import Source, as_source, bucketed_text, padded_text
 from tests.refusing import refused
-from tests.sources.fakes import HuggingFace, Tensor, ask, refused_without
+from tests.sampling.fakes import HuggingFace, Tensor, ask, refused_without
 
 TEXTS = [[], [1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 

@@ -9,10 +9,10 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.clipping import user_loss
-from jaxdp.sources import User, users
+from jaxdp.sampling import User, users
 from tests.laws import is_uniform
 from tests.refusing import refused
-from tests.sources.fakes import ask
+from tests.sampling.fakes import ask
 
 IDS = np.array(["b", "a", "b", "c", "b", "a", "b", "b"])
 DATA = {

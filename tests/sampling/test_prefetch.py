@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from jaxdp.sources import prefetch, prefetching
+from jaxdp.sampling import prefetch, prefetching
 from tests.refusing import refused
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
@@ -249,7 +249,7 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
 # Each program is a process of its own, forked where all is imported, which ends as programs end.
 PRELUDE = """
 import atexit, itertools, json, os, signal, sys, threading, time, warnings
-from jaxdp.sources import prefetch, prefetching
+from jaxdp.sampling import prefetch, prefetching
 warnings.simplefilter("ignore")  # of forks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 def producer():
