@@ -106,8 +106,52 @@ class RunSampling(Sampling, Protocol):
         """
 
 
+class _Rule:
+    """The check of a declared size, by what a rule says of itself."""
+
+    title: ClassVar[str]
+    # The declared size is part of the guarantee. Elsewhere a wrong one makes a wrong divisor of the
+    # mean, silently, and is refused from a factor of 2 on.
+    exact: ClassVar[bool] = False
+
+    def _positions(self, dataset_size: int) -> float:
+        """The number of positions that are drawn at once, by public numbers alone."""
+        return dataset_size
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size that is not the number of records, or that memory cannot hold.
+
+        Args:
+            num_records: n, private where ``exact`` is False.
+            dataset_size: the declared number.
+
+        Raises:
+            ValueError: the two differ (by more than a factor of 2 where ``exact`` is False), or
+                memory does not hold the positions of a draw.
+        """
+        if self.exact and num_records != dataset_size:
+            raise ValueError(
+                f"dataset_size must be the number of records ({num_records}) under {self.title}, "
+                f"got {dataset_size}"
+            )
+        # Without the number, which is private; that it was refused is told to the owner alone.
+        if not dataset_size <= 2 * num_records <= 4 * dataset_size:
+            raise ValueError(
+                "dataset_size must be the number of records, to a factor of 2, got "
+                f"{dataset_size}: batches would have a size far from batch_size"
+            )
+        positions, held = self._positions(dataset_size), memory()
+        if held is not None and _BYTES * positions > held:
+            raise ValueError(
+                f"dataset_size must be one that can be drawn from in memory under {self.title}: "
+                f"one draw has {positions:.3g} positions, which take "
+                f"{_BYTES * positions / 1e9:.3g} GB of the {held / 1e9:.3g} GB here. Poisson "
+                "sampling at a small rate holds one batch alone"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
-class Poisson:
+class Poisson(_Rule):
     """Poisson sampling: each record takes part independently with probability ``sampling_prob``.
 
     Amplifies under add-or-remove-one. The number of records is private: the guarantee does not
@@ -115,6 +159,7 @@ class Poisson:
     """
 
     sampling_prob: float
+    title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
         arguments.probability("sampling_prob", self.sampling_prob)
@@ -127,24 +172,17 @@ class Poisson:
         """The event of a Poisson-sampled Gaussian."""
         return acc.PoissonSampled(released, sampling_prob=self.sampling_prob)
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size that is not the number of records to a factor of 2.
-
-        The guarantee holds for any number; but the divisor of the mean would be wrong, silently.
-
-        Raises:
-            ValueError: it is less than half or more than twice as large, or memory does not hold
-                the positions of a draw.
-        """
-        require_near_size(num_records, dataset_size)
-        require_memory(self.sampling_prob * dataset_size, "Poisson sampling")
+    def _positions(self, dataset_size: int) -> float:
+        return self.sampling_prob * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSize:
+class FixedSize(_Rule):
     """Fixed-size sampling: ``batch_size`` records, uniformly without replacement (replace-one)."""
 
     batch_size: int
+    title: ClassVar[str] = "fixed-size sampling"
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
@@ -158,24 +196,22 @@ class FixedSize:
         return acc.FixedSizeSampled(released, dataset_size=dataset_size, batch_size=self.batch_size)
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size other than the number of records, or less than a batch.
-
-        The sampled fraction is part of the guarantee, so the size must be exact.
-
-        Raises:
-            ValueError: it is refused.
-        """
-        require_declared_size(num_records, dataset_size, "fixed-size")
+        """As of every rule, and refuses a batch of more than all records; ValueError."""
+        super().check(num_records, dataset_size)
         if self.batch_size > num_records:
             raise ValueError(
                 f"batch_size must be at most the {num_records} records, got {self.batch_size}"
             )
-        require_memory(self.batch_size, "fixed-size sampling")
+
+    def _positions(self, dataset_size: int) -> float:
+        return self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
-class FullBatch:
+class FullBatch(_Rule):
     """Full-batch steps: every record takes part in every step, without amplification."""
+
+    title: ClassVar[str] = "full batches"
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [num_records]: all positions."""
@@ -185,13 +221,9 @@ class FullBatch:
         """The event itself: a Gaussian without sampling."""
         return released
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses more records than memory holds the positions of; ValueError."""
-        require_memory(dataset_size, "full batches")
-
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoisson:
+class TruncatedPoisson(_Rule):
     """Poisson sampling of which at most ``cap`` records are kept, so that every draw has one shape.
 
     Each record takes part independently with probability ``sampling_prob``; of more than ``cap`` a
@@ -202,6 +234,8 @@ class TruncatedPoisson:
 
     sampling_prob: float
     cap: int
+    title: ClassVar[str] = "truncated Poisson sampling"
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         arguments.probability("sampling_prob", self.sampling_prob)
@@ -218,14 +252,12 @@ class TruncatedPoisson:
         """The event of a Gaussian on a truncated Poisson sample."""
         return acc.TruncatedPoisson(released, self.sampling_prob, self.cap, dataset_size)
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size other than the number of records; ValueError."""
-        require_declared_size(num_records, dataset_size, "truncated Poisson")
-        require_memory(self.sampling_prob * dataset_size, "truncated Poisson sampling")
+    def _positions(self, dataset_size: int) -> float:
+        return self.sampling_prob * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocation:
+class RandomAllocation(_Rule):
     """Random allocation: in each epoch every record is in ``participations`` random steps.
 
     They are drawn uniformly without replacement among the epoch's ``steps_per_epoch``, for each
@@ -241,6 +273,7 @@ class RandomAllocation:
 
     steps_per_epoch: int
     participations: int = 1
+    title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
         arguments.integer("steps_per_epoch", self.steps_per_epoch, least=1)
@@ -292,14 +325,12 @@ class RandomAllocation:
         """The event of an epoch of such steps."""
         return acc.RandomAllocation(released, self.steps_per_epoch, self.participations)
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """As ``Poisson.check``; an epoch is one draw."""
-        require_near_size(num_records, dataset_size)
-        require_memory(self.participations * dataset_size, "random allocation, an epoch at once,")
+    def _positions(self, dataset_size: int) -> float:
+        return self.participations * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_Rule):
     """Shuffling: an epoch is one pass over the records in random order, in batches of one size.
 
     It is offered to be compared with: no amplification is proven, and the epsilon charged is that
@@ -309,6 +340,8 @@ class Shuffled:
     """
 
     batch_size: int
+    title: ClassVar[str] = "shuffled sampling"
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
@@ -330,14 +363,9 @@ class Shuffled:
         """The event of an epoch of such steps."""
         return acc.ShuffledEpoch(released, self.block(dataset_size))
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size other than the number of records; ValueError."""
-        require_declared_size(num_records, dataset_size, "shuffled")
-        require_memory(dataset_size, "shuffling, an epoch at once,")
-
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(_Rule):
     """Cyclic Poisson sampling: every record belongs to one of ``bands`` groups, used in turn.
 
     Step i draws each record of group i mod ``bands`` independently with ``sampling_prob``. A
@@ -357,6 +385,7 @@ class CyclicPoisson:
     steps: int
     # A record whose columns straddle the first repeated step would be released twice by one draw.
     tail_again: ClassVar[bool] = False
+    title: ClassVar[str] = "cyclic Poisson sampling"
 
     def __post_init__(self) -> None:
         arguments.probability("sampling_prob", self.sampling_prob)
@@ -414,14 +443,9 @@ class CyclicPoisson:
         """The event of the whole run."""
         return acc.CyclicPoisson(released, self.sampling_prob, self.bands, self.steps)
 
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """As ``Poisson.check``."""
-        require_near_size(num_records, dataset_size)
-        require_memory(dataset_size, "cyclic Poisson sampling")
-
 
 @dataclasses.dataclass(frozen=True)
-class FixedOrder:
+class FixedOrder(_Rule):
     """Batches in one order, the same in every pass over the records.
 
     A record's steps are T = ⌈N/B⌉ apart, exactly. The order is a random permutation that stays
@@ -436,6 +460,8 @@ class FixedOrder:
     batch_size: int
     steps: int
     tail_again: ClassVar[bool] = True
+    title: ClassVar[str] = "fixed-order sampling"
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
@@ -465,11 +491,6 @@ class FixedOrder:
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of the whole run."""
         return acc.CorrelatedNoise(released, self.steps)
-
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size other than the number of records; ValueError."""
-        require_declared_size(num_records, dataset_size, "fixed-order")
-        require_memory(dataset_size, "a fixed order")
 
 
 _ADD, _REPLACE, _NULL = (
@@ -612,44 +633,6 @@ def identity_bytes(identity: Identity) -> bytes:
             f"{type(plain).__name__}: a record's group must follow from what identifies it"
         )
     return identity if isinstance(identity, bytes) else repr(plain).encode()
-
-
-def require_near_size(num_records: int, dataset_size: int) -> None:
-    """Raises ValueError for a declared size that is wrong by more than a factor of 2."""
-    # Without the number, which is private; that it was refused is told to the owner alone.
-    if not dataset_size <= 2 * num_records <= 4 * dataset_size:
-        raise ValueError(
-            "dataset_size must be the number of records, to a factor of 2, got "
-            f"{dataset_size}: batches would have a size far from batch_size"
-        )
-
-
-def require_declared_size(num_records: int, dataset_size: int, sampling: str) -> None:
-    """Raises ValueError for a declared size that is not the number of records."""
-    if num_records != dataset_size:
-        raise ValueError(
-            f"dataset_size must be the number of records ({num_records}) under {sampling} "
-            f"sampling, got {dataset_size}"
-        )
-
-
-def require_memory(positions: float, sampling: str) -> None:
-    """Refuses a draw whose positions memory does not hold.
-
-    Args:
-        positions: how many are drawn at once, by public numbers alone.
-        sampling: the name of the rule.
-
-    Raises:
-        ValueError: it does not.
-    """
-    needed, held = _BYTES * positions, memory()
-    if held is not None and needed > held:
-        raise ValueError(
-            f"dataset_size must be one that can be drawn from in memory under {sampling}: one draw "
-            f"has {positions:.3g} positions, which take {needed / 1e9:.3g} GB of the "
-            f"{held / 1e9:.3g} GB here. Poisson sampling at a small rate holds one batch alone"
-        )
 
 
 def _in_batches(rng: np.random.Generator, num_records: int, size: int) -> list[np.ndarray]:
