@@ -254,14 +254,15 @@ def test_what_was_declared_is_not_told_to_the_ledger():
 
 
 def test_losses_of_jaxdp_declare_what_they_capture_themselves():
-    from jaxdp.audit.adversaries import dense
+    from jaxdp.audit.algorithms import Canary, dense
     from jaxdp.audit.canaries import candidates
 
     params = {"w": jnp.zeros((4, 3))}
     rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places
     labelled = lambda p, example: jnp.sum(p["w"] @ example[0])  # noqa: E731
     entered = candidates(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
-    both = dense(params).worlds(entered, params, jax.tree.map(lambda leaf: leaf[:3], rows))
+    records = jax.tree.map(lambda leaf: leaf[:3], rows)
+    both = Canary(dense(params), "").worlds(entered, params, records)
     viewed = jaxdp.augmented(both.loss_fn, lambda x, key: x, 2)
     plan = jaxdp.clipped_grad(viewed, RULE).plan(params, both.records)
     assert [row.assumed for row in plan] == [""] * 3
