@@ -42,7 +42,7 @@ PAPERS_SEED = 20_261_121
 
 
 def iterate_score(algorithm, canary, start, learning_rate):
-    """A score function [2] for runs of plain SGD that release "iterates" alone.
+    """A score function [2] for runs of plain SGD, of whose iterates alone it knows.
 
     The noisy gradients are the iterates' differences over the learning rate.
     """
@@ -93,7 +93,6 @@ def tight():
             algorithm,
             worlds,
             steps,
-            release="iterates",
             score=iterate_score(algorithm, canary, worlds.params, lr),
         )
 

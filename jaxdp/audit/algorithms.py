@@ -7,7 +7,7 @@ constant, along the direction that is worst for the algorithm's clipping.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,37 +113,31 @@ class EpsilonAudit:
         def share(epsilon: float) -> str:
             return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
 
-        alone = self.canaries is not None
-        attack, they = ("the canaries", "they reach") if alone else ("the attack", "it reaches")
-        reached = f"{'reach' if alone else 'reaches'} {share(self.audited.epsilon)} of it"
-        if self.broken and alone:
+        if self.broken:
             words = (
-                f"BROKEN: at {self.confidence:.0%} confidence this run did not keep the proven "
-                "guarantee."
+                f"BROKEN: at {self.confidence:.0%} confidence the proven guarantee was not kept."
             )
-        elif self.broken:
-            words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
         elif self.audited.epsilon > self.proven:
             words = (
                 "The audited number exceeds the proven one, but the test of the whole event does "
                 "not refute it: audit again, with more runs."
             )
         elif math.isinf(self.proven):
-            shown = "show" if alone else "shows"
-            words = f"Nothing is proven, and {attack} {shown} {self.audited}."
+            words = f"Nothing is proven, and the attack shows {self.audited}."
         else:
             words = (
-                f"Nothing contradicts the proven guarantee; {attack} {reached} with nothing assumed"
+                "Nothing contradicts the proven guarantee; the attack reaches "
+                f"{share(self.audited.epsilon)} of it with nothing assumed"
             )
             if self.canaries is not None and self.reachable is not None and self.proven:
                 words += (
-                    f", where {self.canaries:,} of them would show about "
+                    f", where {self.canaries:,} canaries would show about "
                     f"{share(self.reachable)} even if all of it leaked"
                 )
             words += "."
             for found in (self.family, self.profile):
                 if found is not None:
-                    words += f" Provided that {found.assumes}, {they} {share(found.epsilon)}."
+                    words += f" Provided that {found.assumes}, it reaches {share(found.epsilon)}."
         if self.claim is not None and self.claim_refuted:
             words += f" The claim of {self.claim[0]}, epsilon {self.claim[1]:.3g}, is refuted."
         if self.noise is not None and self.noise.refuted:
@@ -152,26 +146,24 @@ class EpsilonAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary, of ``jaxdp.report.schema.AuditRow``; infinity becomes "inf"."""
-        same = (
-            *("what", "adversary", "steps", "runs", "canaries", "delta", "confidence", "last_of"),
-            *("reachable", "all_right", "p_value", "broken", "points", "claim_refuted"),
-        )
-        found: dict[str, Any] = {name: getattr(self, name) for name in same}
-        for name in ("profile", "family", "last"):
-            bound: Audited | None = getattr(self, name)
-            found[f"audited_{name}"] = None if bound is None else bound.epsilon
-            if name != "last":
-                found[f"{name}_assumes"] = None if bound is None else bound.assumes
-        if self.noise is not None:
-            found |= {"noise": self.noise.in_words(), "noise_p_value": self.noise.p_value}
-            found["noise_refuted"] = self.noise.refuted
-        return found | {
-            "claim": None if self.claim is None else self.claim[0],
-            "claimed": None if self.claim is None else self.claim[1],
+        written = {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "proven": self.proven if math.isfinite(self.proven) else "inf",
             "audited": self.audited.epsilon,
+            "claim_refuted": self.claim_refuted,
             "verdict": self.in_words(),
         }
+        if self.claim is not None:
+            written |= {"claim": self.claim[0], "claimed": self.claim[1]}
+        for name in ("profile", "family", "last"):
+            if (bound := written.pop(name)) is not None:
+                written |= {f"audited_{name}": bound.epsilon, f"{name}_assumes": bound.assumes}
+        if self.noise is not None:
+            written |= {"noise": self.noise.in_words(), "noise_p_value": self.noise.p_value}
+            written["noise_refuted"] = self.noise.refuted
+        for name in ("event", "roc", "last_assumes"):
+            written.pop(name, None)
+        return written
 
 
 def audit_algorithm(
@@ -240,31 +232,28 @@ def audit_algorithm(
         most = reachable(event, relation, found.counts.without, delta, confidence)
 
     # What is claimed, and what the mechanism's kind adds.
-    claim, family, profile = None, members(algorithm, steps), None
+    claim = profile = None
     if algorithm.claim is not None and isinstance(multiplier, int | float):
         claim = algorithm.claim(
             mechanism.batch_size / mechanism.dataset_size, multiplier, steps, delta
         )
-    if family is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
-        assert isinstance(multiplier, int | float)
-        profile = family_bound(inside, outside, family, multiplier, delta, confidence=confidence)
-    elif family is not None and canary.alone:
+    kinds = members(algorithm, steps)
+    if kinds is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
+        profile = family_bound(inside, outside, *kinds, delta, confidence=confidence)
+    elif kinds is not None and canary.alone:
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
         ratios = inside[:, LOG_RATIO], outside[:, LOG_RATIO]
         profile = audit_scores(
             *ratios, delta, confidence=confidence, kind="gaussian", threshold=0.0
         )
-    elif family is not None:
+    elif kinds is not None:
         profile = audit_scores(
             inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
         )
 
     # The noise, on runs of their own.
     noise = None
-    levels = (
-        [multiplier] if isinstance(multiplier, int | float) else [z for z, _ in multiplier.levels]
-    )
-    if residuals and not mechanism.leak and min(levels) > 0:
+    if residuals and not mechanism.leak and noise_of(algorithm, steps).min() > 0:
         noise = audit_noise(
             algorithm,
             worlds,
@@ -319,22 +308,20 @@ def reachable(
     )
 
 
-def members(algorithm: Algorithm, steps: int) -> Callable[[float], acc.Event] | None:
-    """From a noise multiplier to the event; None where the algorithm has no single one."""
-    mechanism = algorithm.mechanism
-    single = isinstance(mechanism.noise_multiplier, int | float)
-    if algorithm.energy is not None or mechanism.leak or not single:
+def members(algorithm: Algorithm, steps: int) -> tuple[Callable[[float], acc.Event], float] | None:
+    """(from a noise multiplier to the event, the algorithm's); None where it has no single one."""
+    mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
+    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
 
     def family(z: float) -> acc.Event:
         tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
         return tried.total(steps)
 
-    return family
+    return family, noise
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Canary:
+class Canary(NamedTuple):
     """A record whose gradient is constant: along one direction, whatever the parameters.
 
     Attributes:
@@ -345,65 +332,46 @@ class Canary:
 
     direction: PyTree
     words: str
-    alone: bool = False
-
-    def worlds(self, loss_fn: Callable[..., jax.Array], params: PyTree, records: PyTree) -> Worlds:
-        """Two data sets: the records [n, ...], and these with the canary as record n + 1.
-
-        The auditor inserts it: no data set holds a record with such a gradient.
-        """
-        count = len(jax.tree.leaves(records)[0])
-        rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), records)
-
-        def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
-            pull = -_FAR * dot(parameters, self.direction)
-            return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
-
-        flags = jnp.arange(count + 1) == count
-        loss = declaring(with_canary, self.direction, inner=loss_fn)
-        return Worlds(loss, params, {"example": rows, "canary": flags})
+    alone: bool
 
 
 def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
-    """The canary that is worst for the algorithm's clipping, and the tiny network with it."""
-    loss_fn, params, records = tiny_network()
-    if isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None:
-        canary = Canary(dense(params), "a gradient equal in every coordinate")
-    else:
-        # Of the first feature's weights, in which no other record has a gradient.
-        first = jax.tree.map(jnp.zeros_like, params)
-        first["w1"] = first["w1"].at[0, 0].set(1.0)
-        canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
-    return canary, canary.worlds(loss_fn, params, records)
+    """The canary that is worst for the algorithm's clipping; a tiny network with and without it.
 
-
-def dense(params: PyTree) -> PyTree:
-    """A gradient of norm 1, equal in every coordinate."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, size**-0.5, jnp.float32), params)
-
-
-def tiny_network(seed: int = 0, records: int = 4) -> tuple[Callable[..., jax.Array], PyTree, Any]:
-    """(loss, params, data): a network of 23 parameters on random records whose first feature is 0.
-
-    No record has a gradient in the weights of the first feature; a Dirac there meets noise alone.
+    The network has 23 parameters, and four random records whose first feature is 0. None has a
+    gradient in the weights of that feature; a Dirac there meets noise alone. The auditor inserts
+    the canary as the fifth: no data set holds a record with such a gradient.
     """
-    keys = jax.random.split(jax.random.key(seed), 4)
+    keys = jax.random.split(jax.random.key(0), 4)
     params = {
         "w1": 0.5 * jax.random.normal(keys[0], (4, 3)),
         "b1": jnp.zeros(3),
         "w2": 0.5 * jax.random.normal(keys[1], (3, 2)),
         "b2": jnp.zeros(2),
     }
-    x = jax.random.normal(keys[2], (records, 4)).at[:, 0].set(0.0)
-    labels = jax.random.bernoulli(keys[3], 0.5, (records,)).astype(jnp.int32)
+    x = jax.random.normal(keys[2], (4, 4)).at[:, 0].set(0.0)
+    labels = jax.random.bernoulli(keys[3], 0.5, (4,)).astype(jnp.int32)
 
     def loss_fn(parameters: PyTree, example: dict[str, jax.Array]) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
         logits = hidden @ parameters["w2"] + parameters["b2"]
         return logsumexp(logits) - logits[example["y"]]
 
-    return loss_fn, params, {"x": x, "y": labels}
+    if isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None:
+        even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 23**-0.5, jnp.float32), params)
+        canary = Canary(even, "a gradient equal in every coordinate", alone=False)
+    else:
+        first = jax.tree.map(jnp.zeros_like, params)
+        first["w1"] = first["w1"].at[0, 0].set(1.0)
+        canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
+
+    def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
+        pull = -_FAR * dot(parameters, canary.direction)
+        return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
+
+    rows = {"x": jnp.concatenate([x, x[:1]]), "y": jnp.concatenate([labels, labels[:1]])}
+    records = {"example": rows, "canary": jnp.arange(5) == 4}
+    return canary, Worlds(declaring(with_canary, canary.direction), params, records)
 
 
 def _energy(

@@ -82,8 +82,11 @@ def p_value(counts: ErrorCounts, tradeoff: Tradeoff, rule: str = "sum") -> float
     second = special.betainc(
         counts.with_record - counts.misses, counts.misses + 1.0, 1.0 - np.clip(least, 0.0, 1.0)
     )
-    combine = _capped_sum if rule == "sum" else functools.partial(_box, share=_SHARES[rule])
-    return float(np.max(combine(np.r_[1.0, first], second)))
+    first = np.r_[1.0, first]
+    if rule == "sum":
+        return float(np.max(_capped_sum(first, second)))
+    share = _SHARES[rule]
+    return float(min(1.0, np.max(np.minimum(first / share, second / (1 - share)))))
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,10 +94,6 @@ def _grid(hits: int, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """P(Bin(runs, a) <= hits) and the a at which it has that value, from 1 to 0."""
     values = special.betaincinv(hits + 1.0, runs - hits, special.ndtr(-_LEVELS))
     return special.betainc(runs - hits, hits + 1.0, 1.0 - values), values
-
-
-def _box(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
-    return np.minimum(1.0, np.minimum(first / share, second / (1 - share)))
 
 
 def _capped_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -529,13 +529,6 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False
     return special.logsumexp(ratios, axis=0)
 
 
-def simulated(coins: np.ndarray, steps: int, algorithm: Algorithm, seed: int) -> np.ndarray:
-    """float [steps, m], what a run would release of its candidates if nothing else were there."""
-    rng = np.random.default_rng(seed)
-    drawn = (rng.random((steps, len(coins))) < rate_of(algorithm)) & coins
-    return drawn + noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
-
-
 def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """The part that moves many coordinates together, which no candidate does: the low-rank one.
 

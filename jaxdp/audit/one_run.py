@@ -87,15 +87,12 @@ def audit_canaries(
     inside, outside = odds[coins], odds[~coins]
     both = bool(len(inside) and len(outside))
     family = profile = None
-    kinds, noise = members(algorithm, steps), algorithm.mechanism.noise_multiplier
+    kinds = members(algorithm, steps)
     if kinds is not None and min(len(inside), len(outside)) >= _FEW:
-        assert isinstance(noise, int | float)
-        family = audit_one_run_family(
-            odds, coins, kinds, noise, delta, confidence=confidence, seed=seed
-        )
+        family = audit_one_run_family(odds, coins, *kinds, delta, confidence=confidence, seed=seed)
         family = dataclasses.replace(family, assumes=FAMILY)
         if not records:  # whose gradients share their directions
-            runs = family_bound(inside, outside, kinds, noise, delta, confidence=confidence)
+            runs = family_bound(inside, outside, *kinds, delta, confidence=confidence)
             profile = dataclasses.replace(runs, assumes=ASSUMED)
 
     found = audited(odds, coins, seed=seed)
@@ -145,7 +142,10 @@ def reachable(
         return None
     for seed in range(int(np.clip(_NUMBERS // size, 1, _RUNS))):
         coins = np.random.default_rng([seed, 1]).random(count) < 0.5
-        odds = canaries.scores(canaries.simulated(coins, steps, algorithm, seed), algorithm)
+        rng = np.random.default_rng(seed)
+        drawn = (rng.random((steps, count)) < canaries.rate_of(algorithm)) & coins
+        seen = drawn + canaries.noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
+        odds = canaries.scores(seen, algorithm)
         simulated = audit_one_run(
             odds, coins, delta, confidence=confidence, log_odds=True, seed=seed
         )

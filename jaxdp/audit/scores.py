@@ -341,14 +341,10 @@ class Verdict:
     Attributes:
         p_value: valid, of "the two worlds are as close as the event says".
         refuted: True if the p-value is at most 1 - ``confidence``.
-        counts: of the chosen test, in the runs kept for it.
-        rule: the chosen test.
     """
 
     p_value: float
     refuted: bool
-    counts: ErrorCounts
-    rule: ThresholdTest
 
 
 def audit_event(
@@ -361,28 +357,20 @@ def audit_event(
     seed: int = 0,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Verdict:
-    """Tests the whole privacy profile of an event on scores of the two worlds.
+    """Tests the whole privacy profile of what was charged on scores of the two worlds.
 
     Formal guarantee: a mechanism that is what ``event`` says is refuted with probability at most
     1 - ``confidence``. As in ``audit_scores``, what is tested is chosen on a random part of the
     runs. Stronger than comparing epsilon at one delta, for a small delta is out of reach of few
     runs.
 
-    Args:
-        with_record: scores [n] or [n, k].
-        without: scores [n'] or [n', k].
-        event: what was charged.
-        confidence: in (0, 1).
-        held_out: fraction of the runs on which the test is chosen.
-        seed: of that part.
-        relation: under which the worlds are neighbours.
+    Arguments as for ``audit_scores``; the worlds are neighbours under ``relation``.
     """
     level = 1 - arguments.fraction("confidence", confidence)
     chosen, kept = split(*checked(with_record, without), held_out, seed)
     rule = _best_against(event, relation, chosen, kept)
-    counts = rule.counts(*kept)
-    p = bounds.p_value(counts, tradeoff_of(event, relation), rule.combine)
-    return Verdict(p, p <= level, counts, rule)
+    p = bounds.p_value(rule.counts(*kept), tradeoff_of(event, relation), rule.combine)
+    return Verdict(p, p <= level)
 
 
 def family_bound(
@@ -404,15 +392,9 @@ def family_bound(
     Formal guarantee: if the mechanism **is a member of the family** (same sampling and steps, noise
     unknown), the answer exceeds its epsilon with probability at most 1 - ``confidence``.
 
-    Args:
-        with_record: scores [n] or [n, k].
-        without: scores [n'] or [n', k].
-        family: from a noise multiplier to the event, less private the smaller it is.
-        noise: the claimed multiplier, where the choice of a test and the search begin.
-        delta: of the bound.
-        confidence: in (0, 1).
-        held_out: fraction of the runs on which the test is chosen.
-        seed: of that part.
+    Arguments as for ``audit_scores``; ``family`` goes from a noise multiplier to the event, less
+    private the smaller it is, and at the multiplier ``noise`` the choice of a test and the search
+    begin.
     """
     arguments.positive("noise", noise)
     arguments.fraction("delta", delta)
@@ -579,12 +561,9 @@ def attack_measures(
     """
     error = 1 - arguments.fraction("confidence", confidence)
     arguments.decay("delta", delta)
-    if not isinstance(false_positive_rates, tuple | list):
-        raise ValueError(
-            f"false_positive_rates must be a tuple of rates, got {false_positive_rates!r}"
-        )
-    for rate in false_positive_rates:
-        arguments.fraction("false_positive_rates", rate)
+    wanted = arguments.each(
+        "false_positive_rates", np.ravel(false_positive_rates).tolist(), arguments.fraction
+    )
     pair = checked(with_record, without)
     if pair[0].shape[1] > 1:
         raise ValueError(
@@ -610,7 +589,7 @@ def attack_measures(
         audit_scores(inside, outside, delta, confidence=confidence, kind=kind)
         for kind in (KINDS if delta > 0 else KINDS[:1])
     ]
-    rates = {r: true_positive_rate(inside, outside, r, confidence) for r in false_positive_rates}
+    rates = {rate: true_positive_rate(inside, outside, rate, confidence) for rate in wanted}
     return AttackMeasures(both[0], both[1] if delta > 0 else None, auroc, rates, accuracy)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import jaxdp
 from benchmarks.auditing import iterate_score
@@ -190,7 +191,7 @@ def test_audits_of_full_batches_and_of_sampled_iterates_are_tight_and_below_the_
     algorithm, steps = sampled(0.8), 4
     canary, worlds = algorithms.tiny_worlds(algorithm)
     score = iterate_score(algorithm, canary, worlds.params, 0.1)
-    run = audit.training_run(algorithm, worlds, steps, release="iterates", score=score)
+    run = audit.training_run(algorithm, worlds, steps, score=score)
 
     def family(z):
         return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 0.25), steps)
@@ -234,7 +235,7 @@ def test_worlds_allocate_every_record_k_steps_of_an_epoch(k):
     algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, k, 4, rule), 0.1)
     _, worlds = algorithms.tiny_worlds(algorithm)
     score = lambda shown: shown["mask"].ravel()  # noqa: E731
-    run = audit.training_run(algorithm, worlds, 8, release="trusted", score=score)
+    run = audit.training_run(algorithm, worlds, 8, score=score, trusted=True)
     _, found = audit.two_worlds(run, 400, seed=0)  # the last record is in none of them
     masks = found.reshape(-1, 2, 4, worlds.count)
     assert (masks.sum(axis=2)[..., :-1] == k).all()
@@ -255,7 +256,8 @@ def test_no_two_runs_of_either_world_share_a_key():
     assert len(np.unique(rows, axis=0)) == 100
     # Nor noise, which another call with the seed has again.
     _, worlds = algorithms.tiny_worlds(full_batch(1.0))
-    run = audit.training_run(full_batch(1.0), worlds, 1, release="last")
+    last = lambda released: ravel_pytree(released["params"])[0]  # noqa: E731
+    run = audit.training_run(full_batch(1.0), worlds, 1, score=last)
     (inside, outside), (again, _) = (
         audit.two_worlds(run, 300, seed=0, chunk=100) for _ in range(2)
     )
