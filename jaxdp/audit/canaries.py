@@ -30,7 +30,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.named import name_of, rate
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.sources import Source, as_source
+from jaxdp.sources import Source
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.types import LossFn, PyTree, filled, like
 
@@ -189,31 +189,6 @@ class Canaries(Candidates):
             with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
         return declaring(with_canaries, places, inner=loss_fn)
 
-    def require_finite(self, loss_fn: LossFn, params: PyTree, example: PyTree) -> None:
-        """Raises ValueError if the gradient of the loss at a record of zeros is not finite.
-
-        A canary would then be left out of the sum, and the audit would find nothing.
-
-        Args:
-            loss_fn: of one record.
-            params: the parameters before the first step.
-            example: shape and dtype of a record.
-
-        Raises:
-            ValueError: the gradient is not finite.
-        """
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), example)
-        record, loss = (zeros, jnp.zeros((), jnp.int32)), self.loss(loss_fn)
-        gradients = jax.tree.leaves(
-            jax.jit(jax.grad(_value_of(loss), allow_int=True))(params, record)
-        )
-        floats = [leaf for leaf in gradients if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
-            raise ValueError(
-                "canaries must be 0 for a loss whose gradient at a record of zeros is not finite, "
-                f"got {self.count}: let the loss be finite there"
-            )
-
     def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
         zeros = jax.tree.map(
             lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(chosen), *leaf.shape)),
@@ -239,7 +214,8 @@ class RecordCanaries(Candidates):
     """Candidates that are records: each is differentiated as any record is.
 
     Attributes:
-        records: pytree of NumPy arrays [m, ...], each row a record like those of the source.
+        records: pytree of NumPy arrays [m, ...], a row a candidate, a record like those of the
+            source; **public**, and none of them among these: somebody would be in the sum twice.
         loss_fn: of one record.
         params: before the first step; frozen leaves stay as they are here.
     """
@@ -265,7 +241,7 @@ class RecordCanaries(Candidates):
     def _seen(
         self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
     ) -> jax.Array:
-        mechanism, value = algorithm.mechanism, _value_of(self.loss_fn)
+        mechanism, value = algorithm.mechanism, value_of(self.loss_fn)
         unit, rule = mechanism.l2(updates), mechanism.rule
         noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
         before = filled(params, self.params)
@@ -305,7 +281,7 @@ class RecordCanaries(Candidates):
         return jax.tree.map(lambda leaf: leaf.reshape(-1)[: self.count], found)
 
 
-def _value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
+def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
     """The loss of (params, record) as one float32 number, with a fixed key if it takes one."""
 
     def value(params: PyTree, record: PyTree) -> jax.Array:
@@ -386,28 +362,6 @@ def candidates(count: int, params: PyTree) -> Canaries:
         )
     order = np.random.Generator(np.random.Philox(key=_PLACES)).permutation(sizes[leaf])
     return Canaries(leaf, order[:count])
-
-
-def record_canaries(
-    records: PyTree, loss_fn: LossFn, params: PyTree, source: Source
-) -> RecordCanaries:
-    """Candidates that are records like those of a source.
-
-    Args:
-        records: pytree of arrays [m, ...], a row a candidate; **public**, and none of them a record
-            of the source: somebody would be in the sum twice.
-        loss_fn: of one record.
-        params: before the first step.
-        source: the records.
-
-    Raises:
-        ValueError: records of another structure, shape or dtype.
-    """
-    own = as_source(records)
-    if own.example != source.example:
-        raise ValueError(f"canaries must be records like {source.example}, got {own.example}")
-    rows = own.gather(np.arange(len(own)), np.ones(len(own), bool))
-    return RecordCanaries(jax.tree.map(np.asarray, rows), loss_fn, params)
 
 
 def check(algorithm: Algorithm, *, records: bool = False) -> None:

@@ -13,14 +13,14 @@ from jaxdp import _processes, arguments
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
-from jaxdp.audit.canaries import Candidates, candidates, check, record_canaries
+from jaxdp.audit.canaries import Candidates, RecordCanaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source
+from jaxdp.sources import Source, as_source
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (
@@ -61,7 +61,7 @@ def found(
 
     Raises:
         ValueError: they cannot be told from the records of this run, or the loss captured records
-            or a statistic of them, which canaries would change.
+            or a statistic of them, which canaries would change; or records of another kind.
     """
     counted = isinstance(given, int | np.integer)
     shown = str(given) if counted else "records"
@@ -79,9 +79,23 @@ def found(
         size = size or rows_of_a_pass(algorithm.mechanism, source)
         planned(grad_fn, params, source, size, first=True)
     if not counted:
-        return record_canaries(given, loss_fn, params, source)
+        own = as_source(given)
+        if own.example != source.example:
+            raise ValueError(f"canaries must be records like {source.example}, got {own.example}")
+        gathered = own.gather(np.arange(len(own)), np.ones(len(own), bool))
+        return RecordCanaries(jax.tree.map(np.asarray, gathered), loss_fn, params)
+
+    # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
     made = candidates(given, params)
-    made.require_finite(loss_fn, params, source.example)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), source.example)
+    slopes = jax.jit(jax.grad(value_of(made.loss(loss_fn)), allow_int=True))
+    gradient = jax.tree.leaves(slopes(params, (zeros, jnp.zeros((), jnp.int32))))
+    floats = [leaf for leaf in gradient if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
+        raise ValueError(
+            "canaries must be 0 for a loss whose gradient at a record of zeros is not finite, got "
+            f"{given}: let the loss be finite there"
+        )
     return made
 
 

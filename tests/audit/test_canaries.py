@@ -1,6 +1,6 @@
 """Canaries of a real run: how they enter, what is kept of them, and what is guessed of their coins.
 
-Those of ``candidates`` pull along coordinates of their own; those of ``record_canaries`` are records.
+``Canaries`` pull along coordinates of their own; ``RecordCanaries`` are records.
 """
 
 import functools
@@ -15,13 +15,15 @@ from jax.flatten_util import ravel_pytree
 import jaxdp
 from jaxdp import models
 from jaxdp import optimizers as opt
+from jaxdp.accounting import Relation
 from jaxdp.audit import canaries
-from jaxdp.audit.canaries import candidates, parts, record_canaries
+from jaxdp.audit.canaries import RecordCanaries, candidates, parts
 from jaxdp.audit.guesses import audit_one_run
 from jaxdp.audit.one_run import audit_canaries
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
+from jaxdp.runs.canaries import found
 from jaxdp.sources import as_source
 from jaxdp.types import Summed
 from tests.clipping.architectures import opened
@@ -40,7 +42,7 @@ SEVEN = candidates(7, PARAMS)
 
 
 def kept_records(records=(CX, CY), loss=LOSS):
-    return record_canaries(records, loss, PARAMS, as_source(DATA))
+    return RecordCanaries(records, loss, PARAMS)
 
 
 def flat(tree):
@@ -333,21 +335,24 @@ def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
 
 
 def test_what_cannot_be_a_canary_or_be_watched_is_refused():
-    source, first = as_source(DATA), (X[0], Y[0])
+    source = as_source(DATA)
     zero_over_zero = lambda p, x, y: jnp.sum(ravel_pytree(p)[0]) / jnp.sum(x)  # noqa: E731
-    SEVEN.require_finite(LOSS, PARAMS, first)
+    asked = lambda given, loss: found(  # noqa: E731
+        given, Relation.ADD_OR_REMOVE_ONE, ALGORITHM, loss, PARAMS, source, None
+    )
+    np.testing.assert_array_equal(asked(7, LOSS).places, SEVEN.places)
+    np.testing.assert_array_equal(asked((CX, CY), LOSS).records[0], CX)
     canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
     canaries.check(ALGORITHM, records=True)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
     users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
     numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
-    not_finite = functools.partial(SEVEN.require_finite, zero_over_zero, PARAMS, first)
     rows = [
         ("canaries must be at most the 20 coordinates", lambda: candidates(21, PARAMS)),
         ("canaries must be a whole number", lambda: candidates(0, PARAMS)),
         (r"coins must be bool \[7\], got int", lambda: SEVEN.entered(source, np.ones(7, int))),
         (r"coins must be bool \[70\], got int", lambda: kept_records().entered(source, CY)),
-        ("gradient at a record of zeros is not finite, got 7", not_finite),
+        ("a record of zeros is not finite, got 7", lambda: asked(7, zero_over_zero)),
         ("clips every coordinate by itself", lambda: canaries.check(box)),
         ("where a user is the privacy unit", lambda: canaries.check(users)),
     ]
@@ -356,7 +361,7 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
         words = f"canaries must be 0 for {name} sampling"
         rows.append((words, functools.partial(canaries.check, other)))
     for given in ((CX[:, :3], CY), (CX.astype(np.float16), CY), {"x": CX, "y": CY}):
-        rows.append(("canaries must be records like", functools.partial(kept_records, given)))
+        rows.append(("canaries must be records like", functools.partial(asked, given, LOSS)))
     for name in ("piadam", "adadp"):
         made = registry.build(name, numbers)
         refused = functools.partial(canaries.check, made, records=True)
