@@ -229,7 +229,21 @@ def audit_algorithm(
     verdict = most = None
     if math.isfinite(proven):
         verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
-        most = reachable(event, relation, found.counts.without, delta, confidence)
+        # Ideal scores: the best of a few thresholds, with as many errors as are to be expected.
+        alarms, tested = (
+            np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)]),
+            found.counts.without,
+        )
+        misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
+        expected = [
+            ErrorCounts(round(a * tested), tested, round(b * tested), tested)
+            for a, b in zip(alarms, misses, strict=True)
+        ]
+        most = max(
+            bounds.epsilon_bound(counts, delta, confidence, rule)
+            for counts in expected
+            for rule in ("sum", "alarms")
+        )
 
     # What is claimed, and what the mechanism's kind adds.
     claim = profile = None
@@ -280,31 +294,6 @@ def audit_algorithm(
         points=points(one, other, confidence),
         event=event,
         roc=roc(one, other),
-    )
-
-
-def reachable(
-    event: acc.Event, relation: acc.Relation, runs: int, delta: float, confidence: float = 0.95
-) -> float:
-    """About the bound that ideal scores of an event give, from ``runs`` runs in each world.
-
-    The best of a few thresholds, with as many false alarms and misses as are to be expected there.
-
-    Args:
-        event: what was charged.
-        relation: under which the worlds are neighbours.
-        runs: tested in each world.
-        delta: of the bound.
-        confidence: of the bound.
-    """
-    alarms = np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)])
-    misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
-    return max(
-        bounds.epsilon_bound(
-            ErrorCounts(round(a * runs), runs, round(b * runs), runs), delta, confidence, rule
-        )
-        for a, b in zip(alarms, misses, strict=True)
-        for rule in ("sum", "alarms")
     )
 
 

@@ -396,13 +396,7 @@ def check(algorithm: Algorithm, *, records: bool = False) -> None:
 
 
 def parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """float64 [steps, m] thrice: sums along the gradients, their lengths, losses afterwards.
-
-    Raises:
-        ValueError: not three numbers of a candidate record in every step.
-    """
-    if np.ndim(seen) != 2 or not np.size(seen) or np.shape(seen)[1] % PARTS:
-        raise ValueError(f"seen must be [steps, {PARTS} m] of records, got {np.shape(seen)}")
+    """float64 [steps, m] thrice: sums along the gradients, their lengths, losses afterwards."""
     along, size, losses = np.split(_finite(seen), PARTS, axis=1)
     return along, np.clip(size, 0.0, 1.0), losses
 

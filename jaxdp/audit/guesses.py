@@ -238,32 +238,27 @@ def weights_of(log_odds: np.ndarray, level: float) -> np.ndarray:
         log_odds: float [m], of "in" against "out".
         level: the error.
     """
-    size = np.abs(log_odds)
+    size, z = np.abs(log_odds), -special.ndtri(level)
     chance, best = special.expit(size), (-1.0, np.zeros(len(size), int))
     for part in _TRIED:
         weights = np.maximum(size - part * size.max(), 0.0)
         if weights.max() <= 0:
             continue
         whole = np.rint(weights * (_WEIGHTS / weights.max())).astype(int)
-        if whole.any():
-            best = max(best, (_expected(whole, chance, level), whole), key=lambda pair: pair[0])
+        if not whole.any():
+            continue
+
+        # Nearly the bound that right guesses with these chances would give: where the sum to be
+        # expected is z standard deviations above its mean, or where all guesses are right.
+        total, squares, mean = whole.sum(), np.square(whole).sum(), whole @ chance
+        epsilon = 0.0
+        for step in 2.0 ** np.arange(4, -8, -1):
+            q = special.expit(epsilon + step)
+            low = mean - total * q >= z * math.sqrt(q * (1 - q) * squares)
+            epsilon += step if low else 0.0
+        all_right = special.logit(level ** (1 / np.count_nonzero(whole)))
+        best = max(best, (min(epsilon, float(all_right)), whole), key=lambda pair: pair[0])
     return best[1]
-
-
-def _expected(weights: np.ndarray, chance: np.ndarray, level: float) -> float:
-    """Nearly the bound that right guesses with these chances would give."""
-    total, squares, mean = weights.sum(), np.square(weights).sum(), weights @ chance
-    z = -special.ndtri(level)
-
-    def low(epsilon: float) -> bool:
-        q = special.expit(epsilon)
-        return bool(mean - total * q >= z * math.sqrt(q * (1 - q) * squares))
-
-    epsilon = 0.0
-    for step in 2.0 ** np.arange(4, -8, -1):
-        epsilon += step if low(epsilon + step) else 0.0
-    right = level ** (1 / np.count_nonzero(weights))  # all of them
-    return min(epsilon, float(special.logit(right)))
 
 
 def weighted_tail(weights: np.ndarray, right: np.ndarray, epsilon: float) -> float:

@@ -95,6 +95,17 @@ def audit_canaries(
             runs = family_bound(inside, outside, *kinds, delta, confidence=confidence)
             profile = dataclasses.replace(runs, assumes=ASSUMED)
 
+    # What ideal scores would show, of a run that leaks all that was charged: the median of a few
+    # simulated audits in which nothing but the candidates and the noise is in the sums. Sampling
+    # other than Poisson's is simulated as Poisson's of the same rate.
+    ideal, size = [], max(1, steps * count)
+    for number in range(int(np.clip(_NUMBERS // size, 1, _RUNS)) if size <= 10 * _NUMBERS else 0):
+        tossed = np.random.default_rng([number, 1]).random(count) < 0.5
+        rng = np.random.default_rng(number)
+        drawn = (rng.random((steps, count)) < canaries.rate_of(algorithm)) & tossed
+        noisy = drawn + canaries.noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
+        ideal.append(audited(canaries.scores(noisy, algorithm), tossed, seed=number).epsilon)
+
     found = audited(odds, coins, seed=seed)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     return EpsilonAudit(
@@ -112,42 +123,10 @@ def audit_canaries(
         family=family,
         last=audited(ends, coins, seed=seed),
         last_of=LAST[records],
-        reachable=reachable(algorithm, steps, count, delta, confidence),
+        reachable=float(np.median(ideal)) if ideal else None,
         all_right=ceiling.epsilon,
         broken=found.epsilon > proven,
         points=points(inside, outside, confidence) if both else [],
         event=event,
         roc=roc(inside, outside) if both else np.zeros((0, 2)),
     )
-
-
-def reachable(
-    algorithm: Algorithm, steps: int, count: int, delta: float, confidence: float = 0.95
-) -> float | None:
-    """About the bound that so many candidates give of a run that leaks all that was charged.
-
-    The median of up to nine simulated audits in which nothing but the candidates and the noise is
-    in the sums; None where one would take more than ten times 20 million random numbers. Sampling
-    other than Poisson's is simulated as Poisson's of the same rate.
-
-    Args:
-        algorithm: of the run.
-        steps: of the run.
-        count: m, of the candidates.
-        delta: of the bound.
-        confidence: of the bound.
-    """
-    size, found = max(1, steps * count), []
-    if size > 10 * _NUMBERS:
-        return None
-    for seed in range(int(np.clip(_NUMBERS // size, 1, _RUNS))):
-        coins = np.random.default_rng([seed, 1]).random(count) < 0.5
-        rng = np.random.default_rng(seed)
-        drawn = (rng.random((steps, count)) < canaries.rate_of(algorithm)) & coins
-        seen = drawn + canaries.noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
-        odds = canaries.scores(seen, algorithm)
-        simulated = audit_one_run(
-            odds, coins, delta, confidence=confidence, log_odds=True, seed=seed
-        )
-        found.append(simulated.epsilon)
-    return float(np.median(found))

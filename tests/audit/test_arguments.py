@@ -10,7 +10,6 @@ from jaxdp import audit
 from jaxdp.audit import algorithms, bounds, guesses, scores
 from jaxdp.audit import attack_measures as measured
 from jaxdp.audit.bounds import ErrorCounts
-from jaxdp.audit.canaries import parts
 from jaxdp.optimizers import registry
 from tests.refusing import all_refused
 
@@ -127,7 +126,6 @@ REFUSED = [
     ("looks must be .* at most 100, got 101", partial(guesses.counted, COINS, [(101, "top")])),
     (r"seen must be \[steps, m\]", partial(seen, (3, 2), 3)),
     (r"seen must be \[steps, 3 m\]", partial(seen, (3, 4), 4, records=True)),
-    (r"seen must be \[steps, 3 m\] of records", partial(parts, np.zeros((3, 4)))),
     ("one a run, got 2 columns", partial(measured, TWICE, TWICE, D)),
     (r"false_positive_rates\[0\] must", partial(measured, *PAIR, D, false_positive_rates=(0.0,))),
     *(("^with_record must be scores", partial(measured, x, NINE, D)) for x in NO_SCORES),
