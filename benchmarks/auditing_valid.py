@@ -43,7 +43,7 @@ TWO_WORLDS = {
     ),
     "fixed threshold": lambda i, o: audit.audit_scores(i, o, DELTA, threshold=0.0),
     "Gaussian": lambda i, o: audit.audit_scores(i, o, DELTA, kind="gaussian"),
-    "family": lambda i, o: audit.events.family_bound(i, o, member, 1.0, DELTA),
+    "family": lambda i, o: audit.scores.family_bound(i, o, member, 1.0, DELTA),
 }
 ONE_RUN = {
     "looks": lambda s, c: audit.audit_one_run(s, c, DELTA),

@@ -10,45 +10,47 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxdp.audit.algorithms import AlgorithmAudit, audit_algorithm
+    from jaxdp.audit.algorithms import EpsilonAudit, audit_algorithm
     from jaxdp.audit.assumed import audit_one_run_family
     from jaxdp.audit.before import check
     from jaxdp.audit.bounds import ErrorCounts, epsilon_bound
     from jaxdp.audit.canaries import Canaries
-    from jaxdp.audit.events import audit_event
     from jaxdp.audit.findings import Checked, Finding
     from jaxdp.audit.guesses import audit_one_run
     from jaxdp.audit.loop import check_loop
-    from jaxdp.audit.measures import AttackMeasures, attack_measures
-    from jaxdp.audit.one_run import RunAudit, audit_canaries
+    from jaxdp.audit.one_run import audit_canaries
     from jaxdp.audit.reference import audit_noise
     from jaxdp.audit.residuals import audit_residuals
-    from jaxdp.audit.scores import Audited, audit_scores
+    from jaxdp.audit.scores import (
+        AttackMeasures,
+        Audited,
+        attack_measures,
+        audit_event,
+        audit_scores,
+    )
     from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
-    "AlgorithmAudit", "AttackMeasures", "Audited", "Canaries", "Checked", "ErrorCounts", "Finding",
-    "RunAudit", "Worlds", "attack_measures", "audit_algorithm", "audit_canaries", "audit_event",
-    "audit_noise", "audit_one_run", "audit_one_run_family", "audit_residuals", "audit_scores",
+    "AttackMeasures", "Audited", "Canaries", "Checked", "EpsilonAudit", "ErrorCounts", "Finding",
+    "Worlds", "attack_measures", "audit_algorithm", "audit_canaries", "audit_event", "audit_noise",
+    "audit_one_run", "audit_one_run_family", "audit_residuals", "audit_scores",
     "check", "check_loop", "epsilon_bound", "training_run", "two_worlds",
 ]  # fmt: skip
 
 # Imported when asked for: attacks need scipy.stats, which takes a second, and training none of it.
 _NAMES = {
-    "algorithms": ("AlgorithmAudit", "audit_algorithm"),
+    "algorithms": ("EpsilonAudit", "audit_algorithm"),
     "assumed": ("audit_one_run_family",),
     "before": ("check",),
     "bounds": ("ErrorCounts", "epsilon_bound"),
     "canaries": ("Canaries",),
-    "events": ("audit_event",),
     "findings": ("Checked", "Finding"),
     "guesses": ("audit_one_run",),
     "loop": ("check_loop",),
-    "measures": ("AttackMeasures", "attack_measures"),
-    "one_run": ("RunAudit", "audit_canaries"),
+    "one_run": ("audit_canaries",),
     "reference": ("audit_noise",),
     "residuals": ("audit_residuals",),
-    "scores": ("Audited", "audit_scores"),
+    "scores": ("AttackMeasures", "Audited", "attack_measures", "audit_event", "audit_scores"),
     "worlds": ("Worlds", "training_run", "two_worlds"),
 }
 

@@ -1,32 +1,47 @@
-"""The audit of an algorithm: claimed, proven and audited epsilon side by side."""
+"""The audit of an algorithm: claimed, proven and audited epsilon side by side.
+
+A tiny network is trained thousands of times, with and without a canary: a record whose gradient is
+constant, along the direction that is worst for the algorithm's clipping.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.audit import adversaries, bounds
-from jaxdp.audit.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
+from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts
-from jaxdp.audit.events import Verdict, audit_event, family_bound, tradeoff_of
-from jaxdp.audit.measures import points
+from jaxdp.audit.canaries import noise_of, rate_of
 from jaxdp.audit.reference import RUNS, audit_noise
 from jaxdp.audit.residuals import ResidualVerdict
-from jaxdp.audit.scores import Audited, audit_scores
+from jaxdp.audit.scores import (
+    Audited,
+    audit_event,
+    audit_scores,
+    family_bound,
+    points,
+    roc,
+    tradeoff_of,
+)
 from jaxdp.audit.worlds import Energy, Worlds, training_run, two_worlds
+from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
-from jaxdp.sampling import FixedOrder, FullBatch
+from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
+from jaxdp.types import PyTree
 
 HELD_OUT = 0.2
 TINY = "the same mechanism on a tiny network"
+LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary
+_FAR = 1e3  # times the direction: far beyond any clipping norm in use here
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,30 +49,52 @@ class EpsilonAudit:
     """An audit: the claimed, the proven and the audited epsilon.
 
     Attributes:
+        what: was attacked, in words.
+        adversary: in words.
         steps: the steps of every run.
+        runs: attacked, of both worlds together.
+        canaries: of one run the number of candidates, each put in by its own fair coin; else None.
         delta: of every epsilon.
         confidence: of the audited numbers, each by itself.
-        claimed: the epsilon that the paper claims, where there is a claim.
-        claim: its name.
+        claim: (name, epsilon) of the paper's claim, where there is one.
         proven: the accountant's epsilon; infinite where nothing is proven.
         audited: the lower bound that assumes nothing.
-        profile: a lower bound that assumes the mechanism's kind, where it has one.
+        profile: a lower bound that assumes the mechanism's kind, where it has one; of one run also
+            that its canaries are as good as independent runs.
+        family: of one run the lower bound that assumes the mechanism's kind alone.
+        last: of one run the lower bound from its end alone, which assumes nothing.
+        last_of: what ``last`` was computed from, in words.
         reachable: about the bound that ideal scores of what was charged would give; None where
             nothing is proven, or where finding it takes too long.
-        points: false-alarm and hit rates at fixed ranks, see ``jaxdp.audit.measures.points``.
+        all_right: of one run the bound if every coin was guessed right: the largest there is.
+        p_value: of the test of the charged event; None where there was none.
+        broken: True if the proven guarantee is refuted at ``confidence``.
+        noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
+            that adds no noise or names a leak.
+        points: false-alarm and hit rates at fixed ranks, see ``jaxdp.audit.scores.points``.
         event: what is charged.
         roc: float [k, 2], rates of false alarms and hits of the scores, for a plot.
     """
 
+    what: str = TINY
+    adversary: str
     steps: int
+    runs: int
+    canaries: int | None = None
     delta: float
     confidence: float
-    claimed: float | None = None
-    claim: str | None = None
+    claim: tuple[str, float] | None = None
     proven: float
     audited: Audited
     profile: Audited | None = None
+    family: Audited | None = None
+    last: Audited | None = None
+    last_of: str | None = None
     reachable: float | None = None
+    all_right: float | None = None
+    p_value: float | None = None
+    broken: bool
+    noise: ResidualVerdict | None = None
     points: list[list[float]] = dataclasses.field(default_factory=list)
     event: acc.Event
     roc: np.ndarray
@@ -65,64 +102,21 @@ class EpsilonAudit:
     @property
     def claim_refuted(self) -> bool:
         """True if the assumption-free bound exceeds the paper's claim."""
-        return self.claimed is not None and self.audited.epsilon > self.claimed
+        return self.claim is not None and self.audited.epsilon > self.claim[1]
 
-    def share(self, epsilon: float) -> str:
-        """The share of the proven epsilon, in per cent."""
-        return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
-
-    def claim_in_words(self) -> str:
-        """A sentence on a claim that is refuted, after a space; else nothing."""
-        if not self.claim_refuted:
-            return ""
-        return f" The claim of {self.claim}, epsilon {self.claimed:.3g}, is refuted."
-
-    def numbers(self) -> dict[str, Any]:
-        """The numbers of every audit, JSON-ready; infinity becomes the string "inf"."""
-        return {
-            "steps": self.steps,
-            "delta": self.delta,
-            "confidence": self.confidence,
-            "claimed": self.claimed,
-            "claim": self.claim,
-            "proven": self.proven if math.isfinite(self.proven) else "inf",
-            "audited": self.audited.epsilon,
-            "audited_profile": None if self.profile is None else self.profile.epsilon,
-            "profile_assumes": None if self.profile is None else self.profile.assumes,
-            "reachable": self.reachable,
-            "points": self.points,
-            "claim_refuted": self.claim_refuted,
-        }
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class AlgorithmAudit(EpsilonAudit):
-    """An audited algorithm.
-
-    Attributes:
-        runs: the number of runs in each world.
-        verdict: the test of the charged event against the runs; None where nothing is proven.
-        adversary: the adversary, in words.
-        noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
-            that adds no noise or names a leak.
-        what: what was attacked, in words.
-    """
-
-    runs: int
-    verdict: Verdict | None
-    adversary: str
-    noise: ResidualVerdict | None = None
-    what: str = TINY
-
-    @property
-    def broken(self) -> bool:
-        """True if the charged event is refuted at ``confidence``, by the one test of the event."""
-        return bool(self.verdict and self.verdict.refuted)
+    def __str__(self) -> str:
+        return self.in_words()
 
     def in_words(self) -> str:
         """The verdict in a sentence or two."""
+
+        def share(epsilon: float) -> str:
+            return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
+
         if self.broken:
-            words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
+            words = (
+                f"BROKEN: at {self.confidence:.0%} confidence the proven guarantee was not kept."
+            )
         elif self.audited.epsilon > self.proven:
             words = (
                 "The audited number exceeds the proven one, but the test of the whole event does "
@@ -133,30 +127,43 @@ class AlgorithmAudit(EpsilonAudit):
         else:
             words = (
                 "Nothing contradicts the proven guarantee; the attack reaches "
-                f"{self.share(self.audited.epsilon)} of it with nothing assumed."
+                f"{share(self.audited.epsilon)} of it with nothing assumed"
             )
-            if self.profile is not None:
-                share = self.share(self.profile.epsilon)
-                words += f" Provided that {self.profile.assumes}, it reaches {share}."
-        words += self.claim_in_words()
+            if self.canaries is not None and self.reachable is not None and self.proven:
+                words += (
+                    f", where {self.canaries:,} canaries would show about "
+                    f"{share(self.reachable)} even if all of it leaked"
+                )
+            words += "."
+            for found in (self.family, self.profile):
+                if found is not None:
+                    words += f" Provided that {found.assumes}, it reaches {share(found.epsilon)}."
+        if self.claim is not None and self.claim_refuted:
+            words += f" The claim of {self.claim[0]}, epsilon {self.claim[1]:.3g}, is refuted."
         if self.noise is not None and self.noise.refuted:
             words += " BROKEN: the noise is not what was charged."
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary; infinity becomes the string "inf"."""
-        return {
-            **self.numbers(),
-            "what": self.what,
-            "runs": 2 * self.runs,
-            "p_value": None if self.verdict is None else self.verdict.p_value,
-            "broken": self.broken,
-            "adversary": self.adversary,
+        """A JSON-ready dictionary, of ``jaxdp.report.schema.AuditRow``; infinity becomes "inf"."""
+        written = {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "proven": self.proven if math.isfinite(self.proven) else "inf",
+            "audited": self.audited.epsilon,
+            "claim_refuted": self.claim_refuted,
             "verdict": self.in_words(),
-            "noise": None if self.noise is None else self.noise.in_words(),
-            "noise_p_value": None if self.noise is None else self.noise.p_value,
-            "noise_refuted": self.noise is not None and self.noise.refuted,
         }
+        if self.claim is not None:
+            written |= {"claim": self.claim[0], "claimed": self.claim[1]}
+        for name in ("profile", "family", "last"):
+            if (bound := written.pop(name)) is not None:
+                written |= {f"audited_{name}": bound.epsilon, f"{name}_assumes": bound.assumes}
+        if self.noise is not None:
+            written |= {"noise": self.noise.in_words(), "noise_p_value": self.noise.p_value}
+            written["noise_refuted"] = self.noise.refuted
+        for name in ("event", "roc", "last_assumes"):
+            written.pop(name, None)
+        return written
 
 
 def audit_algorithm(
@@ -171,7 +178,7 @@ def audit_algorithm(
     progress: Callable[[int], None] | None = None,
     chunk: int = 2_500,
     residuals: bool = True,
-) -> AlgorithmAudit:
+) -> EpsilonAudit:
     """Audits an algorithm by ``2 * runs`` trainings of a tiny network with its own mechanism.
 
     Formal guarantee: each audited number exceeds the true epsilon of what was run with probability
@@ -200,7 +207,7 @@ def audit_algorithm(
     chunk = arguments.integer("chunk", chunk, least=1)
     for name, value in (("delta", delta), ("confidence", confidence)):
         arguments.fraction(name, value)
-    mechanism = algorithm.mechanism
+    mechanism, multiplier = algorithm.mechanism, algorithm.mechanism.noise_multiplier
 
     # The runs, and the scores of the worst adversary that is known for the algorithm.
     canary, worlds = tiny_worlds(algorithm)
@@ -222,34 +229,45 @@ def audit_algorithm(
     verdict = most = None
     if math.isfinite(proven):
         verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
-        most = reachable(event, relation, found.counts.without, delta, confidence)
+        # Ideal scores: the best of a few thresholds, with as many errors as are to be expected.
+        alarms, tested = (
+            np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)]),
+            found.counts.without,
+        )
+        misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
+        expected = [
+            ErrorCounts(round(a * tested), tested, round(b * tested), tested)
+            for a, b in zip(alarms, misses, strict=True)
+        ]
+        most = max(
+            bounds.epsilon_bound(counts, delta, confidence, rule)
+            for counts in expected
+            for rule in ("sum", "alarms")
+        )
 
     # What is claimed, and what the mechanism's kind adds.
-    claim, multiplier = None, mechanism.noise_multiplier
+    claim = profile = None
     if algorithm.claim is not None and isinstance(multiplier, int | float):
         claim = algorithm.claim(
             mechanism.batch_size / mechanism.dataset_size, multiplier, steps, delta
         )
-    family, profile = members(algorithm, steps), None
-    if family is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
-        assert isinstance(multiplier, int | float)
-        profile = family_bound(inside, outside, family, multiplier, delta, confidence=confidence)
-    elif family is not None and canary.alone:
+    kinds = members(algorithm, steps)
+    if kinds is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
+        profile = family_bound(inside, outside, *kinds, delta, confidence=confidence)
+    elif kinds is not None and canary.alone:
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
         ratios = inside[:, LOG_RATIO], outside[:, LOG_RATIO]
         profile = audit_scores(
             *ratios, delta, confidence=confidence, kind="gaussian", threshold=0.0
         )
-    elif family is not None:
+    elif kinds is not None:
         profile = audit_scores(
             inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
         )
 
+    # The noise, on runs of their own.
     noise = None
-    levels = (
-        [multiplier] if isinstance(multiplier, int | float) else [z for z, _ in multiplier.levels]
-    )
-    if residuals and not mechanism.leak and min(levels) > 0:
+    if residuals and not mechanism.leak and noise_of(algorithm, steps).min() > 0:
         noise = audit_noise(
             algorithm,
             worlds,
@@ -257,76 +275,92 @@ def audit_algorithm(
             runs=min(runs, RUNS),
             confidence=confidence,
             energy=judge,
-            seed=None if seed is None else seed + 1,  # not the runs that were just attacked
+            seed=None if seed is None else seed + 1,
         )
-    return AlgorithmAudit(
+    return EpsilonAudit(
+        adversary=canary.words,
         steps=steps,
-        runs=runs,
+        runs=2 * runs,
         delta=delta,
         confidence=confidence,
-        claimed=None if claim is None else claim.value,
-        claim=None if claim is None else claim.name,
+        claim=None if claim is None else (claim.name, claim.value),
         proven=proven,
         audited=found,
         profile=profile,
-        verdict=verdict,
-        event=event,
-        adversary=canary.words,
-        roc=roc(one, other),
         reachable=most,
-        points=points(one, other, confidence),
+        p_value=None if verdict is None else verdict.p_value,
+        broken=verdict is not None and verdict.refuted,
         noise=noise,
+        points=points(one, other, confidence),
+        event=event,
+        roc=roc(one, other),
     )
 
 
-def reachable(
-    event: acc.Event, relation: acc.Relation, runs: int, delta: float, confidence: float = 0.95
-) -> float:
-    """About the bound that ideal scores of an event give, from ``runs`` runs in each world.
-
-    The best of a few thresholds, with as many false alarms and misses as are to be expected there.
-
-    Args:
-        event: what was charged.
-        relation: under which the worlds are neighbours.
-        runs: tested in each world.
-        delta: of the bound.
-        confidence: of the bound.
-    """
-    alarms = np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)])
-    misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
-    return max(
-        bounds.epsilon_bound(
-            ErrorCounts(round(a * runs), runs, round(b * runs), runs), delta, confidence, rule
-        )
-        for a, b in zip(alarms, misses, strict=True)
-        for rule in ("sum", "alarms")
-    )
-
-
-def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
-    """The canary that is worst for the algorithm's clipping, and the tiny network with it."""
-    loss_fn, params, records = tiny_network()
-    boxed = isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None
-    canary = adversaries.dense(params)
-    if not boxed:
-        canary = adversaries.dirac(params, adversaries.W1, (0, 0))
-        canary = dataclasses.replace(canary, alone=True)
-    return canary, canary.worlds(loss_fn, params, records)
-
-
-def members(algorithm: Algorithm, steps: int) -> Callable[[float], acc.Event] | None:
-    """From a noise multiplier to the event; None where the algorithm has no single one."""
-    mechanism = algorithm.mechanism
-    single = isinstance(mechanism.noise_multiplier, int | float)
-    if algorithm.energy is not None or mechanism.leak or not single:
+def members(algorithm: Algorithm, steps: int) -> tuple[Callable[[float], acc.Event], float] | None:
+    """(from a noise multiplier to the event, the algorithm's); None where it has no single one."""
+    mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
+    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
 
     def family(z: float) -> acc.Event:
         tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
         return tried.total(steps)
 
-    return family
+    return family, noise
+
+
+class Canary(NamedTuple):
+    """A record whose gradient is constant: along one direction, whatever the parameters.
+
+    Attributes:
+        direction: pytree shaped like the parameters, of norm 1.
+        words: a description for the report.
+        alone: True if no other record has a gradient along it.
+    """
+
+    direction: PyTree
+    words: str
+    alone: bool
+
+
+def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
+    """The canary that is worst for the algorithm's clipping; a tiny network with and without it.
+
+    The network has 23 parameters, and four random records whose first feature is 0. None has a
+    gradient in the weights of that feature; a Dirac there meets noise alone. The auditor inserts
+    the canary as the fifth: no data set holds a record with such a gradient.
+    """
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "w1": 0.5 * jax.random.normal(keys[0], (4, 3)),
+        "b1": jnp.zeros(3),
+        "w2": 0.5 * jax.random.normal(keys[1], (3, 2)),
+        "b2": jnp.zeros(2),
+    }
+    x = jax.random.normal(keys[2], (4, 4)).at[:, 0].set(0.0)
+    labels = jax.random.bernoulli(keys[3], 0.5, (4,)).astype(jnp.int32)
+
+    def loss_fn(parameters: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+        hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
+        logits = hidden @ parameters["w2"] + parameters["b2"]
+        return logsumexp(logits) - logits[example["y"]]
+
+    if isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None:
+        even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 23**-0.5, jnp.float32), params)
+        canary = Canary(even, "a gradient equal in every coordinate", alone=False)
+    else:
+        first = jax.tree.map(jnp.zeros_like, params)
+        first["w1"] = first["w1"].at[0, 0].set(1.0)
+        canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
+
+    def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
+        pull = -_FAR * dot(parameters, canary.direction)
+        return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
+
+    rows = {"x": jnp.concatenate([x, x[:1]]), "y": jnp.concatenate([labels, labels[:1]])}
+    records = {"example": rows, "canary": jnp.arange(5) == 4}
+    return canary, Worlds(declaring(with_canary, canary.direction), params, records)
 
 
 def _energy(
@@ -367,9 +401,66 @@ def _energy(
     return drawn
 
 
-def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
-    """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
-    both = np.sort(np.r_[inside, outside])
-    cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
-    alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
-    return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]
+def dot(tree: PyTree, other: PyTree) -> jax.Array:
+    """The inner product over all leaves, float32 scalar."""
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), tree, other)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+
+
+def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax.Array]:
+    """A score function [k] along a canary's direction, for runs that release "gradients".
+
+    The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
+    powerful test where other records have no gradient along it), the last iterate, extremes and
+    sizes over the steps (a step without noise is told by its size), and the algorithm's counters.
+    """
+    unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
+
+    def score(released: PyTree) -> jax.Array:
+        gradients = released["noisy"]
+        if not jax.tree.leaves(gradients):  # differences of iterates, with the sign of gradients
+            gradients = jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], released["params"])
+        noisy = jax.vmap(lambda g: dot(g, canary.direction))(gradients)
+        sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
+        last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
+        columns = [
+            jnp.sum(noisy),
+            jnp.sum(log_ratios(algorithm, -noisy / unit)),
+            dot(last, canary.direction),
+            jnp.max(noisy),
+            jnp.min(noisy),
+            jnp.max(sizes),
+            jnp.min(sizes),
+            *(jnp.sum(leaf[-1]) for leaf in jax.tree.leaves(released["counts"])),
+        ]
+        return jnp.stack([column.astype(jnp.float32) for column in columns])
+
+    return score
+
+
+def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
+    """Log-likelihood ratios of noisy sums [steps] along the canary, in its clipped norms.
+
+    Of every step; with correlated noise of every time that the canary may take part.
+    """
+    mechanism, steps = algorithm.mechanism, len(sums)
+    if mechanism.strategy is None:
+        prob = rate_of(algorithm)
+        z = jnp.asarray(noise_of(algorithm, steps)[:, 0], jnp.float32)
+        shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
+    else:  # the strategy times the sums has independent noise
+        matrix, sampling = mechanism.strategy.matrix()[:steps, :steps], mechanism.sampling
+        (noise,) = mechanism.multipliers(0).values()
+        if isinstance(sampling, CyclicPoisson):
+            moved, prob = matrix[:, :: sampling.bands], sampling.sampling_prob
+        else:
+            assert isinstance(sampling, FixedOrder)
+            turns = sampling.separation(mechanism.dataset_size)
+            moved, prob = matrix[:, ::turns].sum(axis=1, keepdims=True), 1.0
+        way = jnp.asarray(moved, jnp.float32)
+        seen = jnp.asarray(matrix, jnp.float32) @ sums @ way
+        shifted = (seen - jnp.sum(way**2, axis=0) / 2) / max(noise, 1e-6) ** 2
+    if prob == 1.0:
+        return shifted
+    stay = jnp.full(shifted.shape, np.log1p(-prob), jnp.float32)
+    return logsumexp(jnp.stack([stay, shifted + np.float32(np.log(prob))]), axis=0)

@@ -28,9 +28,8 @@ from numpy.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.audit.events import least_refuted, profile
 from jaxdp.audit.guesses import COINS, counted, in_order
-from jaxdp.audit.scores import Audited, check
+from jaxdp.audit.scores import Audited, least_refuted, profile
 
 # From a probability x to the least a with 1 - f(a) >= x.
 Inverse = Callable[[float], float]
@@ -84,7 +83,8 @@ def audit_one_run_family(
         >>> 1.0 < found.epsilon < 4.38
         True
     """
-    check(delta, confidence, "gaussian")
+    for name, value in (("delta", delta), ("confidence", confidence)):
+        arguments.fraction(name, value)
     arguments.positive("noise", noise)
     coins, order = in_order(scores, included, seed)
     m, level = len(order), 1 - confidence

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
+from jaxdp.accounting.curves import misses
 
 # From false-alarm probabilities [k] to the least probability of a miss [k]; non-increasing.
 Tradeoff = Callable[[np.ndarray], np.ndarray]
@@ -47,10 +48,7 @@ class ErrorCounts:
     def __post_init__(self) -> None:
         for hits, runs in (("alarms", "without"), ("misses", "with_record")):
             most = arguments.integer(runs, getattr(self, runs), least=1)
-            if arguments.integer(hits, getattr(self, hits), least=0) > most:
-                raise ValueError(
-                    f"{hits} must be at most {runs} ({most}), got {getattr(self, hits)}"
-                )
+            arguments.integer(hits, getattr(self, hits), least=0, most=most)
 
 
 def p_value(counts: ErrorCounts, tradeoff: Tradeoff, rule: str = "sum") -> float:
@@ -84,8 +82,11 @@ def p_value(counts: ErrorCounts, tradeoff: Tradeoff, rule: str = "sum") -> float
     second = special.betainc(
         counts.with_record - counts.misses, counts.misses + 1.0, 1.0 - np.clip(least, 0.0, 1.0)
     )
-    combine = _capped_sum if rule == "sum" else functools.partial(_box, share=_SHARES[rule])
-    return float(np.max(combine(np.r_[1.0, first], second)))
+    first = np.r_[1.0, first]
+    if rule == "sum":
+        return float(np.max(_capped_sum(first, second)))
+    share = _SHARES[rule]
+    return float(min(1.0, np.max(np.minimum(first / share, second / (1 - share)))))
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,10 +94,6 @@ def _grid(hits: int, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """P(Bin(runs, a) <= hits) and the a at which it has that value, from 1 to 0."""
     values = special.betaincinv(hits + 1.0, runs - hits, special.ndtr(-_LEVELS))
     return special.betainc(runs - hits, hits + 1.0, 1.0 - values), values
-
-
-def _box(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
-    return np.minimum(1.0, np.minimum(first / share, second / (1 - share)))
 
 
 def _capped_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -132,9 +129,8 @@ def rank_p_value(rank: int, runs: int, missed: int, others: int, tradeoff: Trade
     """
     runs = arguments.integer("runs", runs, least=1)
     others = arguments.integer("others", others, least=1)
-    for name, value, most in (("rank", rank, runs - 1), ("missed", missed, others)):
-        if arguments.integer(name, value, least=0) > most:
-            raise ValueError(f"{name} must be at most {most}, got {value}")
+    arguments.integer("rank", rank, least=0, most=runs - 1)
+    arguments.integer("missed", missed, least=0, most=others)
     if missed == others:
         return 1.0
     least = np.r_[tradeoff(_cell_ends(rank, runs)), 0.0]  # the last cell reaches a = 1
@@ -151,16 +147,10 @@ def _cell_ends(rank: int, runs: int) -> np.ndarray:
 def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
     """The trade-off function of (epsilon, delta)-DP in both directions.
 
-    f(a) = max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)) (Dong, Roth
-    and Su 2019, arXiv:1905.02383v3, equation 2, after Wasserman and Zhou 2010
-    and Kairouz, Oh and Viswanath 2015).
+    See ``jaxdp.accounting.curves.misses`` (Dong, Roth and Su 2019, arXiv:1905.02383v3, equation 2,
+    after Wasserman and Zhou 2010 and Kairouz, Oh and Viswanath 2015).
     """
-
-    def tradeoff(a: np.ndarray) -> np.ndarray:
-        one, other = 1 - delta - np.exp(epsilon) * a, np.exp(-epsilon) * (1 - delta - a)
-        return np.maximum(0.0, np.maximum(one, other))
-
-    return tradeoff
+    return lambda a: misses([(epsilon, delta)], a)
 
 
 def gaussian_dp(mu: float) -> Tradeoff:
@@ -186,7 +176,7 @@ def epsilon_bound(
         confidence: in (0, 1).
         rule: see ``p_value``.
     """
-    check_delta(delta)
+    arguments.decay("delta", delta)
     level = 1 - arguments.fraction("confidence", confidence)
     return largest_refuted(lambda e: p_value(counts, approximate_dp(e, delta), rule), level)
 
@@ -204,11 +194,3 @@ def largest_refuted(p_of: Callable[[float], float], level: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if p_of(middle) <= level else (low, middle)
     return low
-
-
-def check_delta(delta: float, kind: str = "") -> None:
-    """Raises ValueError unless 0 <= delta < 1 (0 < delta < 1 for the kind "gaussian")."""
-    if not 0 <= arguments.non_negative("delta", delta) < 1:
-        raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}")
-    if kind == "gaussian" and delta == 0:
-        raise ValueError("delta must be above 0 for the Gaussian profile, got 0")

@@ -1,9 +1,13 @@
-"""Canaries of a real run: records whose gradient lies in one coordinate, and their scores.
+"""Canaries of a real run: candidates that take part by a coin, and the scores that guess the coins.
 
 Each candidate takes part or not by its own fair coin (Steinke, Nasr and Jagielski 2023,
-arXiv:2305.08846v1, Algorithm 1); its gradient is a Dirac (Nasr et al. 2023, arXiv:2302.07956v1), in
-a coordinate of its own. It is a record like any other: drawn, differentiated, clipped, summed and
-noised by the very code that handles the others.
+arXiv:2305.08846v1, Algorithm 1). One that takes part is a record like any other: drawn,
+differentiated, clipped, summed and noised by the very code that handles the others.
+
+There are two kinds. The gradient of one is a Dirac (Nasr et al. 2023, arXiv:2302.07956v1), in a
+coordinate of its own; the noisy gradients are read there. The other is a record for the user's own
+loss; what the run released is compared with its own clipped gradient at every step (the
+trajectory), and with its loss at the end (the last iterate).
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ import optax
 from scipy import special
 
 from jaxdp import arguments
+from jaxdp._shards import hashed
 from jaxdp.audit.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
@@ -26,20 +31,124 @@ from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.rules import name_of, rate
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import LossFn, PyTree
+from jaxdp.types import LossFn, PyTree, filled, like
 
+PARTS = 3  # numbers of a candidate record in every step
 _REAL = -1  # the place of a record that is no canary
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
 _PLACES = 8  # fixes the coordinates, which are public
+_AT_ONCE = 64  # candidates whose gradients are held together
+_KEY = 0  # of a loss that takes one: scores need no randomness of their own
 _BLOCK = 1_000  # steps that are looked at together for what the coordinates share
 _FEWEST = 20  # steps, or candidates, below which noise has no edge to speak of
 _MANY = 2_000  # candidates that tell a step's noise by themselves
 _RARE = 0.25  # up to this rate the median over steps is hardly moved by the candidate itself
+_LARGEST = 1e6
+
+
+class Watched(NamedTuple):
+    """State of a watched algorithm.
+
+    Attributes:
+        inner: state of the algorithm's own ``after_noise``.
+        seen: float32 [k], what the last step told of the candidates: of each the noisy sum at its
+            coordinate, downhill, over the norm of one clipped record: 1 and noise where it was
+            drawn, 0 and noise where it was not; of records see ``parts``.
+    """
+
+    inner: PyTree
+    seen: jax.Array
+
+
+class Candidates:
+    """The candidates of an audit; public. Those that took part are the auditor's secret."""
+
+    numbers = 1  # that are released of a candidate in every step
+
+    @property
+    def count(self) -> int:
+        """The number m of candidates."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """A text that changes with the candidates."""
+        return f"{self.count} canaries"
+
+    def loss(self, loss_fn: LossFn) -> LossFn:
+        """The loss of the records that ``entered`` makes."""
+        return loss_fn
+
+    def entered(self, source: Source, coins: np.ndarray) -> Source:
+        """A source of the real records, then the candidates that take part.
+
+        How many there are is as secret as the coins. It stays on the device where the records are.
+
+        Raises:
+            ValueError: coins of another kind.
+        """
+        if coins.shape != (self.count,) or coins.dtype != bool:
+            raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
+        added, paired = self._added(source, np.flatnonzero(coins)), isinstance(self, Canaries)
+        if isinstance(source, ArraySource) and source.on_device:
+            arrays = source.arrays
+            if paired:
+                arrays = (arrays, jnp.full(len(source), _REAL, jnp.int32))
+            return ArraySource.of(
+                jax.tree.map(
+                    lambda rows, own: jnp.concatenate([rows, jnp.asarray(own, rows.dtype)]),
+                    arrays,
+                    added,
+                )
+            )
+        place = jax.ShapeDtypeStruct((), np.int32)
+        return WithCanaries(
+            source, added, (source.example, place) if paired else source.example, paired
+        )
+
+    def watched(self, algorithm: Algorithm) -> Algorithm:
+        """The same algorithm, whose state also keeps what the last step tells of the candidates.
+
+        Formal guarantee: what is kept is a function of the noisy gradient that the mechanism is
+        charged for, of the parameters before it, and of the public candidates: post-processing.
+        """
+        inner = optax.with_extra_args_support(algorithm.after_noise)
+
+        def init(params: PyTree) -> Watched:
+            return Watched(inner.init(params), jnp.zeros(self.numbers * self.count, jnp.float32))
+
+        def update(
+            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
+        ) -> tuple[PyTree, Watched]:
+            moved, after = inner.update(updates, state.inner, params, **extra)
+            return moved, Watched(after, self._seen(algorithm, updates, state.inner, params, moved))
+
+        def through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
+            return None if read is None else (lambda state: read(state.inner))
+
+        return dataclasses.replace(
+            algorithm,
+            after_noise=optax.GradientTransformationExtraArgs(init, update),
+            scale=through(algorithm.scale),
+            raw=through(algorithm.raw),
+            counts=through(algorithm.counts),
+            average=through(algorithm.average),
+        )
+
+    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
+        """The rows of the candidates at int [k], NumPy arrays [k, ...]."""
+        raise NotImplementedError
+
+    def _seen(
+        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
+    ) -> jax.Array:
+        """``Watched.seen`` of the noisy gradients, the state and parameters before, the update."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Canaries:
-    """The candidate canaries of an audit; public. Those that took part are the auditor's secret.
+class Canaries(Candidates):
+    """Candidates whose gradients are a pull along one coordinate each, whatever the parameters.
 
     Attributes:
         leaf: position of the parameters' largest leaf, which holds all their coordinates.
@@ -54,28 +163,18 @@ class Canaries:
         """The number m of candidates."""
         return len(self.places)
 
-    @property
-    def columns(self) -> int:
-        """The number of numbers that are released of every step."""
-        return self.count
-
-    @property
-    def name(self) -> str:
-        """A text that changes with the candidates."""
-        return f"{self.count} canaries"
-
-    def loss(self, loss_fn: LossFn) -> Callable[..., Any]:
+    def loss(self, loss_fn: LossFn) -> LossFn:
         """The loss of a pair (record, place), as ``entered`` makes them.
 
         Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
-        whose place is k, the loss is a pull along its coordinate.
+        whose place is k and whose record is zeros, the loss is a pull along its coordinate.
 
         Args:
             loss_fn: of one record, in any form that ``jaxdp.clipped_grad`` takes.
         """
         form, places = form_of(loss_fn), jnp.asarray(self.places)
 
-        def of(params: PyTree, example: tuple[PyTree, jax.Array], key: Any) -> Any:
+        def of(params: PyTree, example: tuple[PyTree, jax.Array], key: jax.Array | None) -> Any:
             record, place = example
             found = form(loss_fn, params, record, key)
             value, *aux = found if isinstance(found, tuple) else (found,)
@@ -84,79 +183,122 @@ class Canaries:
             return (pulled, *aux) if aux else pulled
 
         if form.rng is None:
-            with_canaries: Callable[..., Any] = lambda params, example: of(params, example, None)  # noqa: E731
+            with_canaries: LossFn = lambda params, example: of(params, example, None)  # noqa: E731
         else:
             with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
         return declaring(with_canaries, places, inner=loss_fn)
 
-    def require_finite(self, loss_fn: LossFn, params: PyTree, example: PyTree) -> None:
-        """Raises ValueError if the gradient of the loss at a record of zeros is not finite.
-
-        A canary would then be left out of the sum, and the audit would find nothing.
-
-        Args:
-            loss_fn: of one record.
-            params: the parameters before the first step.
-            example: shape and dtype of a record.
-
-        Raises:
-            ValueError: the gradient is not finite.
-        """
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), example)
-        form, loss = form_of(loss_fn), self.loss(loss_fn)
-        keys = () if form.rng is None else (jax.random.key(0, impl="threefry2x32"),)
-
-        def value(params: PyTree) -> jax.Array:
-            found = loss(params, (zeros, jnp.zeros((), jnp.int32)), *keys)
-            return found[0] if isinstance(found, tuple) else found
-
-        gradients = jax.tree.leaves(jax.jit(jax.grad(value, allow_int=True))(params))
-        floats = [leaf for leaf in gradients if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
-            raise ValueError(
-                "canaries must be 0 for a loss whose gradient at a record of zeros is not finite, "
-                f"got {self.count}: let the loss be finite there"
-            )
-
-    def entered(self, source: Source, coins: np.ndarray) -> Source:
-        """A source of pairs (record, place): the real records, then the candidates that take part.
-
-        A candidate's record is zeros. How many there are is as secret as the coins.
-
-        Raises:
-            ValueError: coins of another kind.
-        """
-        places = np.flatnonzero(checked_coins(coins, self.count)).astype(np.int32)
+    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
         zeros = jax.tree.map(
-            lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(places), *leaf.shape)),
+            lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(chosen), *leaf.shape)),
             source.example,
         )
-        return with_canaries(source, (zeros, places), paired=True)
+        return zeros, chosen.astype(np.int32)
 
-    def watched(self, algorithm: Algorithm) -> Algorithm:
-        """The same algorithm, whose state also keeps the last noisy gradient at the candidates.
-
-        Formal guarantee: what is kept is a part of the noisy gradient that the mechanism is charged
-        for, in units of one clipped record: post-processing.
-        """
+    def _seen(
+        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
+    ) -> jax.Array:
         mechanism = algorithm.mechanism
 
-        def seen(updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree) -> jax.Array:
-            found = self._at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
-            return found if algorithm.scale is None else found / self._at(algorithm.scale(inner))
+        def at(tree: PyTree) -> jax.Array:
+            leaf = jax.tree.leaves(tree)[self.leaf]
+            return jnp.ravel(leaf)[jnp.asarray(self.places)].astype(jnp.float32)
 
-        return watching(algorithm, self.columns, seen)
-
-    def _at(self, tree: PyTree) -> jax.Array:
-        leaf = jax.tree.leaves(tree)[self.leaf]
-        return jnp.ravel(leaf)[jnp.asarray(self.places)].astype(jnp.float32)
+        found = at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
+        return found if algorithm.scale is None else found / at(algorithm.scale(inner))
 
 
-def checked_coins(coins: np.ndarray, count: int) -> np.ndarray:
-    """The coins; ValueError unless they are bool [count]."""
-    if coins.shape != (count,) or coins.dtype != bool:
-        raise ValueError(f"coins must be bool [{count}], got {coins.dtype} {coins.shape}")
-    return coins
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordCanaries(Candidates):
+    """Candidates that are records: each is differentiated as any record is.
+
+    Attributes:
+        records: pytree of NumPy arrays [m, ...], a row a candidate, a record like those of the
+            source; **public**, and none of them among these: somebody would be in the sum twice.
+        loss_fn: of one record.
+        params: before the first step; frozen leaves stay as they are here.
+    """
+
+    numbers = PARTS
+    records: PyTree
+    loss_fn: LossFn
+    params: PyTree
+
+    @property
+    def count(self) -> int:
+        """The number m of candidates."""
+        return len(jax.tree.leaves(self.records)[0])
+
+    @property
+    def name(self) -> str:
+        """A text that changes with the candidates."""
+        return f"{self.count} canaries of records {hashed(self.records)}"
+
+    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[chosen], self.records)
+
+    def _seen(
+        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
+    ) -> jax.Array:
+        mechanism, value = algorithm.mechanism, value_of(self.loss_fn)
+        unit, rule = mechanism.l2(updates), mechanism.rule
+        noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
+        before = filled(params, self.params)
+        after = filled(optax.apply_updates(params, moved), self.params)
+
+        def along(records: PyTree) -> tuple[jax.Array, jax.Array]:
+            """The noisy sum along each clipped gradient [k], and the gradient's length [k].
+
+            Both in units of one record's largest contribution. A gradient that is not finite has
+            length 0 and tells nothing, as the clipped sum leaves it out.
+            """
+            grads = like(
+                noisy, jax.vmap(jax.grad(value, allow_int=True), (None, 0))(before, records)
+            )
+            squares = jax.tree.map(lambda g: _of_rows(g, g), grads)
+            factors = rule.factors(squares)
+            size = jnp.sqrt(_sum(jax.tree.map(lambda f, s: f * f * s, factors, squares)))
+            dots = jax.tree.map(lambda f, g, n: f * _of_rows(g, n[None]), factors, grads, noisy)
+            fits = jnp.isfinite(size) & (size > 0)
+            along = _sum(dots) / jnp.where(fits, size, 1.0)
+            return jnp.where(fits, along, 0.0), jnp.where(fits, size / unit, 0.0)
+
+        losses = self._by_parts(lambda records: jax.vmap(value, (None, 0))(after, records))
+        return jnp.concatenate([*self._by_parts(along), losses])
+
+    def _by_parts(self, of: Callable[[PyTree], PyTree]) -> PyTree:
+        """Applies ``of`` to all candidates, some at a time."""
+        size = min(_AT_ONCE, self.count)
+        parts = -(-self.count // size)
+
+        def cut(leaf: np.ndarray) -> jax.Array:
+            # The last part is filled up with candidates that are there already.
+            whole = np.resize(np.arange(self.count), parts * size)
+            return jnp.asarray(leaf[whole]).reshape(parts, size, *leaf.shape[1:])
+
+        found = jax.lax.map(of, jax.tree.map(cut, self.records))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1)[: self.count], found)
+
+
+def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
+    """The loss of (params, record) as one float32 number, with a fixed key if it takes one."""
+
+    def value(params: PyTree, record: PyTree) -> jax.Array:
+        key = jax.random.key(_KEY, impl="threefry2x32")
+        found = form_of(loss_fn)(loss_fn, params, record, key)
+        return jnp.asarray(found[0] if isinstance(found, tuple) else found, jnp.float32)
+
+    return value
+
+
+def _of_rows(one: jax.Array, other: jax.Array) -> jax.Array:
+    """[k], the products of the rows of two arrays, each summed; of one row, with all."""
+    product = one.astype(jnp.float32) * other.astype(jnp.float32)
+    return jnp.sum(product.reshape(len(one), -1), axis=1)
+
+
+def _sum(tree: PyTree) -> jax.Array:
+    return jnp.asarray(sum(jax.tree.leaves(tree)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,7 +316,7 @@ class WithCanaries:
     real: Source
     added: PyTree = dataclasses.field(repr=False)
     example: PyTree
-    paired: bool = False
+    paired: bool
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -199,78 +341,6 @@ class WithCanaries:
         return jax.tree.map(placed, rows, self.added)
 
 
-def with_canaries(real: Source, added: PyTree, *, paired: bool = False) -> Source:
-    """The records of a source and canaries; on the device where the records are there.
-
-    Args:
-        real: the source.
-        added: pytree [k, ...] like its rows.
-        paired: see ``WithCanaries``.
-    """
-    if isinstance(real, ArraySource) and real.on_device:
-        arrays = (real.arrays, jnp.full(len(real), _REAL, jnp.int32)) if paired else real.arrays
-        return ArraySource.of(
-            jax.tree.map(
-                lambda rows, own: jnp.concatenate([rows, jnp.asarray(own, rows.dtype)]),
-                arrays,
-                added,
-            )
-        )
-    place = jax.ShapeDtypeStruct((), np.int32)
-    return WithCanaries(real, added, (real.example, place) if paired else real.example, paired)
-
-
-class Watched(NamedTuple):
-    """State of a watched algorithm.
-
-    Attributes:
-        inner: state of the algorithm's own ``after_noise``.
-        seen: float32 [m], the last noisy sum at each candidate's coordinate, downhill, over the
-            norm of one clipped record: 1 and noise where the candidate was drawn, 0 and noise where
-            it was not.
-    """
-
-    inner: PyTree
-    seen: jax.Array
-
-
-def watching(
-    algorithm: Algorithm,
-    columns: int,
-    seen: Callable[[PyTree, PyTree, PyTree, PyTree], jax.Array],
-) -> Algorithm:
-    """The same algorithm, whose state is a ``Watched`` of its own.
-
-    Args:
-        algorithm: watched.
-        columns: how many numbers are kept.
-        seen: from the noisy gradients, the state and the parameters before the update and the
-            update of the parameters to the numbers.
-    """
-    inner = optax.with_extra_args_support(algorithm.after_noise)
-
-    def init(params: PyTree) -> Watched:
-        return Watched(inner.init(params), jnp.zeros(columns, jnp.float32))
-
-    def update(
-        updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, Watched]:
-        moved, after = inner.update(updates, state.inner, params, **extra)
-        return moved, Watched(after, seen(updates, state.inner, params, moved))
-
-    def through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
-        return None if read is None else (lambda state: read(state.inner))
-
-    return dataclasses.replace(
-        algorithm,
-        after_noise=optax.GradientTransformationExtraArgs(init, update),
-        scale=through(algorithm.scale),
-        raw=through(algorithm.raw),
-        counts=through(algorithm.counts),
-        average=through(algorithm.average),
-    )
-
-
 def candidates(count: int, params: PyTree) -> Canaries:
     """``count`` candidates, each in a coordinate of its own of the largest leaf.
 
@@ -293,8 +363,8 @@ def candidates(count: int, params: PyTree) -> Canaries:
     return Canaries(leaf, order[:count])
 
 
-def check(algorithm: Algorithm) -> None:
-    """Raises ValueError for algorithms that such canaries cannot audit."""
+def check(algorithm: Algorithm, *, records: bool = False) -> None:
+    """Raises ValueError for algorithms that canaries, or those that are records, cannot audit."""
     mechanism = algorithm.mechanism
     if mechanism.strategy is not None:
         raise ValueError(
@@ -311,21 +381,32 @@ def check(algorithm: Algorithm) -> None:
             "canaries must be 0 where a user is the privacy unit: each is a record by itself, got "
             "a number of them"
         )
-    if isinstance(algorithm.mechanism.rule, CoordinateBox) or algorithm.raw is not None:
+    if isinstance(mechanism.rule, CoordinateBox) or algorithm.raw is not None:
         raise ValueError(
             "canaries must be 0 for an algorithm that clips every coordinate by itself or by raw "
             "moments: a gradient in one coordinate says nothing there, got a number of them"
         )
+    for name in ("scale", "bound", "noise", "gradient") if records else ():
+        if getattr(algorithm, name) is not None:
+            raise ValueError(
+                "canaries must be a number for an algorithm that scales or clips by its own state "
+                f"({name}): a record's part in its noisy sums is not followed; got records"
+            )
 
 
-def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """Scores [m], higher for candidates that seem to have taken part; see ``log_odds``."""
-    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    return log_odds(seen, np.ones(()), algorithm)
+def parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """float64 [steps, m] thrice: sums along the gradients, their lengths, losses afterwards."""
+    along, size, losses = np.split(_finite(seen), PARTS, axis=1)
+    return along, np.clip(size, 0.0, 1.0), losses
 
 
-def log_odds(seen: np.ndarray, size: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """Log odds [m] of having taken part.
+def _finite(seen: np.ndarray) -> np.ndarray:
+    wide = np.asarray(seen, np.float64)
+    return np.nan_to_num(wide, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
+
+
+def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+    """Log odds [m] of having taken part, from every step.
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
     where the other records leave the candidate's direction alone. What they do there is estimated
@@ -335,10 +416,12 @@ def log_odds(seen: np.ndarray, size: np.ndarray, algorithm: Algorithm) -> np.nda
     s'S^-1 y - s'S^-1 s / 2. The noise is taken to be as large as what is left.
 
     Args:
-        seen: [steps, m], the noisy sums along the candidates, in units of one clipped record.
-        size: [steps, m] or [], what a candidate adds to its own.
+        seen: [steps, m], the noisy sums along the candidates, in units of one clipped record; of
+            ``records`` [steps, 3 m], see ``parts``.
         algorithm: of the run.
+        records: what a candidate adds is the length of its own clipped gradient, in place of 1.
     """
+    seen, size = parts(seen)[:2] if records else (_finite(seen), np.ones(()))
     z, rate, share = noise_of(algorithm, len(seen)), rate_of(algorithm), np.zeros((1, 1))
     if rate < _RARE:  # at a large rate nothing is taken away
         shared, share = _shared(seen, z, rate)
@@ -354,16 +437,30 @@ def log_odds(seen: np.ndarray, size: np.ndarray, algorithm: Algorithm) -> np.nda
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
-def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """Scores [m] from the sum of the noisy gradients alone: all that SGD's last iterate has.
+def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+    """Scores [m] from the end of a run alone, as log odds of having taken part.
 
-    The log-likelihood ratio of a sum over T steps with noise of variance z^2 each, of which a
-    candidate that took part is in a binomial number. What ordinary records do at a coordinate
-    cannot be told from noise here, so the noise is taken to be as large as the sums' spread.
+    Of gradients the sum of all noisy ones: all that SGD's last iterate has. The log-likelihood
+    ratio of a sum over T steps with noise of variance z^2 each, of which a candidate that took part
+    is in a binomial number. What ordinary records do at a coordinate cannot be told from noise
+    here, so the noise is taken to be as large as the sums' spread.
+
+    Of ``records`` the losses of the last iterate, their ranks as normal numbers: a candidate with a
+    small loss seems to have taken part. How far the two halves can lie apart in the last iterate is
+    taken from what was charged, as if every step's gradient stayed in it. Ranks of equal losses are
+    equal.
     """
-    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
     z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
-    total = seen.sum(axis=0)
+    if records:
+        from scipy import stats  # takes a second, and training needs none of it
+
+        losses = parts(seen)[2]
+        apart = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
+        ranks = stats.rankdata(-losses[-1])
+        # The mixture of both halves is wider than either.
+        normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + apart**2 / 4)
+        return np.asarray(apart * normal)
+    total = _finite(seen).sum(axis=0)
     total = total - (np.median(total) - len(seen) * rate / 2)
     variance = max(
         np.square(z).sum(), np.square(1.4826 * np.median(np.abs(total - np.median(total))))
@@ -377,13 +474,6 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
             2 * np.maximum(variance, 1e-12)
         )
     return special.logsumexp(ratios, axis=0)
-
-
-def simulated(coins: np.ndarray, steps: int, algorithm: Algorithm, seed: int) -> np.ndarray:
-    """float [steps, m], what a run would release of its candidates if nothing else were there."""
-    rng = np.random.default_rng(seed)
-    drawn = (rng.random((steps, len(coins))) < rate_of(algorithm)) & coins
-    return drawn + noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
 
 
 def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,7 @@ from scipy import special
 
 from jaxdp import arguments
 from jaxdp.audit import bounds
-from jaxdp.audit.scores import Audited, check, numbers
+from jaxdp.audit.scores import Audited, numbers
 
 SIDES = ("both", "top")
 COINS = "every canary was included by its own fair coin"
@@ -56,21 +56,21 @@ def audit_one_run(
     *,
     confidence: float = 0.95,
     log_odds: bool = False,
-    looks: Sequence[tuple[int, str]] | None = None,
     seed: int | None = None,
 ) -> Audited:
     """A lower bound on epsilon from one training run with many canaries.
 
     A look makes r guesses: "top": the r canaries with the highest scores are in; "both": half of r
-    are in and as many with the lowest scores are out. Each look holds the one before, and they are
-    paid for by the exact probability that any of them looks so good.
+    are in and as many with the lowest scores are out. There are seven: 1, 2 and 4 % of m on top, 8,
+    15, 25 and 40 % on both sides. Each look holds the one before, and they are paid for by the
+    exact probability that any of them looks so good.
 
     Scores that are log odds of "in" against "out" tell more: every canary is guessed by their sign,
     with a weight that grows with their size and is 0 below a level. Weights and level are computed
     without the coins, so there is one statistic, and nothing to pay. Log odds that are wrong cost
     power, never validity; as those of a faulty run are, a tenth of the error is left for the looks.
 
-    Formal guarantee: that of ``nested_p_value`` and ``weighted_p_value``: every canary was included
+    Formal guarantee: that of ``nested_p_value`` and ``weighted_tail``: every canary was included
     by its own fair coin, secret to whoever computed the scores, and the scores are a function of
     what the run released and of the canaries. Equal scores are put in an order that is independent
     of the coins, see the module.
@@ -82,14 +82,11 @@ def audit_one_run(
         confidence: in (0, 1).
         log_odds: the scores are log odds, such as a log-likelihood ratio with and without the
             canary.
-        looks: pairs (r, side), fixed beforehand; None takes the best of seven: 1, 2 and 4 %
-            of m on top, 8, 15, 25 and 40 % on both sides.
         seed: of the order among equal scores, chosen without a look at the coins; None takes one
             from the operating system.
 
     Raises:
-        ValueError: shapes that do not fit, coins that cannot be fair (all alike, say), or looks of
-            another kind.
+        ValueError: shapes that do not fit, or coins that cannot be fair (all alike, say).
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -100,11 +97,12 @@ def audit_one_run(
         >>> 2.0 < audited.epsilon < 8.0
         True
     """
-    check(delta, confidence)
+    arguments.decay("delta", delta)
+    level = 1 - arguments.fraction("confidence", confidence)
     coins, order = in_order(scores, included, seed)
-    level, share = 1 - confidence, _LOOKS if log_odds else 1.0
-    correct, made = counted(coins[order], looks)
-    value = nested_bound(correct, made, len(order), delta, share * level)
+    m, share = len(order), _LOOKS if log_odds else 1.0
+    looks = [(min(m, max(2, round(part * m))), side) for part, side in _SHARES]
+    value = nested_bound(*counted(coins[order], looks), m, delta, share * level)
     if log_odds:
         value = max(value, by_weights(scores, coins, delta, (1 - share) * level))
     return Audited(value, delta, confidence, "one run", COINS)
@@ -138,34 +136,25 @@ def in_order(
     return coins, np.lexsort((ties, -values))
 
 
-def counted(
-    coins: np.ndarray, looks: Sequence[tuple[int, str]] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def counted(coins: np.ndarray, looks: Sequence[tuple[int, str]]) -> tuple[np.ndarray, np.ndarray]:
     """(right guesses [k], guesses [k]) of every look, from the fewest guesses to the most.
+
+    One that does not hold the guesses of the one before is left out, as some are of few canaries.
 
     Args:
         coins: bool [m], from the highest score to the lowest.
-        looks: see ``audit_one_run``.
+        looks: pairs (r, side), see ``audit_one_run``, fixed beforehand.
 
     Raises:
-        ValueError: no look, one that does not hold the one before, or one of another kind.
+        ValueError: a look of another kind, or with more guesses than canaries.
     """
     m, found = len(coins), [(0, 0, 0)]
-    given = [(min(m, max(2, round(share * m))), side) for share, side in _SHARES]
-    if looks is not None:
-        given = [(arguments.integer("looks", r, least=1), side) for r, side in looks]
-        if not given:
-            raise ValueError(f"looks must be at least one pair (r, side), got {looks!r}")
-    for r, side in sorted(given, key=lambda look: look[0]):
-        arguments.one_of("looks", side, SIDES)
-        if r > m:
-            raise ValueError(f"looks must make at most {m} guesses, got {r}")
-        outs = r // 2 if side == "both" else 0
+    for r, side in sorted(looks, key=lambda look: look[0]):
+        arguments.integer("looks", r, least=1, most=m)
+        outs = r // 2 if arguments.one_of("looks", side, SIDES) == "both" else 0
         ins = r - outs
         if ins >= found[-1][0] and outs >= found[-1][1]:
             found.append((ins, outs, int(coins[:ins].sum() + (~coins[m - outs :]).sum())))
-        elif looks is not None:  # of few canaries some shares of m are left out
-            raise ValueError(f"looks must each hold the guesses of the smaller ones, got {looks!r}")
     ins_outs_right = np.array(found[1:])
     return ins_outs_right[:, 2], ins_outs_right[:, 0] + ins_outs_right[:, 1]
 
@@ -202,20 +191,14 @@ def nested_p_value(
     """
     q = float(special.expit(epsilon))
     smallest = min(_tail(r, q)[c] for r, c in zip(guesses, correct, strict=True))
-    more = excess(canaries, epsilon, delta)
-    return min(1.0, _crossing(guesses, q, smallest) + more)
-
-
-def _crossing(guesses: np.ndarray, q: float, smallest: float) -> float:
-    """P(some look's p-value is at most ``smallest``) for independent coins."""
-    state, before, crossed = np.ones(1), 0, 0.0
-    for r in guesses:
+    state, before, crossed = np.ones(1), 0, excess(canaries, epsilon, delta)
+    for r in guesses:  # the law of the right guesses where no look was as good so far
         state, before = np.convolve(state, binomial_pmf(int(r) - before, q)), int(r)
         edge = int(np.argmax(_tail(before, q) <= smallest * (1 + 1e-9)))
         crossed, state = crossed + float(state[edge:].sum()), state[:edge]
         if not state.size:
             return 1.0
-    return crossed
+    return min(1.0, crossed)
 
 
 def nested_bound(
@@ -255,58 +238,42 @@ def weights_of(log_odds: np.ndarray, level: float) -> np.ndarray:
         log_odds: float [m], of "in" against "out".
         level: the error.
     """
-    size = np.abs(log_odds)
+    size, z = np.abs(log_odds), -special.ndtri(level)
     chance, best = special.expit(size), (-1.0, np.zeros(len(size), int))
     for part in _TRIED:
         weights = np.maximum(size - part * size.max(), 0.0)
         if weights.max() <= 0:
             continue
         whole = np.rint(weights * (_WEIGHTS / weights.max())).astype(int)
-        if whole.any():
-            best = max(best, (_expected(whole, chance, level), whole), key=lambda pair: pair[0])
+        if not whole.any():
+            continue
+
+        # Nearly the bound that right guesses with these chances would give: where the sum to be
+        # expected is z standard deviations above its mean, or where all guesses are right.
+        total, squares, mean = whole.sum(), np.square(whole).sum(), whole @ chance
+        epsilon = 0.0
+        for step in 2.0 ** np.arange(4, -8, -1):
+            q = special.expit(epsilon + step)
+            low = mean - total * q >= z * math.sqrt(q * (1 - q) * squares)
+            epsilon += step if low else 0.0
+        all_right = special.logit(level ** (1 / np.count_nonzero(whole)))
+        best = max(best, (min(epsilon, float(all_right)), whole), key=lambda pair: pair[0])
     return best[1]
 
 
-def _expected(weights: np.ndarray, chance: np.ndarray, level: float) -> float:
-    """Nearly the bound that right guesses with these chances would give."""
-    total, squares, mean = weights.sum(), np.square(weights).sum(), weights @ chance
-    z = -special.ndtri(level)
+def weighted_tail(weights: np.ndarray, right: np.ndarray, epsilon: float) -> float:
+    """P(sum of w_i X_i >= the sum of the weights of right guesses), exactly.
 
-    def low(epsilon: float) -> bool:
-        q = special.expit(epsilon)
-        return bool(mean - total * q >= z * math.sqrt(q * (1 - q) * squares))
+    The X_i are independent coins that come up with probability e^epsilon / (1 + e^epsilon).
 
-    epsilon = 0.0
-    for step in 2.0 ** np.arange(4, -8, -1):
-        epsilon += step if low(epsilon + step) else 0.0
-    right = level ** (1 / np.count_nonzero(weights))  # all of them
-    return min(epsilon, float(special.logit(right)))
-
-
-def weighted_p_value(
-    weights: np.ndarray, right: np.ndarray, canaries: int, epsilon: float, delta: float
-) -> float:
-    """A valid p-value of (epsilon, delta)-DP from the sum of the weights of right guesses.
-
-    P(sum of w_i X_i >= the sum seen) for independent coins X_i that come up with probability
-    e^epsilon / (1 + e^epsilon), exactly, plus ``excess``.
-
-    Formal guarantee: every canary was put in by its own fair coin; guesses and weights are a
-    function of what was released.
+    Formal guarantee: with ``excess`` added it is a valid p-value of (epsilon, delta)-DP, if every
+    canary was put in by its own fair coin; guesses and weights are a function of what was released.
 
     Args:
         weights: int [m] >= 0.
         right: bool [m].
-        canaries: m.
         epsilon: >= 0.
-        delta: in [0, 1).
     """
-    tail = _weighted_tail(weights, right, epsilon)
-    return min(1.0, tail + excess(canaries, epsilon, delta))
-
-
-def _weighted_tail(weights: np.ndarray, right: np.ndarray, epsilon: float) -> float:
-    """P(sum of w_i X_i >= the sum seen)."""
     q, law = float(special.expit(epsilon)), np.ones(1)
     for weight in range(1, int(weights.max(initial=0)) + 1):
         times = int(np.count_nonzero(weights == weight))
@@ -328,13 +295,13 @@ def weighted_bound(
     So an excess that was paid at the lower end of a stretch is enough for all of it.
     """
     low = _first(canaries, delta, level) * _STEP
-    if weighted_p_value(weights, right, canaries, low, delta) > level:
+    if weighted_tail(weights, right, low) + excess(canaries, low, delta) > level:
         return 0.0
     while True:
         start, paid = low, excess(canaries, low, delta)
         found = start + bounds.largest_refuted(
             lambda more, start=start, paid=paid: (  # type: ignore[misc]
-                _weighted_tail(weights, right, start + more) + paid
+                weighted_tail(weights, right, start + more) + paid
             ),
             level,
         )

@@ -109,7 +109,7 @@ def trusted_steps(
 
     # A run gives features [k], the parts of its steps in the order of their names.
     score = lambda shown: step_by_step(jax.vmap(at_step)(shown))  # noqa: E731
-    run = training_run(algorithm, worlds, steps, release="trusted", score=score, energy=energy)
+    run = training_run(algorithm, worlds, steps, score=score, energy=energy, trusted=True)
     rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
     n = worlds.count
 

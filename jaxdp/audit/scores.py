@@ -1,7 +1,12 @@
-"""Lower bounds on epsilon from scores of two worlds: runs with a record, and runs without it."""
+"""Lower bounds on epsilon from scores of two worlds: runs with a record, and runs without it.
+
+Also the test of the event that was charged, and the measures by which attacks are compared.
+"""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -9,7 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.curves import misses
 from jaxdp.accounting.gaussian import gaussian_epsilon
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts, Tradeoff
@@ -20,6 +27,12 @@ _RATIO = 3.0  # between neighbouring ranks
 _QUANTILES = np.r_[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, np.linspace(0.04, 0.96, 24)]
 _QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
 GAUSSIAN_ONLY = "the mechanism's own trade-off function is Gaussian (full batch, nothing hidden)"
+_EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of a privacy profile
+_TRIED = 6  # events whose test is computed before one of them is chosen
+_FAR = 6.0  # how many times the claimed noise a family is searched: beyond, epsilon is nearly 0
+AT = (1e-3, 1e-2)  # false-positive rates told in numbers
+PLOTTED = (1e-3, 1e-2, 1e-1)
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +78,22 @@ class Audited:
             f"epsilon >= {np.floor(1000 * self.epsilon) / 1000:.3f} at delta {self.delta:g} with "
             f"{self.confidence:.0%} confidence"
         )
+
+
+class _Look(NamedTuple):
+    """A test whose threshold was fixed before these runs were looked at.
+
+    Attributes:
+        test: the event.
+        counts: of its errors.
+        p_value: of a trade-off function.
+        level: its share of the error.
+    """
+
+    test: ThresholdTest
+    counts: ErrorCounts
+    p_value: Callable[[Tradeoff], float]
+    level: float
 
 
 def audit_scores(
@@ -124,17 +153,24 @@ def audit_scores(
         >>> 1.0 < audited.epsilon < proven
         True
     """
-    check(delta, confidence, kind)
+    gaussian = arguments.one_of("kind", kind, KINDS) == "gaussian"
+    (arguments.fraction if gaussian else arguments.decay)("delta", delta)
+    level = 1 - arguments.fraction("confidence", confidence)
     arguments.fraction("held_out", held_out)
     arguments.integer("seed", seed, least=0)
     inside, outside = checked(with_record, without)
-    level, columns, gaussian = 1 - confidence, inside.shape[1], kind == "gaussian"
+    columns = inside.shape[1]
+
+    def counted(test: ThresholdTest) -> list[_Look]:
+        counts = test.counts(inside, outside)
+        return [_Look(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)]
+
     if threshold is not None:
         if columns > 1:
             raise ValueError(f"threshold must be None for {columns} columns, got {threshold}")
         if np.ndim(threshold) or np.isnan(threshold):
             raise ValueError(f"threshold must be a single number, got {threshold!r}")
-        looks = [_event(ThresholdTest(0, 1, float(threshold)), inside, outside, level)]
+        looks = counted(ThresholdTest(0, 1, float(threshold)))
     elif columns == 1:
         looks = [
             look
@@ -144,11 +180,15 @@ def audit_scores(
     else:
         chosen, (inside, outside) = split(inside, outside, held_out, seed)
         if gaussian:
-            column, sign = _farthest(*chosen)
+            # The column and sign whose balanced threshold has the fewest errors.
+            _, column, sign = min(
+                (_ranks(*chosen, column, sign, 1.0, balanced=True)[0].counts.alarms, column, sign)
+                for column in range(columns)
+                for sign in (1, -1)
+            )
             looks = _ranks(inside, outside, column, sign, level, gaussian)
         else:
-            test = _best_event(chosen, (len(inside), len(outside)), delta, confidence)
-            looks = [_event(test, inside, outside, level)]
+            looks = counted(_best_event(chosen, (len(inside), len(outside)), delta, confidence))
 
     # The largest epsilon, or mu, that a look refutes.
     guarantee = bounds.gaussian_dp if gaussian else partial(bounds.approximate_dp, delta=delta)
@@ -168,27 +208,6 @@ def audit_scores(
     return Audited(epsilon, delta, confidence, kind, assumes, best_look.counts, best_look.test)
 
 
-class _Look(NamedTuple):
-    """A test whose threshold was fixed before these runs were looked at.
-
-    Attributes:
-        p_value: of a trade-off function.
-        level: its share of the error.
-        counts: of its errors.
-        test: the event.
-    """
-
-    p_value: Callable[[Tradeoff], float]
-    level: float
-    counts: ErrorCounts
-    test: ThresholdTest
-
-
-def _event(test: ThresholdTest, inside: np.ndarray, outside: np.ndarray, level: float) -> _Look:
-    counts = test.counts(inside, outside)
-    return _Look(partial(bounds.p_value, counts, rule=test.combine), level, counts, test)
-
-
 def _ranks(
     inside: np.ndarray, outside: np.ndarray, column: int, sign: int, level: float, balanced: bool
 ) -> list[_Look]:
@@ -206,7 +225,7 @@ def _ranks(
         c = int(np.argmax(above)) if above.any() else size
         test = ThresholdTest(column, sign, float(low[min(c, size - 1)]))
         p_value = partial(bounds.rank_p_value, c, m, c, n) if c < size else lambda tradeoff: 1.0
-        return [_Look(p_value, level, ErrorCounts(c, m, c, n), test)]
+        return [_Look(test, ErrorCounts(c, m, c, n), p_value, level)]
     most = int(np.log(max(size / 2, 1)) / np.log(_RATIO))
     for rank in sorted({0, *(round(_RATIO**i) for i in range(1, most + 1))}):
         # From above, by the rank of a false alarm, and from below, by that of a miss.
@@ -214,24 +233,11 @@ def _ranks(
         missed, alarms = int(np.sum(low <= cut)), int(np.sum(high >= low[rank]))
         test = ThresholdTest(column, sign, float(np.nextafter(cut, np.inf)))
         p_value = partial(bounds.rank_p_value, rank, m, missed, n)
-        looks.append(_Look(p_value, level, ErrorCounts(rank, m, missed, n), test))
+        looks.append(_Look(test, ErrorCounts(rank, m, missed, n), p_value, level))
         test = ThresholdTest(column, sign, float(low[rank]))
         p_value = partial(bounds.rank_p_value, rank, n, alarms, m)
-        looks.append(_Look(p_value, level, ErrorCounts(alarms, m, rank, n), test))
+        looks.append(_Look(test, ErrorCounts(alarms, m, rank, n), p_value, level))
     return [look._replace(level=level / len(looks)) for look in looks]
-
-
-def _farthest(inside: np.ndarray, outside: np.ndarray) -> tuple[int, int]:
-    """(column, sign) whose balanced threshold has the fewest false alarms and misses."""
-    tried = [
-        (_ranks(inside, outside, column, sign, 1.0, balanced=True)[0].counts.alarms, column, sign)
-        for column in range(inside.shape[1])
-        for sign in (1, -1)
-    ]
-    return min(tried)[1:]
-
-
-Pair = tuple[np.ndarray, np.ndarray]
 
 
 def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
@@ -252,7 +258,7 @@ def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -
 
 def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarray]:
     """The tests worth trying, with their rates of false alarms [r] and misses [r]."""
-    rules, alarms, misses = [], [], []
+    rules, alarms, missed = [], [], []
     for column in range(chosen[0].shape[1]):
         inside, outside = (np.sort(scores[:, column]) for scores in chosen)
         cuts = np.unique(np.quantile(np.r_[inside, outside], _QUANTILES, method="nearest"))
@@ -265,8 +271,8 @@ def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarra
                 hit_in, hit_out = 1 - hit_in, 1 - hit_out
             rules += [ThresholdTest(column, sign, sign * float(cut)) for cut in cuts]
             alarms.append(hit_out)
-            misses.append(1 - hit_in)
-    return rules, np.concatenate(alarms), np.concatenate(misses)
+            missed.append(1 - hit_in)
+    return rules, np.concatenate(alarms), np.concatenate(missed)
 
 
 def _best_event(
@@ -296,31 +302,24 @@ def _best_event(
     return dataclasses.replace(tests[best], combine=combine)
 
 
-def check(delta: float, confidence: float, kind: str = KINDS[0]) -> None:
-    """Raises ValueError unless all three are in their range."""
-    arguments.one_of("kind", kind, KINDS)
-    bounds.check_delta(delta, kind)
-    arguments.fraction("confidence", confidence)
-
-
 def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
     """Both as float64 [n, k], with not-a-number as a score above all others.
 
     Raises:
         ValueError: strings, complex numbers, rows of unlike lengths, or shapes that do not fit.
     """
-    both = []
-    for name, given in (("with_record", with_record), ("without", without)):
-        scores = numbers(name, given)
-        scores = scores[:, None] if scores.ndim == 1 else scores
+    inside, outside = (
+        scores[:, None] if scores.ndim == 1 else scores
+        for scores in (numbers("with_record", with_record), numbers("without", without))
+    )
+    for name, scores in (("with_record", inside), ("without", outside)):
         if scores.ndim != 2 or not scores.size:
             raise ValueError(f"{name} must be scores [n] or [n, k], got shape {scores.shape}")
-        both.append(scores)
-    if both[0].shape[1] != both[1].shape[1]:
+    if inside.shape[1] != outside.shape[1]:
         raise ValueError(
-            f"without must have {both[0].shape[1]} columns like with_record, got {both[1].shape[1]}"
+            f"without must have {inside.shape[1]} columns like with_record, got {outside.shape[1]}"
         )
-    return both[0], both[1]
+    return inside, outside
 
 
 def numbers(name: str, given: ArrayLike) -> np.ndarray:
@@ -333,3 +332,310 @@ def numbers(name: str, given: ArrayLike) -> np.ndarray:
         shown = found.dtype if found.size else type(given).__name__
         raise ValueError(f"{name} must be scores [n] or [n, k], real numbers, got {shown}")
     return np.nan_to_num(found.astype(np.float64), nan=1e30, posinf=1e29, neginf=-1e29)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The result of testing the charged event against the runs.
+
+    Attributes:
+        p_value: valid, of "the two worlds are as close as the event says".
+        refuted: True if the p-value is at most 1 - ``confidence``.
+    """
+
+    p_value: float
+    refuted: bool
+
+
+def audit_event(
+    with_record: ArrayLike,
+    without: ArrayLike,
+    event: acc.Event,
+    *,
+    confidence: float = 0.95,
+    held_out: float = 0.3,
+    seed: int = 0,
+    relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+) -> Verdict:
+    """Tests the whole privacy profile of what was charged on scores of the two worlds.
+
+    Formal guarantee: a mechanism that is what ``event`` says is refuted with probability at most
+    1 - ``confidence``. As in ``audit_scores``, what is tested is chosen on a random part of the
+    runs. Stronger than comparing epsilon at one delta, for a small delta is out of reach of few
+    runs.
+
+    Arguments as for ``audit_scores``; the worlds are neighbours under ``relation``.
+    """
+    level = 1 - arguments.fraction("confidence", confidence)
+    chosen, kept = split(*checked(with_record, without), held_out, seed)
+    rule = _best_against(event, relation, chosen, kept)
+    p = bounds.p_value(rule.counts(*kept), tradeoff_of(event, relation), rule.combine)
+    return Verdict(p, p <= level)
+
+
+def family_bound(
+    with_record: ArrayLike,
+    without: ArrayLike,
+    family: Callable[[float], acc.Event],
+    noise: float,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    held_out: float = 0.3,
+    seed: int = 0,
+) -> Audited:
+    """A lower bound on epsilon at ``delta``, if the mechanism is a member of a family of events.
+
+    The Gaussian profile of Nasr et al. (2023) with a sampled mechanism's own profile in its place:
+    the least noise that the runs refute, and epsilon there.
+
+    Formal guarantee: if the mechanism **is a member of the family** (same sampling and steps, noise
+    unknown), the answer exceeds its epsilon with probability at most 1 - ``confidence``.
+
+    Arguments as for ``audit_scores``; ``family`` goes from a noise multiplier to the event, less
+    private the smaller it is, and at the multiplier ``noise`` the choice of a test and the search
+    begin.
+    """
+    arguments.positive("noise", noise)
+    arguments.fraction("delta", delta)
+    level = 1 - arguments.fraction("confidence", confidence)
+    chosen, kept = split(*checked(with_record, without), held_out, seed)
+    # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.
+    rule = _best_against(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
+    counts = rule.counts(*kept)
+    least = least_refuted(
+        lambda z: bounds.p_value(counts, tradeoff_of(family(z)), rule.combine) <= level, noise
+    )
+    value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
+    assumes = "the mechanism is what its event says, but for the size of the noise"
+    return Audited(value, delta, confidence, "family", assumes, counts, rule)
+
+
+def least_refuted(refuted: Callable[[float], bool], start: float) -> float | None:
+    """Nearly the least refuted noise, itself refuted; None where none is."""
+    high, step = start, 1.5
+    while not refuted(high):
+        high *= step
+        if high > _FAR * start:
+            return None
+    low = high / step
+    while refuted(low):
+        high, low = low, low / step
+        if low < 1e-3 * start:
+            return high
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if refuted(middle) else (middle, high)
+    return high
+
+
+def tradeoff_of(
+    event: acc.Event, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
+) -> Tradeoff:
+    """A trade-off function not above the event's own, from its profile at a few epsilons."""
+    return lambda alarms: misses(list(profile(event, relation)), alarms)
+
+
+@functools.lru_cache(maxsize=4096)
+def profile(
+    event: acc.Event, relation: acc.Relation, epsilons: tuple[float, ...] = _EPSILONS
+) -> tuple[tuple[float, float], ...]:
+    """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
+    found = []
+    for epsilon in epsilons:
+        found.append((epsilon, acc.delta(event, epsilon, relation, tolerance=1e-2).upper))
+        if found[-1][1] < 1e-9:
+            break
+    return tuple(found)
+
+
+def _best_against(
+    event: acc.Event, relation: acc.Relation, chosen: Pair, kept: Pair
+) -> ThresholdTest:
+    """The test with the least p-value of the event to be expected in the runs kept."""
+    rules, alarms, missed = candidates(chosen)
+    # Half a hit more and less, so that a rate of 0 in few runs has a spread.
+    a, b = (
+        (rate * len(part) + 0.5) / (len(part) + 1)
+        for rate, part in zip((alarms, missed), chosen[::-1], strict=True)
+    )
+
+    # The few that exceed the profile by most standard deviations, in either direction.
+    excess = np.full(len(rules), -np.inf)
+    for epsilon, delta in profile(event, relation):
+        for inside, outside, n_in, n_out in (
+            (1 - b, a, len(chosen[0]), len(chosen[1])),
+            (1 - a, b, len(chosen[1]), len(chosen[0])),
+        ):
+            gain = inside - math.exp(epsilon) * outside - delta
+            spread = inside * (1 - inside) / n_in
+            spread = spread + math.exp(2 * epsilon) * outside * (1 - outside) / n_out
+            excess = np.maximum(excess, gain / np.sqrt(spread))
+
+    # Of these the one with the least p-value, each combined by every rule.
+    tradeoff, with_record, without = tradeoff_of(event, relation), len(kept[0]), len(kept[1])
+
+    def expected(i: int, combine: str) -> float:
+        counts = ErrorCounts(round(a[i] * without), without, round(b[i] * with_record), with_record)
+        return bounds.p_value(counts, tradeoff, combine)
+
+    best = np.argsort(-excess)[:_TRIED]
+    _, i, combine = min((expected(i, c), i, c) for i in best for c in bounds.RULES)
+    return dataclasses.replace(rules[i], combine=combine)
+
+
+class WithInterval(NamedTuple):
+    """A number of these scores, and the interval of that of the attack."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackMeasures:
+    """The measures of one column of scores.
+
+    Attributes:
+        epsilon: the lower bound of ``audit_scores``, of any mechanism.
+        epsilon_gaussian: the lower bound **if the mechanism's own trade-off is Gaussian**; None at
+            delta 0.
+        auroc: area under the ROC curve, ties counted half.
+        tpr: by false-positive rate, the hit rate of the best threshold with at most that rate.
+        accuracy: the largest share of right answers of any threshold, worlds equally likely.
+    """
+
+    epsilon: Audited
+    epsilon_gaussian: Audited | None
+    auroc: WithInterval
+    tpr: dict[float, WithInterval]
+    accuracy: WithInterval
+
+    def __str__(self) -> str:
+        lines = [f"{self.epsilon} (any mechanism)"]
+        if self.epsilon_gaussian is not None:
+            lines.append(f"{self.epsilon_gaussian} (only if {self.epsilon_gaussian.assumes})")
+        lines.append(f"area under the ROC curve {self.auroc}")
+        lines += [f"true-positive rate at {rate:g} {found}" for rate, found in self.tpr.items()]
+        return "\n".join([*lines, f"largest accuracy {self.accuracy}"])
+
+
+def attack_measures(
+    with_record: ArrayLike,
+    without: ArrayLike,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    false_positive_rates: Sequence[float] = AT,
+) -> AttackMeasures:
+    """Lower bounds on epsilon and the attack's measures, from scores of any kind.
+
+    Formal guarantee: where the scores are of independent runs, the bound ``epsilon`` holds for any
+    mechanism with ``confidence``, the one of the Gaussian profile for such mechanisms, and so does
+    every interval by itself: Hoeffding's of the area, of the accuracy that of Dvoretzky, Kiefer,
+    Wolfowitz and Massart, Clopper and Pearson's of the true-positive rates, each of a threshold at
+    a fixed rank. Canaries of one run may depend on one another: ``audit_one_run`` holds for them,
+    these bounds need not. The other measures describe this attack: another may do better.
+
+    Args:
+        with_record: scores [n], higher with the record, of independent runs. Not-a-number counts
+            as a score above all others: a run may show that. Make sure that yours does.
+        without: scores [n'].
+        delta: of the bounds, in [0, 1).
+        confidence: in (0, 1).
+        false_positive_rates: each in (0, 1).
+
+    Raises:
+        ValueError: scores of several columns, or a number out of its range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> found = jaxdp.audit.attack_measures(
+        ...     rng.normal(1.0, 1.0, 1_000), rng.normal(0.0, 1.0, 1_000), delta=1e-5
+        ... )
+        >>> 0.5 < found.epsilon.epsilon < 4.38 and 0.7 < found.auroc.value < 0.82
+        True
+    """
+    error = 1 - arguments.fraction("confidence", confidence)
+    arguments.decay("delta", delta)
+    wanted = arguments.each(
+        "false_positive_rates", np.ravel(false_positive_rates).tolist(), arguments.fraction
+    )
+    pair = checked(with_record, without)
+    if pair[0].shape[1] > 1:
+        raise ValueError(
+            f"with_record must be scores [n], one a run, got {pair[0].shape[1]} columns"
+        )
+    inside, outside = (np.sort(scores[:, 0]) for scores in pair)
+    n, m = len(inside), len(outside)
+
+    # The area: over all pairs the share of those with the higher score inside, ties counted half.
+    ranks = np.searchsorted(outside, inside, "left") + np.searchsorted(outside, inside, "right")
+    area, off = float(ranks.mean() / (2 * m)), math.sqrt(math.log(2 / error) / (2 * min(n, m)))
+    auroc = WithInterval(area, max(0.0, area - off), min(1.0, area + off))
+
+    # The accuracy: half of the largest distance of the two distributions, each within its own band.
+    below_in, below_out = (
+        np.searchsorted(s, np.r_[inside, outside]) / len(s) for s in (inside, outside)
+    )
+    best = 0.5 + 0.5 * max(0.0, float(np.max(below_out - below_in)))
+    off = 0.5 * sum(math.sqrt(math.log(4 / error) / (2 * size)) for size in (n, m))
+    accuracy = WithInterval(best, max(0.5, best - off), min(1.0, best + off))
+
+    both = [
+        audit_scores(inside, outside, delta, confidence=confidence, kind=kind)
+        for kind in (KINDS if delta > 0 else KINDS[:1])
+    ]
+    rates = {rate: true_positive_rate(inside, outside, rate, confidence) for rate in wanted}
+    return AttackMeasures(both[0], both[1] if delta > 0 else None, auroc, rates, accuracy)
+
+
+def true_positive_rate(
+    inside: np.ndarray, outside: np.ndarray, rate: float, confidence: float
+) -> WithInterval:
+    """The hit rate of the lowest threshold with at most the given rate of false positives.
+
+    Its interval is Clopper-Pearson's, of this threshold, whose own false-positive rate is near the
+    given one (``points`` has an interval of that as well): the threshold is an order statistic of
+    the scores without the record, of which those with it are independent. With fewer than 1 / rate
+    scores without the record the threshold is their largest, and the rate coarser than asked for.
+    """
+    rank = min(math.floor(rate * len(outside)), len(outside) - 1)
+    hits = int(np.sum(inside > np.sort(outside)[-1 - rank]))
+    return clopper_pearson(hits, len(inside), confidence)
+
+
+def points(inside: np.ndarray, outside: np.ndarray, confidence: float) -> list[list[float]]:
+    """Points of the ROC curve at fixed false-positive rates, each interval at ``confidence``.
+
+    Rates that fewer than one of the scores ``outside`` [n'] would pass are left out.
+
+    Returns:
+        Rows [false-positive rate, low, high, hit rate, low, high].
+    """
+    found = []
+    for rate in PLOTTED:
+        rank = math.floor(rate * len(outside))
+        if 0 < rank < len(outside):
+            hits = true_positive_rate(inside, outside, rate, confidence)
+            found.append([*clopper_pearson(rank, len(outside), confidence), *hits])
+    return found
+
+
+def clopper_pearson(hits: int, runs: int, confidence: float) -> WithInterval:
+    """A share and the exact interval of its probability (Clopper and Pearson 1934)."""
+    tail = (1 - confidence) / 2
+    low = special.betaincinv(hits, runs - hits + 1.0, tail) if hits else 0.0
+    high = special.betaincinv(hits + 1.0, runs - hits, 1 - tail) if hits < runs else 1.0
+    return WithInterval(hits / runs, float(low), float(high))
+
+
+def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
+    """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
+    both = np.sort(np.r_[inside, outside])
+    cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
+    alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
+    return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]

@@ -18,7 +18,6 @@ from jaxdp.types import PyTree
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
 Run = Callable[[jax.Array, jax.Array], jax.Array]
 Energy = PublicEnergy | OpenEnergy
-RELEASES = ("gradients", "iterates", "last", "trusted")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,9 +45,9 @@ def training_run(
     worlds: Worlds,
     steps: int,
     *,
-    release: str = "gradients",
     score: Callable[[PyTree], jax.Array] | None = None,
     energy: Callable[[jax.Array, jax.Array], Energy] | None = None,
+    trusted: bool = False,
 ) -> Run:
     """A function that trains once with the algorithm's own clipping, noise and optax chain.
 
@@ -59,25 +58,22 @@ def training_run(
         algorithm: audited; its chain's links are used as they are.
         worlds: the data and the model.
         steps: the steps of the run.
-        release: "gradients": every noisy gradient, every iterate, the public scale and counters;
-            "iterates": every iterate; "last": the last one; "trusted": what no run releases, for
-            an auditor who computes the sums again: of every step the parameters that entered it,
-            the mask of its draw, the context of its clipping, the sensitivity that the sum carried
-            and the noisy gradient.
-        score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
-            features [k]; None returns every number.
+        score: from what is released, a pytree of leaves [steps, ...], to features [k]: every
+            iterate, "params", every noisy gradient, "noisy", the public "scale" and the "counts";
+            None returns every number.
         energy: for annealed algorithms, from (key of the step, bool [n]: the records of this world)
             to the energy of that step.
+        trusted: hand ``score`` what no run releases, for an auditor who computes the sums again: of
+            every step the "params" that entered it, the "mask" of its draw, the "context" of its
+            clipping, the sensitivity "l2" that the sum carried and the "noisy" gradient.
 
     Returns:
         ``(words, member) -> features [k]``: ``words`` is the key of the run, uint32 [2]; ``member``
         is True where the record takes part.
     """
-    arguments.one_of("release", release, RELEASES)
     steps = arguments.integer("steps", steps, least=1)
     links = PrivateStep.of(algorithm, worlds.loss_fn)
     draw = _drawing(algorithm, worlds.count)
-    handed_on = score or (flat if release == "last" else step_by_step)
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
         noise_key, draw_key, judge = jax.random.split(jax.random.wrap_key_data(words), 3)
@@ -94,36 +90,26 @@ def training_run(
             extra = {} if energy is None else {"energy": energy(other, there)}
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
-            if release == "trusted":
+            shown = {"params": moved, "noisy": noisy if energy is None else {}}
+            if trusted:
+                l2 = jnp.asarray(summed.l2, jnp.float32)
                 shown = {
                     "params": params,
+                    "noisy": noisy,
                     "mask": mask,
                     "context": context,
-                    "noisy": noisy,
-                    "l2": jnp.asarray(summed.l2, jnp.float32),
+                    "l2": l2,
                 }
             else:
-                shown = {"params": moved}
-            if release == "gradients":
                 counts = algorithm.counts(state[1]) if algorithm.counts else {}
-                counts = {k: v.astype(jnp.float32) for k, v in counts.items()}
-                shown |= {
-                    "noisy": noisy if energy is None else {},
-                    "counts": counts,
-                    "scale": context.get("scale", {}),
-                }
-            return (moved, state), ({} if release == "last" else shown)
+                shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}
+                shown["scale"] = context.get("scale", {})
+            return (moved, state), shown
 
-        (params, _), shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
-        released = params if release == "last" else shown
-        return handed_on(released)
+        _, shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
+        return (score or step_by_step)(shown)
 
     return run
-
-
-def flat(released: PyTree) -> jax.Array:
-    """All released numbers, [k]."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])
 
 
 def step_by_step(released: PyTree) -> jax.Array:
@@ -154,26 +140,25 @@ def _drawing(
             return ranks[:, step % size] < often
 
         return allocated
-    if isinstance(sampling, CyclicPoisson | FixedOrder):
-        # The last record is among those of the first step, where it tells most.
-        if isinstance(sampling, CyclicPoisson):
-            turns, rate = sampling.bands, sampling.sampling_prob
-        else:
-            turns, rate = sampling.separation(algorithm.mechanism.dataset_size), 1.0
-        turn = jnp.mod(count - 1 - jnp.arange(count), turns)
-
-        def in_turn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
-            return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, rate, (count,))
-
-        return in_turn
-    if not isinstance(sampling, Poisson | FullBatch):
+    if isinstance(sampling, CyclicPoisson):
+        turns, rate = sampling.bands, sampling.sampling_prob
+    elif isinstance(sampling, FixedOrder):
+        turns, rate = sampling.separation(algorithm.mechanism.dataset_size), 1.0
+    elif isinstance(sampling, Poisson | FullBatch):
+        turns, rate = 1, sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    else:
         raise ValueError(
             "algorithm must sample by Poisson (also cyclic) or random allocation, in a fixed order "
             "or take the full batch: "
             f"otherwise the two worlds differ in more than one record, got {sampling!r}"
         )
-    prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
-    return lambda run, own, step: jax.random.bernoulli(own, prob, (count,))
+    # The last record is among those of the first step, where it tells most.
+    turn = jnp.mod(count - 1 - jnp.arange(count), turns)
+
+    def in_turn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
+        return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, rate, (count,))
+
+    return in_turn
 
 
 def two_worlds(

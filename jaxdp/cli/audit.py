@@ -1,19 +1,24 @@
 """``jaxdp audit``."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, papers
 
 if TYPE_CHECKING:
-    from jaxdp.optimizers import Algorithm
     from jaxdp.report.schema import AuditRow
 
 _MOST_STEPS = 50
+_DEFAULTS: dict[str, Any] = {
+    "noise_multiplier": 1.0,
+    "l2_clip_norm": 1.0,
+    "learning_rate": 0.1,
+    "sampling": "poisson",
+    "dataset_size": 4,
+}
 
 
 @click.command()
@@ -84,182 +89,101 @@ def audit(
       jaxdp audit runs/x
       jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
+    import jax
+
+    from jaxdp.audit.algorithms import audit_algorithm
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.cli.train import parse_settings
+    from jaxdp.optimizers import registry
+    from jaxdp.papers.block_coordinate.command import audited
+    from jaxdp.papers.column import audit_rows
     from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import audit_run, into_report, row_of, save_audit
+    from jaxdp.runs import audit as of_runs
 
     papers()
     if results is not None:
-        named = {"run": run, "algorithm": algorithm, "steps": steps, "delta": delta, "out": out}
-        _fill(results, {**named, **numbers}, runs, confidence, seed)
-        return
-    if run is not None:
-        _refuse_with_run({"algorithm": algorithm, **numbers}, settings)
-        out = out or run
-    if (config := _of_blocks(run, algorithm)) is not None:
-        name, found = _blocks_audited(
-            config, steps, numbers, settings, delta, runs, confidence, seed
-        )
-    elif run is not None and not tiny and _config(run).canaries:
-        _refuse_with_canaries()
-        name = _config(run).algorithm
-        found = audit_run(RunDirectory(run), delta, confidence)
-    else:
-        if run is not None:
-            chosen = _of_run(run, steps, delta)
-        else:
-            name = algorithm or "dp-sgd"
-            built = _built(name, numbers, settings)
-            chosen = name, built, 10 if steps is None else steps, 1e-5 if delta is None else delta
-        name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
-    row = row_of(name, found)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        save_audit(out, row, found)
-        if run is not None:
-            into_report(RunDirectory(run), row)
-    _show(row, as_json)
-
-
-def _fill(
-    results: Path, others: Mapping[str, Option], runs: int, confidence: float, seed: int | None
-) -> None:
-    from jaxdp.cli.progress import counting_bar
-    from jaxdp.papers.column import audit_rows
-
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise ValueError(f"{given[0]} must not be given with --results, got {given}")
-    done = audit_rows(
-        results,
-        runs=runs,
-        confidence=confidence,
-        seed=seed,
-        progress=lambda name, count: counting_bar(f"auditing {name}", count),
-    )
-    for row in done:
-        click.echo(f"{row['name']:44}at least {row['audited_epsilon']:.3f}: {row['audited']}")
-    click.echo(f"{len(done)} rows audited, written to {results}")
-
-
-def _by_many_runs(
-    name: str,
-    built: "Algorithm",
-    steps: int,
-    delta: float,
-    runs: int,
-    confidence: float,
-    seed: int | None,
-) -> Any:
-    from jaxdp.audit.algorithms import audit_algorithm
-    from jaxdp.cli.progress import counting_bar
-    from jaxdp.optimizers import registry
-
-    kind = registry.ALGORITHMS[name].energy if name in registry.ALGORITHMS else ""
-    with counting_bar(f"auditing {name}", 2 * runs) as progress:
-        return audit_algorithm(
-            built,
-            steps,
-            delta,
+        others = {"run": run, "algorithm": algorithm, "steps": steps, "delta": delta, "out": out}
+        if given := [name for name, value in {**others, **numbers}.items() if value is not None]:
+            raise ValueError(f"{given[0]} must not be given with --results, got {given}")
+        done = audit_rows(
+            results,
             runs=runs,
             confidence=confidence,
-            energy=kind,
             seed=seed,
-            progress=progress,
+            progress=lambda name, count: counting_bar(f"auditing {name}", count),
         )
+        for filled in done:
+            least = f"at least {filled['audited_epsilon']:.3f}"
+            click.echo(f"{filled['name']:44}{least}: {filled['audited']}")
+        click.echo(f"{len(done)} rows audited, written to {results}")
+        return
 
-
-def _built(name: str, numbers: Mapping[str, Option], settings: tuple[str, ...]) -> Any:
-    import jax
-
-    from jaxdp.cli.train import parse_settings
-    from jaxdp.optimizers import registry
-
-    defaults = {
-        "noise_multiplier": 1.0,
-        "l2_clip_norm": 1.0,
-        "learning_rate": 0.1,
-        "sampling": "poisson",
-        "dataset_size": 4,
-    }
-    given: dict[str, Any] = {**defaults, **{k: v for k, v in numbers.items() if v is not None}}
-    full = given["sampling"] == "full_batch"
-    given.setdefault("batch_size", given["dataset_size"] if full else 1)
-    return registry.build(
-        name, registry.Numbers(**given, key=jax.random.key(0)), parse_settings(settings)
-    )
-
-
-def _of_blocks(run: Path | None, algorithm: str | None) -> Any:
-    """The configuration of a run of block coordinate descent, or its algorithm's name, or None."""
-    from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import report_of
-
-    if run is None:
-        return algorithm if algorithm in BLOCK_ALGORITHMS else None
-    config = report_of(RunDirectory(run)).config or {}
-    return config if config.get("algorithm") in BLOCK_ALGORITHMS else None
-
-
-def _blocks_audited(
-    config: str | Mapping[str, object],
-    steps: int | None,
-    numbers: Mapping[str, Option],
-    settings: tuple[str, ...],
-    delta: float | None,
-    runs: int,
-    confidence: float,
-    seed: int | None,
-) -> tuple[str, Any]:
-    from jaxdp.cli.progress import counting_bar
-    from jaxdp.cli.train import parse_settings
-    from jaxdp.papers.block_coordinate.command import audited
-
-    if isinstance(config, str):
-        config = {"algorithm": config, "settings": parse_settings(settings), **numbers}
-    with counting_bar(f"auditing {config['algorithm']}", 2 * runs) as progress:
-        found = audited(config, steps, delta, runs, confidence, seed, progress)
-    return str(config["algorithm"]), found
-
-
-def _config(run: Path) -> Any:
-    from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import config_of
-
-    return config_of(RunDirectory(run))
-
-
-def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
-    config = _config(run)
-    # The two worlds of a fixed order: a record, and a null record in its place.
-    worlds = "replace_special" if config.sampling == "fixed_order" else "add_or_remove_one"
-    if config.relation != worlds:
-        raise ValueError(f"run must be under {worlds} to be audited, got {config.relation}")
-    if steps is None:
-        assert config.steps is not None
-        steps = min(config.steps, _MOST_STEPS)
-    return (
-        config.algorithm,
-        config.private_algorithm(),
-        steps,
-        config.delta if delta is None else delta,
-    )
-
-
-def _refuse_with_run(given: Mapping[str, Option], settings: tuple[str, ...]) -> None:
-    named = [name for name, value in given.items() if value is not None]
-    named += ["set"] if settings else []
-    if named:
-        raise ValueError(f"{named[0]} must not be given with a run, whose own is used; got {named}")
-
-
-def _refuse_with_canaries() -> None:
-    source = click.get_current_context().get_parameter_source
-    for name in ("steps", "runs", "seed"):
-        if getattr(source(name), "name", "") == "COMMANDLINE":
+    # A run has its own algorithm and numbers.
+    kept, directory = None, None
+    if run is not None:
+        own = {"algorithm": algorithm, **numbers, "set": settings or None}
+        given = [name for name, value in own.items() if value is not None]
+        if given:
             raise ValueError(
-                f"{name} must not be given with a run that has canaries, which is audited as it "
-                "is; with --tiny its mechanism is audited on a tiny network"
+                f"{given[0]} must not be given with a run, whose own is used; got {given}"
             )
+        directory, out = RunDirectory(run), out or run
+        kept = of_runs.report_of(directory).config or {}
+    name = algorithm or "dp-sgd" if kept is None else str(kept.get("algorithm"))
+
+    if name in BLOCK_ALGORITHMS:
+        blocks = kept or {"algorithm": name, "settings": parse_settings(settings), **numbers}
+        with counting_bar(f"auditing {name}", 2 * runs) as progress:
+            found = audited(blocks, steps, delta, runs, confidence, seed, progress)
+    elif directory is not None and not tiny and of_runs.config_of(directory).canaries:
+        source = click.get_current_context().get_parameter_source
+        for option in ("steps", "runs", "seed"):
+            if getattr(source(option), "name", "") == "COMMANDLINE":
+                raise ValueError(
+                    f"{option} must not be given with a run that has canaries, which is audited "
+                    "as it is; with --tiny its mechanism is audited on a tiny network"
+                )
+        found = of_runs.audit_run(directory, delta, confidence)
+    else:
+        if directory is not None:
+            config = of_runs.config_of(directory)
+            # The two worlds of a fixed order: a record, and a null record in its place.
+            fixed = config.sampling == "fixed_order"
+            worlds = "replace_special" if fixed else "add_or_remove_one"
+            if config.relation != worlds:
+                raise ValueError(f"run must be under {worlds} to be audited, got {config.relation}")
+            assert config.steps is not None
+            steps = min(config.steps, _MOST_STEPS) if steps is None else steps
+            delta = config.delta if delta is None else delta
+            built = config.private_algorithm()
+        else:
+            chosen = _DEFAULTS | {n: value for n, value in numbers.items() if value is not None}
+            full = chosen["sampling"] == "full_batch"
+            chosen.setdefault("batch_size", chosen["dataset_size"] if full else 1)
+            built = registry.build(
+                name,
+                registry.Numbers(**chosen, key=jax.random.key(0)),
+                parse_settings(settings),
+            )
+        kind = registry.ALGORITHMS[name].energy if name in registry.ALGORITHMS else ""
+        with counting_bar(f"auditing {name}", 2 * runs) as progress:
+            found = audit_algorithm(
+                built,
+                10 if steps is None else steps,
+                1e-5 if delta is None else delta,
+                runs=runs,
+                confidence=confidence,
+                energy=kind,
+                seed=seed,
+                progress=progress,
+            )
+    row = of_runs.row_of(name, found)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        of_runs.save_audit(out, row, found)
+        if directory is not None:
+            of_runs.into_report(directory, row)
+    _show(row, as_json)
 
 
 def _show(row: "AuditRow", as_json: bool) -> None:
@@ -280,15 +204,13 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     table.add_row(claimed, show_epsilon(row.proven), show_audited(row.audited))
     console = Console()
     console.print(table)
-    if row.audited_profile is not None:
-        value = show_audited(row.audited_profile)
-        console.print(f"At least {value}, provided that {row.profile_assumes}.")
-    if row.audited_family is not None:
-        value = show_audited(row.audited_family)
-        console.print(f"At least {value}, provided that {row.family_assumes}.")
-    if row.audited_last is not None:
-        value = show_audited(row.audited_last)
-        console.print(f"At least {value} from {last_of(row)}.")
+    for bound, why in (
+        (row.audited_profile, f", provided that {row.profile_assumes}"),
+        (row.audited_family, f", provided that {row.family_assumes}"),
+        (row.audited_last, f" from {last_of(row)}"),
+    ):
+        if bound is not None:
+            console.print(f"At least {show_audited(bound)}{why}.")
     if row.reachable is not None:
         console.print(
             f"Ideal scores of a mechanism that leaks all that is proven: about {row.reachable:.2f}."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxdp import arguments
 from jaxdp._durable import write_atomically
-from jaxdp.audit.algorithms import AlgorithmAudit, audit_algorithm
+from jaxdp.audit.algorithms import EpsilonAudit, audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.row import ResultRow
@@ -97,7 +97,7 @@ def _audit(
     confidence: float,
     seed: int | None,
     progress: Callable[[int], None],
-) -> AlgorithmAudit:
+) -> EpsilonAudit:
     assert config.steps is not None
     return audit_algorithm(
         config.private_algorithm(),

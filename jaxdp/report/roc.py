@@ -14,8 +14,7 @@ from jaxdp.report.svg import BLUE
 from jaxdp.report.words import show_epsilon
 
 if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
-    from jaxdp.audit.algorithms import AlgorithmAudit
-    from jaxdp.audit.one_run import RunAudit
+    from jaxdp.audit.algorithms import EpsilonAudit
 
 WORDS = (
     "How many used records the audit's attack found, by how many unused ones it accused; both axes "
@@ -24,7 +23,7 @@ WORDS = (
 _FEWEST = 1e-4
 
 
-def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path:
+def save_roc(audit: "EpsilonAudit", path: Path, title: str) -> Path:
     """Writes the ROC curve as PNG and SVG, with the proven limit where there is one."""
     seen = audit.roc[(audit.roc > 0).all(axis=1)]
     least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxdp.audit.one_run import RunAudit, audit_canaries
-from jaxdp.audit.record_canaries import PARTS
+from jaxdp.audit.algorithms import EpsilonAudit
+from jaxdp.audit.canaries import PARTS
+from jaxdp.audit.one_run import audit_canaries
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import canaries, stored
@@ -14,7 +15,6 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # their package is slow to import
-    from jaxdp.audit.algorithms import AlgorithmAudit
     from jaxdp.report.schema import AuditRow, Report
 
 
@@ -43,7 +43,7 @@ def config_of(directory: RunDirectory) -> RunConfig:
 
 def audit_run(
     directory: RunDirectory, delta: float | None = None, confidence: float = 0.95
-) -> RunAudit:
+) -> EpsilonAudit:
     """The audit of a finished run, from its releases and the auditor's coins alone.
 
     The noisy gradients at the canaries' coordinates, ``report.json`` and ``ledger.jsonl`` are
@@ -73,7 +73,7 @@ def audit_run(
 
 def audit_rows_of(
     directory: RunDirectory, algorithm: Algorithm, count: int, delta: float, confidence: float
-) -> RunAudit:
+) -> EpsilonAudit:
     """The audit of a run whose algorithm and number of candidates are given.
 
     Of candidates that are records, three numbers are released of each in every step.
@@ -109,14 +109,14 @@ def audit_rows_of(
     )
 
 
-def row_of(name: str, found: "AlgorithmAudit | RunAudit") -> "AuditRow":
+def row_of(name: str, found: EpsilonAudit) -> "AuditRow":
     """An audit as it is written to files, under the name of what was audited."""
     from jaxdp.report.schema import AuditRow
 
     return AuditRow.from_dict({"algorithm": name, **found.to_dict()})
 
 
-def save_audit(folder: Path, row: "AuditRow", found: "AlgorithmAudit | RunAudit") -> None:
+def save_audit(folder: Path, row: "AuditRow", found: EpsilonAudit) -> None:
     """Writes audit.json and roc.png.
 
     Args:

@@ -13,23 +13,19 @@ from jaxdp import _processes, arguments
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
-from jaxdp.audit import canaries as candidates
-from jaxdp.audit import record_canaries
+from jaxdp.audit.canaries import Candidates, RecordCanaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.sampling import Source
+from jaxdp.sampling import Source, as_source
 from jaxdp.seeds import Secret
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (
     "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
 )
-
-
-Candidates = candidates.Canaries | record_canaries.RecordCanaries
 
 
 def asked(given: int | PyTree) -> bool:
@@ -64,27 +60,43 @@ def found(
         rows: the physical batch size, as the run was given it.
 
     Raises:
-        ValueError: they cannot be told from the records of this run.
+        ValueError: they cannot be told from the records of this run, or the loss captured records
+            or a statistic of them, which canaries would change; or records of another kind.
     """
+    counted = isinstance(given, int | np.integer)
+    shown = str(given) if counted else "records"
     if relation is not Relation.ADD_OR_REMOVE_ONE:
         raise ValueError(
             "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
-            f"got {_shown(given)} under {relation.value}"
+            f"got {shown} under {relation.value}"
         )
     if _processes.count() > 1:
-        raise ValueError(f"canaries must be 0 in several processes, got {_shown(given)}")
-    counted = isinstance(given, int | np.integer)
-    (candidates if counted else record_canaries).check(algorithm)
-    check_captured(loss_fn, algorithm, params, source, None if rows == "auto" else rows)
+        raise ValueError(f"canaries must be 0 in several processes, got {shown}")
+    check(algorithm, records=not counted)
+    grad_fn = algorithm.clipped_grad(loss_fn)
+    if isinstance(grad_fn, ClippedGrad):
+        size = None if rows == "auto" else rows
+        size = size or rows_of_a_pass(algorithm.mechanism, source)
+        planned(grad_fn, params, source, size, first=True)
     if not counted:
-        return record_canaries.record_canaries(given, loss_fn, params, source)
-    made = candidates.candidates(given, params)
-    made.require_finite(loss_fn, params, source.example)
+        own = as_source(given)
+        if own.example != source.example:
+            raise ValueError(f"canaries must be records like {source.example}, got {own.example}")
+        gathered = own.gather(np.arange(len(own)), np.ones(len(own), bool))
+        return RecordCanaries(jax.tree.map(np.asarray, gathered), loss_fn, params)
+
+    # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
+    made = candidates(given, params)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), source.example)
+    slopes = jax.jit(jax.grad(value_of(made.loss(loss_fn)), allow_int=True))
+    gradient = jax.tree.leaves(slopes(params, (zeros, jnp.zeros((), jnp.int32))))
+    floats = [leaf for leaf in gradient if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
+        raise ValueError(
+            "canaries must be 0 for a loss whose gradient at a record of zeros is not finite, got "
+            f"{given}: let the loss be finite there"
+        )
     return made
-
-
-def _shown(given: int | PyTree) -> str:
-    return str(given) if isinstance(given, int | np.integer) else "records"
 
 
 def tossed(count: int, secret: Secret) -> str:
@@ -139,33 +151,6 @@ def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndar
     return coins
 
 
-def check_captured(
-    loss_fn: LossFn,
-    algorithm: Algorithm,
-    params: PyTree,
-    source: Source,
-    rows: int | None,
-) -> None:
-    """Refuses a loss that captured records or a statistic of them, and such first parameters.
-
-    Asked before canaries come to them: afterwards their statistics are others.
-
-    Args:
-        loss_fn: of one record, without canaries.
-        algorithm: mechanism and optimizer.
-        params: the parameters.
-        source: the records, without canaries.
-        rows: the physical batch size; None as a trainer chooses.
-
-    Raises:
-        ValueError: there is one.
-    """
-    grad_fn = algorithm.clipped_grad(loss_fn)
-    if isinstance(grad_fn, ClippedGrad):
-        size = rows or rows_of_a_pass(algorithm.mechanism, source)
-        planned(grad_fn, params, source, size, first=True)
-
-
 def note(count: int) -> str:
     """The note on canaries for the ledger and the report; "" without any."""
     if not count:
@@ -209,7 +194,7 @@ def publish(directory: RunDirectory, step: int) -> None:
 def released(directory: RunDirectory) -> np.ndarray:
     """float32 [steps, m], the noisy gradients at the canaries' coordinates, a release.
 
-    Of canaries that are records [steps, 3 m]: ``jaxdp.audit.record_canaries.parts``.
+    Of canaries that are records [steps, 3 m]: ``jaxdp.audit.canaries.parts``.
 
     Raises:
         ValueError: the file is missing or damaged.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from jaxdp import accounting as acc
 from jaxdp import arguments, sampling
 from jaxdp.audit import canaries as audit_canaries
-from jaxdp.audit import record_canaries
 from jaxdp.data import models
 from jaxdp.optimizers import registry
 from jaxdp.recipes import features
@@ -112,8 +111,8 @@ def _check_canaries(config: "RunConfig") -> None:
             f"got both, {config.canaries} canaries"
         )
     noise = config.noise_multiplier or 1.0
-    kind = audit_canaries if config.canary_kind == "gradient" else record_canaries
-    kind.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
+    algorithm = dataclasses.replace(config, noise_multiplier=noise).private_algorithm()
+    audit_canaries.check(algorithm, records=config.canary_kind != "gradient")
     config.candidates()
 
 

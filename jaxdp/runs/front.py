@@ -46,7 +46,7 @@ from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.audit.one_run import RunAudit
+    from jaxdp.audit.algorithms import EpsilonAudit
 
 Evaluate = Callable[[PyTree], Mapping[str, float]]
 
@@ -249,7 +249,7 @@ class Run:
             about=self._about,
         )
 
-    def audit(self, delta: float | None = None, confidence: float = 0.95) -> "RunAudit":
+    def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
         """A lower bound on epsilon (empirical epsilon) from what the run released of its canaries.
 
         The result goes into the folder (``audit.json``, ``roc.png``) and its report.

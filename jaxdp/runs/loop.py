@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
-from jaxdp.audit.record_canaries import RecordCanaries
+from jaxdp.audit.canaries import RecordCanaries
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig

@@ -9,7 +9,7 @@ from scipy import special, stats
 from jaxdp import accounting as acc
 from jaxdp import audit
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.audit import audit_scores, bounds, measures
+from jaxdp.audit import audit_scores, bounds, scores
 from jaxdp.audit.bounds import ErrorCounts
 
 AUDITS, LEVEL = 100, 0.05
@@ -211,26 +211,31 @@ def test_the_p_value_at_a_rank_is_exact_for_a_gaussian():
 def test_measures_by_hand():
     inside, outside = np.array([1.0, 2, 3, 4]), np.array([0.0, 1, 2, 2])
     wins = (inside[:, None] > outside).mean() + 0.5 * (inside[:, None] == outside).mean()
-    assert measures.auroc(inside, outside) == wins
-    assert measures.accuracy(inside, outside) == 0.75
-    assert measures.accuracy(outside - 10, inside) == 0.5
-    hits = measures.true_positive_rate(inside, outside, 0.25, 0.95)
+    found = audit.attack_measures(inside, outside, 0.0, false_positive_rates=(0.25,))
+    assert found.auroc.value == wins
+    assert found.accuracy.value == 0.75
+    assert audit.attack_measures(outside - 10, inside, 0.0).accuracy.value == 0.5
+    hits = found.tpr[0.25]
     assert hits.value == 0.5  # above 2, the second of the others
-    assert hits.interval == pytest.approx(
-        (stats.beta.ppf(0.025, 2, 3), stats.beta.ppf(0.975, 3, 2))
-    )
-    found = audit.attack_measures(
-        *pair([9, 0], 1.0, 1_000), 1e-5, resamples=200, false_positive_rates=(0.1,)
-    )
-    low, high = found.auroc.interval
-    assert low < special.ndtr(1 / np.sqrt(2)) < high
-    low, high = found.accuracy.interval
-    assert low < special.ndtr(0.5) + 0.02
-    assert high > special.ndtr(0.5) - 0.02
-    low, high = found.tpr[0.1].interval  # of a threshold whose own rate is near 0.1
-    assert low - 0.05 < special.ndtr(1 - special.ndtri(0.9)) < high + 0.05
+    assert hits[1:] == pytest.approx((stats.beta.ppf(0.025, 2, 3), stats.beta.ppf(0.975, 3, 2)))
+    found = audit.attack_measures(*pair([9, 0], 1.0, 1_000), 1e-5)
     assert 0.5 < found.epsilon.epsilon < found.epsilon_gaussian.epsilon < 4.38
     assert "only if" in str(found)
-    points = measures.points(*pair([9, 0], 1.0, 1_000), 0.95)
+    points = scores.points(*pair([9, 0], 1.0, 1_000), 0.95)
     assert [alarms for alarms, *_ in points] == [0.001, 0.01, 0.1]
     assert all(low <= hits <= high for *_, hits, low, high in points)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
+def test_the_intervals_of_the_measures_hold_the_truth(shift):
+    """At 95 %, of few scores, of unlike numbers of them: also where nothing or all is told."""
+    area, accuracy = special.ndtr(shift / np.sqrt(2)), special.ndtr(shift / 2)
+    missed = 0
+    for seed in range(AUDITS):
+        rng = np.random.default_rng([14, seed])
+        found = audit.attack_measures(rng.normal(shift, 1, 60), rng.normal(size=40), 1e-5)
+        missed += not found.auroc.low <= area <= found.auroc.high
+        missed += not found.accuracy.low <= accuracy <= found.accuracy.high
+        assert found.auroc.low <= found.auroc.value <= found.auroc.high
+        assert found.accuracy.low <= found.accuracy.value <= found.accuracy.high
+    assert missed <= stats.binom.ppf(0.999, 2 * AUDITS, LEVEL)

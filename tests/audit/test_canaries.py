@@ -1,6 +1,6 @@
 """Canaries of a real run: how they enter, what is kept of them, and what is guessed of their coins.
 
-Those of ``candidates`` pull along coordinates of their own; ``record_canaries`` are records.
+``Canaries`` pull along coordinates of their own; ``RecordCanaries`` are records.
 """
 
 import functools
@@ -15,14 +15,15 @@ from jax.flatten_util import ravel_pytree
 import jaxdp
 from jaxdp import models
 from jaxdp import optimizers as opt
-from jaxdp.audit import canaries, record_canaries
-from jaxdp.audit.canaries import candidates
+from jaxdp.accounting import Relation
+from jaxdp.audit import canaries
+from jaxdp.audit.canaries import RecordCanaries, candidates, parts
 from jaxdp.audit.guesses import audit_one_run
 from jaxdp.audit.one_run import audit_canaries
-from jaxdp.audit.record_canaries import last_scores, parts, scores
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
+from jaxdp.runs.canaries import found
 from jaxdp.sampling import as_source
 from jaxdp.types import Summed
 from tests.clipping.architectures import opened
@@ -41,7 +42,7 @@ SEVEN = candidates(7, PARAMS)
 
 
 def kept_records(records=(CX, CY), loss=LOSS):
-    return record_canaries.record_canaries(records, loss, PARAMS, as_source(DATA))
+    return RecordCanaries(records, loss, PARAMS)
 
 
 def flat(tree):
@@ -179,7 +180,7 @@ def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient_that_is_finit
     np.testing.assert_array_equal(along[broken], 0)
     np.testing.assert_array_equal(size[broken], 0)
     assert np.all(size[~broken] > 0)
-    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
+    assert np.isfinite(canaries.scores(np.stack([seen, seen]), ALGORITHM, records=True)).all()
 
 
 class Handed:
@@ -292,8 +293,8 @@ def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_i
 
 ALONG = {
     "coordinates": lambda seen, made: canaries.scores(seen[:, :300], made),
-    "gradients": scores,
-    "the last losses": last_scores,
+    "gradients": functools.partial(canaries.scores, records=True),
+    "the last losses": functools.partial(canaries.last_scores, records=True),
 }
 
 
@@ -334,21 +335,24 @@ def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
 
 
 def test_what_cannot_be_a_canary_or_be_watched_is_refused():
-    source, first = as_source(DATA), (X[0], Y[0])
+    source = as_source(DATA)
     zero_over_zero = lambda p, x, y: jnp.sum(ravel_pytree(p)[0]) / jnp.sum(x)  # noqa: E731
-    SEVEN.require_finite(LOSS, PARAMS, first)
+    asked = lambda given, loss: found(  # noqa: E731
+        given, Relation.ADD_OR_REMOVE_ONE, ALGORITHM, loss, PARAMS, source, None
+    )
+    np.testing.assert_array_equal(asked(7, LOSS).places, SEVEN.places)
+    np.testing.assert_array_equal(asked((CX, CY), LOSS).records[0], CX)
     canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
-    record_canaries.check(ALGORITHM)
+    canaries.check(ALGORITHM, records=True)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
     users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
     numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
-    not_finite = functools.partial(SEVEN.require_finite, zero_over_zero, PARAMS, first)
     rows = [
         ("canaries must be at most the 20 coordinates", lambda: candidates(21, PARAMS)),
         ("canaries must be a whole number", lambda: candidates(0, PARAMS)),
         (r"coins must be bool \[7\], got int", lambda: SEVEN.entered(source, np.ones(7, int))),
         (r"coins must be bool \[70\], got int", lambda: kept_records().entered(source, CY)),
-        ("gradient at a record of zeros is not finite, got 7", not_finite),
+        ("a record of zeros is not finite, got 7", lambda: asked(7, zero_over_zero)),
         ("clips every coordinate by itself", lambda: canaries.check(box)),
         ("where a user is the privacy unit", lambda: canaries.check(users)),
     ]
@@ -357,8 +361,9 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
         words = f"canaries must be 0 for {name} sampling"
         rows.append((words, functools.partial(canaries.check, other)))
     for given in ((CX[:, :3], CY), (CX.astype(np.float16), CY), {"x": CX, "y": CY}):
-        rows.append(("canaries must be records like", functools.partial(kept_records, given)))
+        rows.append(("canaries must be records like", functools.partial(asked, given, LOSS)))
     for name in ("piadam", "adadp"):
-        made = functools.partial(record_canaries.check, registry.build(name, numbers))
-        rows.append(("canaries must be", made, name))
+        made = registry.build(name, numbers)
+        refused = functools.partial(canaries.check, made, records=True)
+        rows.append(("canaries must be", refused, name))
     all_refused(rows)

@@ -59,8 +59,7 @@ def test_the_joint_and_the_weighted_p_value_by_enumeration():
         for outcome in itertools.product((0, 1), repeat=5)
         if weights @ np.array(outcome) >= 5
     )
-    found = guesses.weighted_p_value(weights, right, 5, 1.1, 0.0)
-    assert found == pytest.approx(wanted, rel=1e-9)
+    assert guesses.weighted_tail(weights, right, 1.1) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_ideal_scores_reach_the_ceiling_and_a_fixed_example_what_its_peer_does():
@@ -230,10 +229,14 @@ def test_every_epsilon_up_to_a_weighted_bound_is_refuted():
         right = np.ones(len(weights), bool)
         found = guesses.weighted_bound(weights, right, m, delta, 0.05)
         first = guesses._first(m, delta, 0.05) * guesses._STEP
+
+        def p_value(epsilon, weights=weights, right=right, m=m, delta=delta):
+            tail = guesses.weighted_tail(weights, right, epsilon)
+            return tail + guesses.excess(m, epsilon, delta)
+
         for epsilon in np.linspace(first, found, 50) if found else ():
-            assert guesses.weighted_p_value(weights, right, m, epsilon, delta) <= 0.05 + 1e-9
-        beyond = max(found, first) + 0.02
-        assert guesses.weighted_p_value(weights, right, m, beyond, delta) > 0.05
+            assert p_value(epsilon) <= 0.05 + 1e-9
+        assert p_value(max(found, first) + 0.02) > 0.05
 
 
 def test_families_hold_for_dependent_canaries():
@@ -263,7 +266,7 @@ def test_coins_that_cannot_be_fair_are_refused_and_fair_ones_never():
     )
     for seed in range(600):
         coins = np.random.default_rng([12, seed]).random(1 + seed % 200) < 0.5
-        audit_one_run(np.zeros(len(coins)), coins, 1e-5, looks=[(1, "top")])
+        guesses.in_order(np.zeros(len(coins)), coins)
 
 
 def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_for():
@@ -283,8 +286,9 @@ def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_fo
     # Looks, down to a grid of epsilons.
     coins = np.arange(100) % 2 == 0
 
-    def seen(*looks):
-        return audit_one_run(coins.astype(float), coins, 0.0, looks=looks).epsilon
+    def seen(look):
+        in_order = np.sort(coins)[::-1]
+        return guesses.nested_bound(*guesses.counted(in_order, [look]), 100, 0.0, 0.05)
 
     all_right = lambda r: special.logit(0.05 ** (1 / r))  # noqa: E731
     assert 0 <= all_right(50) - seen((50, "top")) < 0.01

@@ -244,8 +244,8 @@ def test_an_interrupt_before_a_run_and_an_audit_under_other_relations_end_in_wor
     assert "nothing was charged" in line
     # An audit of a run of a sampling with other relations, a shuffled one, say, is refused.
     config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
-    monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
-    monkeypatch.setattr("jaxdp.cli.audit._of_blocks", lambda run, algorithm: None)
+    monkeypatch.setattr("jaxdp.runs.audit.config_of", lambda run: config)
+    monkeypatch.setattr("jaxdp.runs.audit.report_of", lambda run: SimpleNamespace(config={}))
     words = "under add_or_remove_one to be audited, got replace_special"
     assert words in refused(capsys, "audit", "a-run")
 

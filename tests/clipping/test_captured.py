@@ -254,18 +254,22 @@ def test_what_was_declared_is_not_told_to_the_ledger():
 
 
 def test_losses_of_jaxdp_declare_what_they_capture_themselves():
-    from jaxdp.audit.adversaries import dense
+    from jaxdp.audit.algorithms import tiny_worlds
     from jaxdp.audit.canaries import candidates
 
     params = {"w": jnp.zeros((4, 3))}
     rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places
     labelled = lambda p, example: jnp.sum(p["w"] @ example[0])  # noqa: E731
     entered = candidates(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
-    both = dense(params).worlds(entered, params, jax.tree.map(lambda leaf: leaf[:3], rows))
-    viewed = jaxdp.augmented(both.loss_fn, lambda x, key: x, 2)
-    plan = jaxdp.clipped_grad(viewed, RULE).plan(params, both.records)
-    assert [row.assumed for row in plan] == [""] * 3
-    assert all(row.shape[0] == 4 for row in plan[1:])
+    _, both = tiny_worlds(jaxdp.optimizers.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1))
+    for loss_fn, start, records in (
+        (jaxdp.augmented(entered, lambda x, key: x, 2), params, rows),
+        (both.loss_fn, both.params, both.records),
+    ):
+        plan = jaxdp.clipped_grad(loss_fn, RULE).plan(start, records)
+        captured = [row for row in plan if row.engine == "constant"]
+        assert captured
+        assert [row.assumed for row in plan] == [""] * len(plan)
 
 
 # It may not communicate, nor hand the batch to code of its own. ------------------------------------

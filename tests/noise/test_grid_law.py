@@ -17,7 +17,7 @@ from mpmath import mpf
 from scipy import stats
 
 from jaxdp import accounting as acc
-from jaxdp.audit.events import audit_event
+from jaxdp.audit import audit_event
 from jaxdp.noise import _integers, grid
 from jaxdp.noise._integers import (
     DEEPER,

@@ -10,7 +10,8 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import audit_event, audit_scores, two_worlds
-from jaxdp.audit.algorithms import HELD_OUT, AlgorithmAudit, roc
+from jaxdp.audit.algorithms import HELD_OUT, EpsilonAudit
+from jaxdp.audit.scores import roc
 from jaxdp.audit.worlds import Run
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Network
@@ -181,7 +182,7 @@ def audit_blocks(
     confidence: float = 0.95,
     seed: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> AlgorithmAudit:
+) -> EpsilonAudit:
     """Audits R1, R2 or R3 by ``2 * runs`` trainings of a tiny network by its own compiled sweep.
 
     Formal guarantee: the audited number exceeds the true epsilon of what was run with probability
@@ -213,16 +214,16 @@ def audit_blocks(
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
     claim = claimed_for(small, steps, delta) if hidden else None
-    return AlgorithmAudit(
+    return EpsilonAudit(
         steps=steps,
-        runs=runs,
+        runs=2 * runs,
         delta=delta,
         confidence=confidence,
-        claimed=None if claim is None else claim.value,
-        claim=None if claim is None else claim.name,
+        claim=None if claim is None else (claim.name, claim.value),
         proven=acc.epsilon(event, delta, relation).upper,
         audited=found,
-        verdict=verdict,
+        p_value=verdict.p_value,
+        broken=verdict.refuted,
         event=event,
         adversary=words,
         roc=roc(column[:, 0], column[:, 1]),
