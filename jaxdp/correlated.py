@@ -146,10 +146,7 @@ def dp_mf(
         if epsilon is None or delta is None:
             return start
         found = acc.calibrate(
-            lambda noise: dataclasses.replace(start, noise_multiplier=noise).event,
-            epsilon,
-            delta,
-            covered,
+            lambda noise: start.events(0, steps, noise)[0][0], epsilon, delta, covered
         )
         return dataclasses.replace(start, noise_multiplier=found, delta=float(delta))
 

@@ -297,7 +297,7 @@ def test_links_of_two_noises_and_numbers_and_bounds_that_the_grid_has_not_are_re
             *rows,
             ("noise", partial(replaced, noise="secure")),
             ("count_noise_multiplier", partial(replaced, **counted)),
-            ("noise_multiplier must be above 0", lambda: made(multiplier=0.0)),
+            ("must be a finite number above 0", lambda: made(multiplier=0.0)),
         ]
     )
     run = acc.Repeated(made().event, 10)
