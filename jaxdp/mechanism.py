@@ -24,6 +24,7 @@ from jaxdp.noise import (
     grid,
     privatize,
 )
+from jaxdp.noise.correlated import check_stable
 from jaxdp.noise.sensitivity import participation, sensitivity
 from jaxdp.sampling import (
     EpochSampling,
@@ -206,10 +207,17 @@ class Mechanism:
                 "clipping releases is not on the integer grid yet, and part of the release would "
                 "have ordinary noise; got 'grid'"
             )
-        if strategy is not None and self.steps is None:
-            object.__setattr__(self, "steps", strategy.steps)
-        if gridded or strategy is not None or self.count_noise_multiplier is not None:
-            _ = self._noise  # refuses what it has no proof for, such as bands beyond the groups
+        if gridded and not isinstance(noise, NoiseSchedule):
+            arguments.positive("noise_multiplier", noise)
+        if gridded and strategy is not None:
+            grid.check_dyadic(strategy)
+        if strategy is not None:
+            check_stable(strategy)
+            _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
+            if self.steps is None:
+                object.__setattr__(self, "steps", strategy.steps)
+        if self.count_noise_multiplier is not None:
+            split_noise(noise, self.count_noise_multiplier)
 
     def check_source(self, source: Source) -> None:
         """Raises ValueError for a source that is drawn from otherwise, or has another privacy unit.
@@ -392,7 +400,7 @@ class Mechanism:
         assert not isinstance(self.noise_multiplier, NoiseSchedule)
         each = participation(self.sampling, self.dataset_size)
         # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
-        moved = sensitivity(self.strategy, each).value * (1 + 2.0**-21)
+        moved = sensitivity(self.strategy, each) * (1 + 2.0**-21)
         exact = float(self.noise_multiplier) * moved  # a float16 would round it down
         rounded = np.float32(exact)  # as the noise has it, never less
         up = np.nextafter(rounded, np.float32(np.inf))

@@ -13,7 +13,6 @@ from jaxdp.noise.sensitivity import (
     Cyclic,
     FixedEpochOrder,
     Participation,
-    Sensitivity,
     Single,
     sensitivity,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "Paid",
     "Participation",
     "PrivatizeState",
-    "Sensitivity",
     "Single",
     "Strategy",
     "Toeplitz",

@@ -49,9 +49,6 @@ class Workload:
 PREFIX_SUMS = Workload()
 
 
-_BLOCK = 256
-
-
 def step_errors(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> np.ndarray:
     """float64 [n]: the l2 norm of every row of A C^-1.
 
@@ -67,12 +64,7 @@ def step_errors(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> np.ndar
     if isinstance(strategy, ToeplitzStrategy):
         response = workload.applied(strategy.first_inverse_column())
         return np.asarray(np.sqrt(np.cumsum(np.square(response))))
-    total = np.zeros(strategy.steps)
-    for start in range(0, strategy.steps, _BLOCK):
-        stop = min(start + _BLOCK, strategy.steps)
-        rows = workload.applied(strategy.inverse_columns(start, stop))
-        total += np.square(rows).sum(axis=1)
-    return np.asarray(np.sqrt(total))
+    return np.asarray(np.sqrt(np.square(workload.applied(strategy.inverse())).sum(axis=1)))
 
 
 def rms_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
@@ -87,6 +79,9 @@ def max_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
     if isinstance(strategy, Buffered):
         return math.sqrt(_buffered(strategy, workload)[0])
     return float(step_errors(strategy, workload).max())
+
+
+ERRORS = {"rms": rms_error, "max": max_error}
 
 
 def _buffered(strategy: Buffered, workload: Workload) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise.errors import PREFIX_SUMS, Workload, square_sums
+from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload, square_sums
 from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, repeats
 from jaxdp.noise.strategies import Buffered, Dense, Toeplitz, filtered, square_root
 
@@ -66,7 +66,6 @@ def lowest(
     return np.asarray(best.x)
 
 
-ERRORS = ("rms", "max")
 _LONGEST_MEMORY = 1 - 2.0**-24  # the largest float32 below 1
 _LEAST_SCALE = 1e-30
 
@@ -90,7 +89,7 @@ def optimal_banded(
     Raises:
         ValueError: when an argument is out of its range.
     """
-    arguments.one_of("error", error, ERRORS)
+    arguments.one_of("error", error, tuple(ERRORS))
     start = square_root(steps, bands)
     target = workload.toeplitz(start.steps)
     found = np.asarray(start.coefficients[1:])
@@ -155,7 +154,7 @@ def optimal_buffered(
     """
     steps = arguments.integer("steps", steps, least=1)
     buffers = arguments.integer("buffers", buffers, least=1)
-    arguments.one_of("error", error, ERRORS)
+    arguments.one_of("error", error, tuple(ERRORS))
     _refuse_cyclic(participation)
     often = repeats(participation, steps)
 

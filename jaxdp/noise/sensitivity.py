@@ -8,7 +8,7 @@ No value is below the truth, rounding included. All of them are square roots of 
 n k^2 products of numbers that are not negative. A sum or product of such numbers is off by a
 relative 2^-53 for each operation that a term passes through: less than 4 (n + k) of them here, and
 k <= n. Every value is therefore multiplied by 1 + (n + 16) 2^-49. Where numbers of either sign are
-summed, in C^T C, the absolute error has its own term (``_any_matrix``).
+summed, in C^T C, the absolute error has its own term (``_of_any_matrix``).
 """
 
 import dataclasses
@@ -43,9 +43,7 @@ class FixedEpochOrder:
     participations: int
 
     def __post_init__(self) -> None:
-        for name in ("participations", "separation"):
-            value = arguments.integer(name, getattr(self, name), least=1)
-            object.__setattr__(self, name, value)
+        arguments.fields(self, participations=arguments.size, separation=arguments.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Cyclic:
     bands: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", arguments.integer("bands", self.bands, least=1))
+        arguments.fields(self, bands=arguments.size)
 
 
 Participation = Single | FixedEpochOrder | Cyclic
@@ -109,27 +107,15 @@ def repeats(participation: Participation, steps: int) -> tuple[int, int]:
 _LARGEST_GRAM = 2_048
 
 
-@dataclasses.dataclass(frozen=True)
-class Sensitivity:
-    """The sensitivity of a strategy, or a bound above it.
+def sensitivity(strategy: Strategy, participation: Participation) -> float:
+    """The sensitivity of a strategy to one record in clip norms, or a bound above it; never below.
 
-    Attributes:
-        value: never below the truth, in units of the clip norm.
-        exact: True where the value is the truth, but for rounding (less than 1e-6 of it).
-    """
-
-    value: float
-    exact: bool
-
-
-def sensitivity(strategy: Strategy, participation: Participation) -> Sensitivity:
-    """The sensitivity of a strategy to one record, or a bound above it.
-
-    Exact are, for any C: one participation, where it is the largest column norm; cyclic
-    participation, likewise; and at most b bands, where the columns of one record have no row in
-    common and the squares of their norms add up. Exact for a Toeplitz C: a fixed order with
-    coefficients that are non-negative, where steps 0, b, 2 b, ... are the worst. Exact for other C:
-    a fixed order where C^T C is non-negative on the worst steps, or these are at most two.
+    Exact but for rounding (less than 1e-6 of it) are, for any C: one participation, where it is the
+    largest column norm; cyclic participation, likewise; and at most b bands, where the columns of
+    one record have no row in common and the squares of their norms add up. Exact for a Toeplitz C:
+    a fixed order with coefficients that are non-negative, where steps 0, b, 2 b, ... are the worst.
+    Exact for other C: a fixed order where C^T C is non-negative on the worst steps, or these are at
+    most two, for opposite gradients absorb their sign.
 
     Elsewhere it is a bound: the sum of |C^T C| over a record's steps (arXiv:2211.06530), or of a
     Toeplitz C the norm that the magnitudes of its coefficients have, whichever is lower. The first
@@ -162,40 +148,31 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Sensitivity
             for shift in range(separation, separation * count, separation):
                 total[shift:] += column[:-shift]
             square = float(np.square(total).sum())
-        exact = disjoint or strategy.non_negative
         # Buffers and inverses know their columns only to within a bound.
         known = not isinstance(strategy, BandedInverse | Buffered)
-        if not exact and known and strategy.steps <= _LARGEST_GRAM:
-            other, exact = _any_matrix(strategy.matrix(), strategy.bands, count, separation)
-            square = other if exact else min(square, other)
+        signed = known and not disjoint and not strategy.non_negative
+        if signed and strategy.steps <= _LARGEST_GRAM:
+            square = min(square, _of_any_matrix(strategy, count, separation))
     else:
-        square, exact = _any_matrix(strategy.matrix(), strategy.bands, count, separation)
+        square = _of_any_matrix(strategy, count, separation)
     if not math.isfinite(square):
         raise ValueError(f"strategy must have a sensitivity within float64, got {strategy!r}")
-    return Sensitivity(math.sqrt(square) * (1 + (strategy.steps + 16) * 2.0**-49), exact)
+    return math.sqrt(square) * (1 + (strategy.steps + 16) * 2.0**-49)
 
 
-def _any_matrix(matrix: np.ndarray, bands: int, count: int, separation: int) -> tuple[float, bool]:
-    """The square of the sensitivity of any C or of a bound above it; True where it is exact."""
+def _of_any_matrix(strategy: Strategy, count: int, separation: int) -> float:
+    """The square of the sensitivity of any C, or of a bound above it."""
+    matrix = strategy.matrix()
     squares = np.square(matrix).sum(axis=0)
     if count == 1:
-        return float(squares.max()), True
-    if bands <= separation:
-        return max(squares[j::separation][:count].sum() for j in range(len(matrix))), True
+        return float(squares.max())
+    if strategy.bands <= separation:
+        return max(float(squares[j::separation][:count].sum()) for j in range(len(matrix)))
 
     # At least |C^T C|. In any order of summation each entry is off by at most n units of rounding
     # times the sum of the absolute products, at most the product of the norms of the two columns.
     gram = matrix.T @ matrix
     norms = np.sqrt(gram.diagonal())
-    error = (len(matrix) + 8) * 2.0**-52 * np.outer(norms, norms)
-    bound, non_negative = np.abs(gram) + error, gram >= -error
-
-    best, exact = -math.inf, False
-    for start in range(len(matrix)):
-        steps = np.arange(start, len(matrix), separation)[:count]
-        pairs = np.ix_(steps, steps)
-        square = float(bound[pairs].sum(axis=0).sum())
-        if square > best:
-            # Opposite gradients absorb the sign of two steps.
-            best, exact = square, len(steps) <= 2 or bool(non_negative[pairs].all())
-    return best, exact
+    bound = np.abs(gram) + (len(matrix) + 8) * 2.0**-52 * np.outer(norms, norms)
+    each = (np.arange(start, len(matrix), separation)[:count] for start in range(len(matrix)))
+    return float(np.max([bound[np.ix_(steps, steps)].sum(axis=0).sum() for steps in each]))

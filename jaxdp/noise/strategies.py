@@ -46,16 +46,12 @@ class Strategy(ABC):
         """float64 [n, n]: C."""
 
     @abstractmethod
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
 
     def inverse_row_norms(self) -> np.ndarray:
         """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
-        total = np.zeros(self.steps)
-        for start in range(0, self.steps, 256):
-            stop = min(start + 256, self.steps)
-            total += np.square(self.inverse_columns(start, stop)).sum(axis=1)
-        return np.asarray(np.sqrt(total))
+        return np.asarray(np.sqrt(np.square(self.inverse()).sum(axis=1)))
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +96,11 @@ class ToeplitzStrategy(Strategy):
 
     def matrix(self) -> np.ndarray:
         """float64 [n, n]: C."""
-        return _columns(self.first_column(), 0, self.steps)
+        return _lower(self.first_column())
+
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
+        return _lower(self.first_inverse_column())
 
     def weighed(self, values: np.ndarray) -> np.ndarray:
         """float64 [n]: |C| times the values [n]."""
@@ -108,10 +108,6 @@ class ToeplitzStrategy(Strategy):
 
         column = np.abs(self.first_column())[: self.bands]
         return np.asarray(signal.oaconvolve(column, values)[: self.steps])
-
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
-        return _columns(self.first_inverse_column(), start, stop)
 
     def inverse_row_norms(self) -> np.ndarray:
         """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
@@ -123,17 +119,11 @@ class ToeplitzStrategy(Strategy):
         return {"type": type(self).__name__, **fields}
 
 
-def check_steps(strategy: Strategy) -> None:
-    """Puts the number of steps in place as an int; ValueError where it is none."""
-    steps = arguments.integer("steps", strategy.steps, least=1)
-    object.__setattr__(strategy, "steps", steps)
+def _lower(first: np.ndarray) -> np.ndarray:
+    """float64 [n, n]: the lower-triangular Toeplitz matrix of this first column."""
+    from scipy import linalg  # slow to import
 
-
-def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
-    padded = np.concatenate([np.zeros(len(first) - 1), first])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
-    return np.array(windows[::-1][start:stop].T, order="C")
+    return np.asarray(linalg.toeplitz(first, np.zeros(len(first))))
 
 
 _UNIT = 2.0**-53  # the largest relative error of one rounding
@@ -152,7 +142,7 @@ class _Series(ToeplitzStrategy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_steps(self)
+        arguments.fields(self, steps=arguments.size)
         coefficients = float32s("coefficients", self.coefficients)
         if coefficients[0] != 1:
             raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
@@ -279,7 +269,7 @@ class Buffered(ToeplitzStrategy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_steps(self)
+        arguments.fields(self, steps=arguments.size)
         for name in ("scales", "decays"):
             object.__setattr__(self, name, float32s(name, getattr(self, name)))
         if len(self.scales) != len(self.decays):
@@ -415,7 +405,7 @@ class Dense(Strategy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_steps(self)
+        arguments.fields(self, steps=arguments.size)
         if isinstance(self.entries, str):
             object.__setattr__(self, "entries", base64.b64decode(self.entries, validate=True))
         if not isinstance(self.entries, bytes):
@@ -468,12 +458,11 @@ class Dense(Strategy):
         matrix[np.tril_indices(self.steps)] = np.frombuffer(self.entries, "<f4")
         return matrix
 
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
         from scipy import linalg
 
-        unit = np.eye(self.steps)[:, start:stop]
-        return np.asarray(linalg.solve_triangular(self.matrix(), unit, lower=True))
+        return np.asarray(linalg.solve_triangular(self.matrix(), np.eye(self.steps), lower=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The strategy in plain JSON types, its entries in base64; ``from_dict`` undoes it."""

@@ -184,7 +184,7 @@ def test_dyadic_coefficients_are_near_stay_below_one_and_cost_a_thousandth_of_th
         workload = noise.Workload(momentum)
         exact = noise.optimal_banded(300, bands, workload)
         errors = [
-            noise.sensitivity(each, noise.Cyclic(bands)).value * noise.rms_error(each, workload)
+            noise.sensitivity(each, noise.Cyclic(bands)) * noise.rms_error(each, workload)
             for each in (exact, noise.dyadic(exact))
         ]
         assert errors[0] * (1 - 1e-6) <= errors[1] <= errors[0] * 1.001, (bands, momentum)
@@ -196,7 +196,7 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     count, multiplier = 50, 1.25
     times = noise.FixedEpochOrder(3, -(-STEPS // 3))
     for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
-        sens = noise.sensitivity(strategy, participation).value
+        sens = noise.sensitivity(strategy, participation)
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
         law = grid.law_for(fresh, count, grid.carried(strategy))
         c = float(grid.grid_scale(law, fresh, count, 1.0))

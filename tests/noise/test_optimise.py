@@ -15,7 +15,7 @@ HEAVY = noise.Workload(0.9)
 
 
 def losses(strategy, participation=None, workload=SGD):
-    value = noise.sensitivity(strategy, participation or noise.Single()).value
+    value = noise.sensitivity(strategy, participation or noise.Single())
     return noise.rms_error(strategy, workload) * value, noise.max_error(strategy, workload) * value
 
 
@@ -92,12 +92,11 @@ def test_banded_optima_are_no_worse_than_what_they_contain(steps, bands):
             assert best <= losses(other, None, workload)[index] * (1 + 1e-6)
 
 
-def test_more_buffers_are_no_worse_and_stay_where_the_sensitivity_is_exact():
+def test_more_buffers_are_no_worse():
     for participation in (noise.Single(), noise.FixedEpochOrder(100, 10)):
         found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3)]
         rms = [losses(strategy, participation)[0] for strategy in found]
         assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms)), participation
-        assert all(noise.sensitivity(s, participation).exact for s in found), participation
         assert rms[2] < 1.01 * losses(noise.square_root(1_000), participation)[0], participation
 
 
@@ -107,7 +106,7 @@ def test_all_matrices_for_records_that_come_again(times, workload):
     participation = noise.FixedEpochOrder(6, times)
     found = noise.optimal_dense(24, participation, workload)
     again = noise.sensitivity(found, participation)
-    assert again.value == pytest.approx(np.sqrt(times), rel=1e-5)
+    assert again == pytest.approx(np.sqrt(times), rel=1e-5)
     plain = losses(noise.Dense.of(noise.square_root(24, 6).matrix()), participation, workload)[0]
     assert losses(found, participation, workload)[0] < plain
     # No better one exists: the gap to the dual problem is small, and grows away from the optimum.
