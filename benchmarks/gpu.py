@@ -83,12 +83,13 @@ def bound() -> dict[str, Any]:
 def noise() -> dict[str, Any]:
     """The noise for one key on this device against the CPU's, and its deviation."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     from jaxdp.noise import normals
 
-    words = np.asarray([[7, 11], [7, 11]], np.uint32)
-    make = jax.jit(lambda w: normals.normals(w, [(1_000, 1_000), (33,)]))
+    words = np.asarray([7, 11], np.uint32)
+    make = jax.jit(lambda w: normals.noised([jnp.zeros((1_000, 1_000)), jnp.zeros(33)], 1.0, w))
     here = [np.asarray(leaf) for leaf in make(words)]
     cpu = _cpu()
     found = {"deviation": float(np.std(here[0], dtype=np.float64))}

@@ -26,7 +26,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp.audit import audit_event, audit_scores
-from jaxdp.noise import grid, grid_correlated
+from jaxdp.noise import grid
 from jaxdp.noise.normals import _from_bits
 from jaxdp.types import Summed
 
@@ -134,7 +134,7 @@ def grid_cells(kind: str) -> float:
     """Cells of the grid for one unit of what is released."""
     mechanism, (l2, _) = mechanism_of(kind), sums_of(kind)
     (multiplier,) = mechanism.multipliers(0).values()
-    most = 1.0 if mechanism.strategy is None else grid_correlated.carried(mechanism.strategy)
+    most = 1.0 if mechanism.strategy is None else grid.carried(mechanism.strategy)
     law = grid.law_for(multiplier, 1, most)
     return float(grid.grid_scale(law, multiplier, 1, l2)) * mechanism.batch_size
 

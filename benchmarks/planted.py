@@ -21,7 +21,7 @@ from jaxdp import optimizers as opt
 from jaxdp.audit import Worlds, audit_event, audit_noise, training_run, two_worlds
 from jaxdp.audit.scores import split
 from jaxdp.mechanism import Mechanism, with_rule
-from jaxdp.optimizers.energy import OpenEnergy
+from jaxdp.optimizers.energy import DrawnEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.types import Summed
@@ -221,7 +221,7 @@ def _first_coordinate(params, example):
 
 def opened_energy(key, there, noise):
     """The loss of the records that are ``there``, clipped to 1e-3 each, with noise or without."""
-    return OpenEnergy(
+    return DrawnEnergy(
         APART.records,
         jnp.arange(4)[None],
         there[None],

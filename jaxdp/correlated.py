@@ -8,7 +8,7 @@ from jaxdp.clipping import Rule
 from jaxdp.clipping.rules import rule_of
 from jaxdp.mechanism import NOISES, Mechanism
 from jaxdp.noise import dyadic, optimal_banded, optimal_buffered, optimal_dense
-from jaxdp.noise.errors import Workload, max_error, rms_error
+from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
 from jaxdp.noise.sensitivity import participation, sensitivity
 from jaxdp.noise.strategies import (
     Strategy,
@@ -22,11 +22,9 @@ SAMPLINGS = ("cyclic_poisson", "fixed_order")
 STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "dense", "identity")
 BANDED = ("banded", "identity")  # what cyclic Poisson sampling amplifies
 ON_GRID = ("banded", "square_root", "identity")  # what noise on an integer grid takes
-ERRORS = {"rms": rms_error, "max": max_error}
 # More bands help little, and each is another copy of the parameters.
 _MOST_BANDS = 64
 _BUFFERS = 4
-_PREFIX = Workload()
 
 
 def dp_mf(
@@ -39,7 +37,7 @@ def dp_mf(
     steps: int,
     strategy: str | Strategy | None = None,
     bands: int | None = None,
-    workload: Workload = _PREFIX,
+    workload: Workload = PREFIX_SUMS,
     error: str = "rms",
     rule: Rule | None = None,
     epsilon: float | None = None,
@@ -146,10 +144,7 @@ def dp_mf(
         if epsilon is None or delta is None:
             return start
         found = acc.calibrate(
-            lambda noise: dataclasses.replace(start, noise_multiplier=noise).event,
-            epsilon,
-            delta,
-            covered,
+            lambda noise: start.events(0, steps, noise)[0][0], epsilon, delta, covered
         )
         return dataclasses.replace(start, noise_multiplier=found, delta=float(delta))
 
@@ -214,7 +209,9 @@ def dp_mf(
     return made
 
 
-def expected_error(mechanism: Mechanism, workload: Workload = _PREFIX, error: str = "rms") -> float:
+def expected_error(
+    mechanism: Mechanism, workload: Workload = PREFIX_SUMS, error: str = "rms"
+) -> float:
     """The standard deviation of the noise in a workload's sums of clipped gradients, in clip norms.
 
     Args:
@@ -228,6 +225,6 @@ def expected_error(mechanism: Mechanism, workload: Workload = _PREFIX, error: st
     if mechanism.strategy is None:
         raise ValueError("mechanism must have a strategy, as jaxdp.dp_mf makes it, got none")
     each = participation(mechanism.sampling, mechanism.dataset_size)
-    sens = sensitivity(mechanism.strategy, each).value
+    sens = sensitivity(mechanism.strategy, each)
     assert isinstance(mechanism.noise_multiplier, float)
     return mechanism.noise_multiplier * sens * ERRORS[error](mechanism.strategy, workload)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,7 +11,6 @@ import optax
 
 from jaxdp import _links, arguments
 from jaxdp import accounting as acc
-from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
@@ -22,12 +21,13 @@ from jaxdp.noise import (
     MatrixNoise,
     Noise,
     Strategy,
+    grid,
     privatize,
 )
 from jaxdp.noise.correlated import check_stable
-from jaxdp.noise.grid_correlated import check_dyadic
 from jaxdp.noise.sensitivity import participation, sensitivity
 from jaxdp.sampling import (
+    EpochSampling,
     FixedOrder,
     FixedSize,
     FullBatch,
@@ -36,6 +36,7 @@ from jaxdp.sampling import (
     Sampling,
     Shuffled,
     Source,
+    StepSampling,
     by_name,
     steps_of_a_block,
 )
@@ -111,14 +112,10 @@ class Mechanism:
             object.__setattr__(self, "relation", acc.Relation(self.relation))
 
         # The kinds of the parts; a class in the place of its object is one of another kind.
-        def has(part: object, *names: str) -> bool:
-            methods = (getattr(part, name, None) for name in names)
-            return not isinstance(part, type) and all(map(callable, methods))
-
-        if not has(rule, "l2", "factors"):
+        if isinstance(rule, type) or not isinstance(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        drawn = {"choose"}, {"epoch", "block"}, {"arrange", "of_step", "block"}
-        if not any(has(sampling, "event", "check", *names) for names in drawn):
+        kinds = StepSampling | EpochSampling | RunSampling
+        if isinstance(sampling, type) or not isinstance(sampling, kinds):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
@@ -167,14 +164,13 @@ class Mechanism:
             raise ValueError(
                 f"batch_size must be dataset_size ({size}) for full_batch, got {batch}"
             )
-        cap = getattr(sampling, "cap", 1)
-        if cap > self.most_records:
+        cap = getattr(sampling, "cap", None)
+        if cap is not None and cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
 
         # An epoch that is one event has one noise.
-        block = steps_of_a_block(sampling, size)
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
-            if steps % block:
+            if steps % (block := steps_of_a_block(sampling, size)):
                 raise ValueError(
                     f"noise_multiplier must stay the same within an epoch of {block} steps, got a "
                     f"schedule that keeps {multiplier:g} for {steps}"
@@ -188,7 +184,7 @@ class Mechanism:
                 f"got {strategy!r} with {sampling}"
             )
         if strategy is not None:
-            if strategy.steps != block:
+            if strategy.steps != (block := steps_of_a_block(sampling, size)):
                 raise ValueError(
                     f"steps must be those of the sampling ({block}) for the strategy, got "
                     f"{strategy.steps}"
@@ -211,11 +207,10 @@ class Mechanism:
                 "clipping releases is not on the integer grid yet, and part of the release would "
                 "have ordinary noise; got 'grid'"
             )
+        if gridded and not isinstance(noise, NoiseSchedule):
+            arguments.positive("noise_multiplier", noise)
         if gridded and strategy is not None:
-            check_dyadic(strategy)
-        if gridded and not isinstance(noise, NoiseSchedule) and noise <= 0:
-            raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {noise}")
-
+            grid.check_dyadic(strategy)
         if strategy is not None:
             check_stable(strategy)
             _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
@@ -294,17 +289,24 @@ class Mechanism:
                 "noise_multiplier must be one number for all steps to be one event, got a "
                 "NoiseSchedule: ask event_at(step) or total(steps)"
             )
-        return self._event(self.noise_multiplier)
+        return self.event_at(0)
 
     def event_at(self, step: int) -> acc.Event:
         """The accounting event of step ``step``, counted from 0."""
         ((event, _, _),) = self.events(step, 1)
         return event
 
-    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+    def events(
+        self, first_step: int, steps: int, noise: float | NoiseSchedule | None = None
+    ) -> list[tuple[acc.Event, int, int]]:
         """The steps as (event, first_step, steps), one triple for each stretch of equal steps.
 
         Where steps are drawn together the event is that of a whole epoch, of ``event.block`` steps.
+
+        Args:
+            first_step: the first of them.
+            steps: how many.
+            noise: another noise multiplier than the mechanism's, for calibration.
 
         Raises:
             ValueError: a noise schedule, or the strategy of correlated noise, ends before these
@@ -315,10 +317,24 @@ class Mechanism:
                 f"steps must be within the {self.strategy.steps} of the strategy, which nothing is "
                 f"proven beyond, got {first_step + steps}"
             )
-        if isinstance(self.noise_multiplier, NoiseSchedule):
-            levels = self.noise_multiplier.levels_between(first_step, steps)
-            return [(self._event(z), first, count) for z, first, count in levels]
-        return [(self._event(self.noise_multiplier), first_step, steps)]
+        noise = self.noise_multiplier if noise is None else noise
+        levels: Iterable[tuple[float, int, int]]
+        if isinstance(noise, NoiseSchedule):
+            levels = noise.levels_between(first_step, steps)
+        else:
+            levels = [(noise, first_step, steps)]
+        found = []
+        for multiplier, first, count in levels:
+            if self.leak:
+                event: acc.Event = acc.NonPrivate(self.leak)
+            else:
+                event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
+                if self.records_per_user is not None:
+                    event = acc.PerUser(event, self.records_per_user)
+                if self.noise == "grid":  # and the distance of the integers from the theorem's
+                    event = acc.GridNoise(event, event.block * grid.DISTANCE)
+            found.append((event, first, count))
+        return found
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
@@ -334,16 +350,22 @@ class Mechanism:
             key: a threefry key, another one for every run and step.
             step: may be a tracer.
         """
-        if isinstance(self.noise_multiplier, NoiseSchedule):
-            noise = self._noise.multiplier_at(step)
-            return simulated_key(key, {self._noise.part: noise}, step)
-        return simulated_key(key, self.multipliers(0), step)
+        parts = {self._noise.part: self._noise.multiplier_at(step)}
+        if self.count_noise_multiplier is not None:
+            parts["votes"] = self.count_noise_multiplier
+        return simulated_key(key, parts, step)
 
-    def total(self, steps: int) -> acc.Event:
-        """The composition of the first ``steps`` steps, as one event; epochs count whole."""
-        rows = self.events(0, arguments.integer("steps", steps, least=0))
-        counts = ((e, count_blocks(first, first + n, e.block)) for e, first, n in rows)
-        return acc.Composed(tuple(acc.Repeated(event, count) for event, count in counts))
+    def total(self, steps: int, noise: float | NoiseSchedule | None = None) -> acc.Event:
+        """The composition of the first ``steps`` steps, as one event; epochs count whole.
+
+        Args:
+            steps: how many.
+            noise: as for ``events``.
+        """
+        rows = self.events(0, arguments.integer("steps", steps, least=0), noise)
+        # Levels of a schedule begin where epochs do.
+        each = (acc.Repeated(event, -(-count // event.block)) for event, _, count in rows)
+        return acc.Composed(tuple(each))
 
     def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
         """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
@@ -356,22 +378,16 @@ class Mechanism:
         """
         return self._noise.std(params, self.l2(params), step) / self.batch_size
 
-    @property
-    def _kind(self) -> type[Noise]:
-        gridded = self.noise == "grid"
-        if self.strategy is not None:
-            return IntegerMatrixNoise if gridded else MatrixNoise
-        return IntegerNoise if gridded else IndependentNoise
-
     @functools.cached_property
     def _noise(self) -> Noise:
         """The noise of the gradient: less than the whole step's, where a count is released too."""
-        made: Callable[..., Noise] = self._kind
+        gridded = self.noise == "grid"
         if self.strategy is not None:
-            return made(self.fresh, self.strategy)
+            correlated = IntegerMatrixNoise if gridded else MatrixNoise
+            return correlated(self.fresh, self.strategy)
         if self.count_noise_multiplier is not None:
-            return made(split_noise(self.noise_multiplier, self.count_noise_multiplier))
-        return made(self.noise_multiplier)
+            return IndependentNoise(split_noise(self.noise_multiplier, self.count_noise_multiplier))
+        return (IntegerNoise if gridded else IndependentNoise)(self.noise_multiplier)
 
     def grid_in_words(self, parameters: int) -> str:
         """A sentence on the integer grid for so many parameters; "" where noise is on none."""
@@ -384,7 +400,7 @@ class Mechanism:
         assert not isinstance(self.noise_multiplier, NoiseSchedule)
         each = participation(self.sampling, self.dataset_size)
         # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
-        moved = sensitivity(self.strategy, each).value * (1 + 2.0**-21)
+        moved = sensitivity(self.strategy, each) * (1 + 2.0**-21)
         exact = float(self.noise_multiplier) * moved  # a float16 would round it down
         rounded = np.float32(exact)  # as the noise has it, never less
         up = np.nextafter(rounded, np.float32(np.inf))
@@ -405,14 +421,6 @@ class Mechanism:
     def leaking(self, reason: str) -> "Mechanism":
         """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
         return dataclasses.replace(self, leak=reason)
-
-    def _event(self, noise_multiplier: float) -> acc.Event:
-        if self.leak:
-            return acc.NonPrivate(self.leak)
-        found = self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
-        if self.records_per_user is not None:
-            found = acc.PerUser(found, self.records_per_user)
-        return self._kind.event(found)
 
     def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -565,8 +573,6 @@ def dp_sgd(
 
     # The mechanism with the noise that was given, or with any.
     first = 1.0 if noise_multiplier is None else noise_multiplier
-    if not isinstance(first, NoiseSchedule):
-        arguments.non_negative("noise_multiplier", first)
     batch_size = arguments.integer("batch_size", batch_size, least=1)
     dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
     if isinstance(sampling, str):
@@ -596,16 +602,16 @@ def dp_sgd(
         raise ValueError(f"{missing} must be given with epsilon={epsilon!r}, got None")
     length = arguments.integer("steps", steps, least=1)
     if schedule is None:
-        length = whole_epochs(length, made.event.block, stacklevel=3)
+        length = whole_epochs(length, made.event_at(0).block, stacklevel=3)
     elif schedule.steps < length:
         raise ValueError(f"schedule must cover the {length} steps, got one of {schedule.steps}")
-
-    def at(noise: float) -> Mechanism:
-        multiplier = noise if schedule is None else schedule.times(noise)
-        return dataclasses.replace(made, noise_multiplier=multiplier)
-
-    found = acc.calibrate(lambda noise: at(noise).total(length), epsilon, delta, made.neighbours)
-    return dataclasses.replace(at(found), steps=length, delta=float(delta))
+    scaled = (lambda noise: noise) if schedule is None else schedule.times
+    found = acc.calibrate(
+        lambda noise: made.total(length, scaled(noise)), epsilon, delta, made.neighbours
+    )
+    return dataclasses.replace(
+        made, noise_multiplier=scaled(found), steps=length, delta=float(delta)
+    )
 
 
 def with_rule(

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -86,59 +86,54 @@ def from_multipliers(multipliers: Iterable[float]) -> NoiseSchedule:
     return NoiseSchedule(tuple((value, len(list(group))) for value, group in groups))
 
 
-def exponential_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule σ_t = σ_0 e^(-k t), with t counting epochs of ``every`` steps.
+KINDS = ("exponential", "time", "step", "linear")
 
-    Yu et al. 2019, "Differentially private model publishing for deep learning"
-    (arXiv:1904.02200), pre-defined schedules: the baseline EXP.
+
+def decaying(kind: str, initial: float, number: float, every: int, steps: int) -> NoiseSchedule:
+    """The schedule σ_0, σ_1, ... of epochs of ``every`` steps each, that falls as its kind says.
+
+    "exponential" is σ_t = σ_0 e^(-k t), "time" σ_0 / (1 + k t), "step" σ_0 k^t (Yu et al. 2019,
+    "Differentially private model publishing for deep learning", arXiv:1904.02200, pre-defined
+    schedules; the first is the baseline EXP); "linear" falls evenly to σ_0 k in the last epoch.
 
     Args:
+        kind: one of these.
         initial: σ_0.
-        rate: k >= 0.
+        number: k, at least 0; for "step" and "linear" above 0, and for "step" at most 1.
         every: steps that share a level, such as those of an epoch.
         steps: the length of the run.
+
+    Raises:
+        ValueError: a value out of its range, or a multiplier that underflows to 0.
     """
-    rate = arguments.non_negative("rate", rate)
-    return _by_epoch(initial, every, steps, lambda t: math.exp(-rate * t))
-
-
-def time_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule σ_t = σ_0 / (1 + k t); otherwise as ``exponential_decay``."""
-    rate = arguments.non_negative("rate", rate)
-    return _by_epoch(initial, every, steps, lambda t: 1 / (1 + rate * t))
-
-
-def step_decay(initial: float, factor: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule σ_t = σ_0 k^t, 0 < k <= 1; otherwise as ``exponential_decay``."""
-    factor = arguments.probability("factor", factor)
-    return _by_epoch(initial, every, steps, lambda t: factor**t)
-
-
-def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule that falls evenly from ``initial`` to ``final``, every ``every`` steps."""
+    arguments.one_of("kind", kind, KINDS)
     initial = arguments.positive("initial", initial)
-    final = arguments.positive("final", final)
     every = arguments.integer("every", every, least=1)
-    last = max(1, -(-arguments.integer("steps", steps, least=1) // every) - 1)
-    return _by_epoch(initial, every, steps, lambda t: 1 + (final / initial - 1) * t / last)
-
-
-_SHAPES = {
-    "exponential": exponential_decay,
-    "time": time_decay,
-    "step": step_decay,
-    "linear": lambda initial, ratio, every, steps: linear_decay(
-        initial, initial * arguments.positive("ratio", ratio), every, steps
-    ),
-}
+    steps = arguments.integer("steps", steps, least=1)
+    epochs = -(-steps // every)
+    if kind == "step":
+        k = arguments.probability("number", number)
+        shares = [k**t for t in range(epochs)]
+    elif kind == "linear":
+        fall = initial * arguments.positive("number", number) / initial - 1
+        shares = [1 + fall * t / max(1, epochs - 1) for t in range(epochs)]
+    else:
+        k = arguments.non_negative("number", number)
+        exponential = kind == "exponential"
+        shares = [math.exp(-k * t) if exponential else 1 / (1 + k * t) for t in range(epochs)]
+    levels = []
+    for t, share in enumerate(shares):
+        name = f"the noise multiplier of step {every * t}"
+        count = min(every, steps - every * t)
+        levels.append((arguments.positive(name, initial * share), count))
+    return NoiseSchedule(tuple(levels))
 
 
 def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
     """The schedule that a text such as "exponential:0.01:117" (kind:number:every) describes.
 
     Args:
-        text: kind is exponential, time (both with their rate), step (its factor) or linear (the
-            last multiplier over the first); ``every`` is how many steps share a level.
+        text: kind, number and ``every`` as for ``decaying``.
         initial: the first multiplier.
         steps: the length of the run.
 
@@ -147,33 +142,18 @@ def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
     """
     parts = text.split(":")
     try:
-        make, number, every = _SHAPES[parts[0]], float(parts[1]), int(parts[2])
-        if len(parts) != 3:
-            raise ValueError("too many parts")
-    except (KeyError, IndexError, ValueError) as error:
+        kind, number, every = parts[0], float(parts[1]), int(parts[2])
+        if len(parts) != 3 or kind not in KINDS:
+            raise ValueError("another form")
+    except (IndexError, ValueError) as error:
         raise ValueError(
             "noise_schedule must be kind:number:every with a kind among "
-            f"{', '.join(_SHAPES)}, such as exponential:0.01:117; got {text!r}"
+            f"{', '.join(KINDS)}, such as exponential:0.01:117; got {text!r}"
         ) from error
-    return make(initial, number, every, steps)
+    return decaying(kind, initial, number, every, steps)
 
 
-def _by_epoch(
-    initial: float, every: int, steps: int, shape: Callable[[int], float]
-) -> NoiseSchedule:
-    initial = arguments.positive("initial", initial)
-    every = arguments.integer("every", every, least=1)
-    steps = arguments.integer("steps", steps, least=1)
-    epochs = -(-steps // every)
-    counts = [min(every, steps - every * t) for t in range(epochs)]
-    levels = []
-    for t, count in enumerate(counts):
-        name = f"the noise multiplier of step {every * t}"
-        levels.append((arguments.positive(name, initial * shape(t)), count))
-    return NoiseSchedule(tuple(levels))
-
-
-def split_noise(noise_multiplier: "float | NoiseSchedule", count_noise_multiplier: float) -> float:
+def split_noise(noise_multiplier: float | NoiseSchedule, count_noise_multiplier: float) -> float:
     """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
 
     Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.

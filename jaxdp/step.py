@@ -18,13 +18,7 @@ from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import (
-    DrawnEnergy,
-    PublicEnergy,
-    blanked,
-    check_judged,
-    taken_apart,
-)
+from jaxdp.optimizers.energy import PublicEnergy, blanked, check_judged, taken_apart
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo, Summed, filled, like, never_flattened
 
@@ -193,7 +187,7 @@ class PrivateStep:
         whole: Any = functools.partial(self.whole, gathered=gathered, told=told)
         met = _shards.met(ticket, params)
         rows = (data, indices, mask)
-        kind = gathered, told, _kind(extra), *_types((params, opt_state, rows, rng, met))
+        kind = gathered, told, _kind(blanked(extra)), *_types((params, opt_state, rows, rng, met))
         plan = next((plan for known, plan in self._programs if known == kind), None)
         if plan is None:  # traced, and refused, before anything is spent
             blank = ticket.blank(), rng, blanked(extra), met
@@ -395,7 +389,7 @@ def _across_jit(
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         params, opt_state, parts, held = laid(params, opt_state, parts)
-        kind, ticket = (_kind((params, opt_state, parts, extra)), held), summed.ticket
+        kind, ticket = (_kind((params, opt_state, parts, blanked(extra))), held), summed.ticket
         met = None if key is not None else _shards.met(ticket, params)
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
@@ -486,7 +480,7 @@ def _check_apart(params: PyTree, opt_state: PyTree) -> None:
 
 def _kind(tree: PyTree) -> Any:
     """The structure, shapes and dtypes of what an update is given: what it is compiled for."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, DrawnEnergy))
+    leaves, structure = jax.tree.flatten(tree)
     each = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
     return structure, *each
 

@@ -22,12 +22,12 @@ MECH = jaxdp.dp_sgd(TWO, 0.5, 10, 100)
 
 
 def test_the_published_shapes():
-    exp = schedules.exponential_decay(10.0, 0.01, every=3, steps=7)
+    exp = schedules.decaying("exponential", 10.0, 0.01, every=3, steps=7)
     once, twice = 10 * math.exp(-0.01), 10 * math.exp(-0.02)
     assert [exp(t) for t in (0, 2, 3, 6)] == [10.0, 10.0, once, twice]
-    assert schedules.time_decay(8.0, 0.5, 2, 4).levels == ((8.0, 2), (8.0 / 1.5, 2))
-    assert schedules.step_decay(8.0, 0.5, 2, 5).levels == ((8.0, 2), (4.0, 2), (2.0, 1))
-    linear = schedules.linear_decay(4.0, 1.0, 1, 4)
+    assert schedules.decaying("time", 8.0, 0.5, 2, 4).levels == ((8.0, 2), (8.0 / 1.5, 2))
+    assert schedules.decaying("step", 8.0, 0.5, 2, 5).levels == ((8.0, 2), (4.0, 2), (2.0, 1))
+    linear = schedules.decaying("linear", 4.0, 0.25, 1, 4)
     np.testing.assert_allclose([linear(t) for t in range(4)], [4, 3, 2, 1])
     assert schedules.from_multipliers([2, 2, 1.0]).levels == ((2.0, 2), (1.0, 1))
     assert schedules.from_multipliers([2.0]).times(1.5).levels == ((3.0, 1),)
@@ -118,16 +118,16 @@ def test_a_schedule_is_scaled_to_its_budget_and_bad_ones_are_refused():
     assert first == pytest.approx(2 * second)
     assert 0.999 < mech.epsilon(3, 1e-5).upper <= 1.0
     underflow = r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0"
-    falling = schedules.exponential_decay
+    falling = partial(schedules.decaying, "exponential")
     all_refused(
         [
             ("levels must hold at least one", lambda: schedules.NoiseSchedule(())),
             (r"levels\[0\] must be a finite", lambda: schedules.NoiseSchedule(((-1.0, 3),))),
             (r"levels\[0\] must be a whole", lambda: schedules.NoiseSchedule(((1.0, 0),))),
-            ("rate must be a finite", lambda: falling(1.0, -0.1, 1, 5)),
-            ("factor must be above 0", lambda: schedules.step_decay(1.0, 1.5, 1, 5)),
-            ("final must be a finite", lambda: schedules.linear_decay(1.0, 0.0, 1, 5)),
-            ("every must be a whole number", lambda: schedules.time_decay(1.0, 0.1, 0, 5)),
+            ("number must be a finite", lambda: falling(1.0, -0.1, 1, 5)),
+            ("number must be above 0", lambda: schedules.decaying("step", 1.0, 1.5, 1, 5)),
+            ("number must be a finite", lambda: schedules.decaying("linear", 1.0, 0.0, 1, 5)),
+            ("every must be a whole number", lambda: schedules.decaying("time", 1.0, 0.1, 0, 5)),
             ("initial must be a finite", lambda: falling(0.0, 0.1, 1, 5)),
             (underflow, lambda: falling(2.0, 5000.0, 2, 5)),
             (r"ask event_at\(step\) or total\(steps\)", lambda: MECH.event),

@@ -34,7 +34,7 @@ from jaxdp.audit.worlds import Energy, Worlds, training_run, two_worlds
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
+from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
 from jaxdp.types import PyTree
 
@@ -382,10 +382,10 @@ def _energy(
         noise = mechanism.noise_multiplier
         rate, size = mechanism.batch_size / mechanism.dataset_size, mechanism.batch_size
 
-    def drawn(key: jax.Array, there: jax.Array) -> OpenEnergy:
+    def drawn(key: jax.Array, there: jax.Array) -> DrawnEnergy:
         who, noise_key = jax.random.split(key)
         mask = there & jax.random.bernoulli(who, rate, (count,))
-        return OpenEnergy(
+        return DrawnEnergy(
             worlds.records,
             jnp.arange(count)[None],
             mask[None],

@@ -162,8 +162,9 @@ def _row(
 
 def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tuple[float, float]:
     """(RMS error, largest error) in clip norms, for the batches that were asked for."""
-    from jaxdp.correlated import ERRORS, expected_error
+    from jaxdp.correlated import expected_error
     from jaxdp.noise import identity
+    from jaxdp.noise.errors import ERRORS
 
     if mechanism.strategy is not None:
         rms, largest = (expected_error(mechanism, workload, error) for error in ("rms", "max"))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxdp.types import PyTree
 _SMALLEST_NORM = 1e-12
 
 
+@runtime_checkable
 class Rule(Protocol):
     """The protocol of a clipping rule. It sees squared norms only, never gradients."""
 

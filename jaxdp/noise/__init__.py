@@ -7,15 +7,12 @@ the sensitivity under a participation; optimised strategies have the least of th
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import Axes, IndependentNoise, Noise, Paid, PrivatizeState, privatize
-from jaxdp.noise.grid import IntegerNoise, grid_range
-from jaxdp.noise.grid_correlated import IntegerMatrixNoise, dyadic
+from jaxdp.noise.grid import IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import (
     Cyclic,
     FixedEpochOrder,
-    MinSeparation,
     Participation,
-    Sensitivity,
     Single,
     sensitivity,
 )
@@ -44,12 +41,10 @@ __all__ = [
     "IntegerMatrixNoise",
     "IntegerNoise",
     "MatrixNoise",
-    "MinSeparation",
     "Noise",
     "Paid",
     "Participation",
     "PrivatizeState",
-    "Sensitivity",
     "Single",
     "Strategy",
     "Toeplitz",

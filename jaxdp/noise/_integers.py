@@ -12,6 +12,7 @@ function of (key, n, i), on any device and under any flags.
 import dataclasses
 import decimal
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -48,9 +49,21 @@ def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) 
     # Added to all, so that within a shard_map all vary as the key and the counter do.
     zero = (key[0] ^ key[0]) + (counter ^ counter)
     first = tuple(jnp.broadcast_to(word + zero, shape) for word in words)
+
+    def double_round(_: int, state: Words) -> Words:
+        """Four quarter rounds on the columns, and four on the diagonals."""
+        words = list(state)
+        for turn, n in itertools.product((0, 1), range(4)):
+            a, b, c, d = (4 * row + (n + row * turn) % 4 for row in range(4))
+            for to, add, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                words[to] = words[to] + words[add]
+                word = words[turned] ^ words[to]
+                words[turned] = (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
+        return tuple(words)
+
     # A loop: unrolled, every reader of a word would make XLA run all rounds again for it. Never a
     # reduction of one element with the rounds as its operation: XLA leaves out the operation.
-    last = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, state: _double_round(state), first)
+    last = jax.lax.fori_loop(0, _ROUNDS // 2, double_round, first)
     return tuple(a + b for a, b in zip(last, first, strict=True))
 
 
@@ -64,19 +77,6 @@ def subkey(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
     """
     made = block(key, jnp.asarray(place, jnp.uint32), (0xFFFFFFFF, 0xFFFFFFFF, kind))
     return jnp.stack(made[:8])
-
-
-def _double_round(state: Words) -> Words:
-    """Four quarter rounds on the columns, and four on the diagonals."""
-    words = list(state)
-    for turn in (0, 1):
-        for n in range(4):
-            a, b, c, d = (4 * row + (n + row * turn) % 4 for row in range(4))
-            for to, add, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-                words[to] = words[to] + words[add]
-                word = words[turned] ^ words[to]
-                words[turned] = (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
-    return tuple(words)
 
 
 # Bits of a threshold: the first are in the word that has the slot, the others in three more words.
@@ -126,70 +126,35 @@ def table(sigma: int = 2560, slot_bits: int = 16) -> AliasTable:
     half = 1 << (slot_bits - 1)
     if not 12 * sigma <= half or not 1 <= slot_bits <= 16:
         raise ValueError(f"sigma must be at most {half // 12} for {slot_bits} bits, got {sigma}")
-    exact = _masses(sigma, slot_bits)
-    given = _rounded(exact)
-    thresholds, aliases = _aliased(given, slot_bits)
-    lead = [t >> DEEPER for t in thresholds]
-    first = np.asarray([(t << slot_bits) | a for t, a in zip(lead, aliases, strict=True)])
-    parts = [[(t >> (64 - WORD * n)) % 2**WORD for t in thresholds] for n in range(3)]
-    return AliasTable(
-        slot_bits,
-        sigma,
-        first.astype(np.uint32),
-        np.asarray(parts, np.uint64).astype(np.uint32),
-        _distance(sigma, given[half], exact[0], half),
-    )
-
-
-def weights(sigma: int, slot_bits: int) -> list[int]:
-    """Integer weights of the slots, [2**slot_bits], that add up to 2**(128) exactly.
-
-    That of value z != 0 is exp(-z^2 / (2 sigma^2)) over the sum of all, rounded down; 0 has what
-    is left. The lowest slot has no mirror and none.
-    """
-    return _rounded(_masses(sigma, slot_bits))
-
-
-def _masses(sigma: int, slot_bits: int) -> list[decimal.Decimal]:
-    """2**128 P(z) of z = 0, ..., half - 1, to 70 digits; P adds up to 1 on -half < z < half."""
     with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
-        step = (-1 / (2 * decimal.Decimal(sigma) ** 2)).exp()
+        # 2^128 P(z) of z = 0, ..., half - 1, to 70 digits; P adds up to 1 on -half < z < half.
         # rho(z + 1) = rho(z) step^(2z + 1): z^2 roundings in all, a relative 10^-70.
+        step = (-1 / (2 * decimal.Decimal(sigma) ** 2)).exp()
         rho, ratio, square = [decimal.Decimal(1)], step, step * step
-        for _ in range(1, 1 << (slot_bits - 1)):
+        for _ in range(1, half):
             rho.append(rho[-1] * ratio)
             ratio *= square
         norm = 2 * sum(rho) - 1
-        return [value * TOTAL / norm for value in rho]
+        exact = [value * TOTAL / norm for value in rho]
 
+        # Weights of the slots, which add up to 2^128 exactly: those of z != 0 rounded down, and the
+        # rest to 0. The lowest slot has no mirror and none.
+        one_side = [int(mass) for mass in exact[1:]]
+        left = [0, *one_side[::-1], TOTAL - 2 * sum(one_side), *one_side]
 
-def _rounded(masses: list[decimal.Decimal]) -> list[int]:
-    """The weights of all slots: those of z != 0 rounded down, and the rest to 0."""
-    one_side = [int(mass) for mass in masses[1:]]
-    return [0, *one_side[::-1], TOTAL - 2 * sum(one_side), *one_side]
-
-
-def _distance(sigma: int, centre: int, exact: decimal.Decimal, half: int) -> float:
-    """Total variation: what rounding down moved to 0, whose weight is ``centre``, and the tail.
-
-    The tail: sum_{z >= h} rho(z) <= rho(h) (1 + sigma^2 / h) (the integral, by Mills' ratio), over
-    a sum of at least sigma; twice, with h the half, <= 2 (1 + 1) exp(-h^2 / (2 sigma^2)).
-    """
-    with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
+        # Total variation: what rounding down moved to 0, and the tail, twice
+        # sum_{z >= h} rho(z) <= rho(h) (1 + sigma^2 / h) (the integral, by Mills' ratio), over a
+        # sum of at least sigma; with h the half, <= 2 (1 + 1) exp(-h^2 / (2 sigma^2)).
         tail = 4 * (-(decimal.Decimal(half) ** 2) / (2 * decimal.Decimal(sigma) ** 2)).exp()
-        moved = (centre - exact) / TOTAL
+        moved = (left[half] - exact[0]) / TOTAL
         # Digits that were dropped: 10^-60 of everything; and to float64, upwards.
-        return float((tail + moved + decimal.Decimal(10) ** -60) * decimal.Decimal("1.000001"))
+        rest = decimal.Decimal(10) ** -60
+        distance = float((tail + moved + rest) * decimal.Decimal("1.000001"))
 
-
-def _aliased(given: list[int], slot_bits: int) -> tuple[list[int], list[int]]:
-    """(threshold of each slot below 2**(128 - slot_bits), alias of each), exactly for the weights.
-
-    A slot that keeps all of its share has itself for an alias, and threshold 0.
-    """
+    # The threshold of each slot, below 2**(128 - slot_bits), and its alias, exactly for the
+    # weights. A slot that keeps all of its share has itself for an alias, and threshold 0.
     share = 1 << (DEEPER + WORD - slot_bits)
-    left = list(given)
-    thresholds, aliases = [0] * len(given), list(range(len(given)))
+    thresholds, aliases = [0] * len(left), list(range(len(left)))
     small = [n for n, weight in enumerate(left) if weight < share]
     large = [n for n, weight in enumerate(left) if weight >= share]
     while small:
@@ -198,7 +163,11 @@ def _aliased(given: list[int], slot_bits: int) -> tuple[list[int], list[int]]:
         left[high] -= share - left[low]
         if left[high] < share:
             small.append(large.pop())
-    return thresholds, aliases
+    lead = [t >> DEEPER for t in thresholds]
+    first = np.asarray([(t << slot_bits) | a for t, a in zip(lead, aliases, strict=True)])
+    parts = [[(t >> (64 - WORD * n)) % 2**WORD for t in thresholds] for n in range(3)]
+    deeper = np.asarray(parts, np.uint64).astype(np.uint32)
+    return AliasTable(slot_bits, sigma, first.astype(np.uint32), deeper, distance)
 
 
 # Blocks of the generator made together, for each draw: so many that starting a loop costs little,
@@ -347,40 +316,38 @@ def drawn(
         first: uint32 [words, lanes], uniform and independent.
         deeper: lane -> uint32 [words, 3], the words after the first, most significant first.
     """
-    slot, alias, lead, wanted = _looked_up(tabled, first)
+    bits, low = np.uint32(tabled.slot_bits), np.uint32((1 << tabled.slot_bits) - 1)
+
+    def taken(values: np.ndarray, slot: jax.Array) -> jax.Array:
+        return jnp.asarray(values).at[slot].get(mode="promise_in_bounds")
+
+    def looked_up(first: jax.Array) -> tuple[jax.Array, ...]:
+        """Slot, alias, leading bits of the comparison, and what these must be below."""
+        slot = first & low
+        entry = taken(tabled.first, slot)
+        return slot, entry & low, first >> bits, entry >> bits
+
+    slot, alias, lead, wanted = looked_up(first)
     chosen = jnp.where(lead < wanted, slot, alias)
     # Row by row: one pass, where a reduction over the rows is slower than the look-ups.
     same = [a == b for a, b in zip(lead, wanted, strict=True)]
     tied = functools.reduce(jnp.logical_or, same)
 
     def settle(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Draws one lane again, with all of its bits."""
+        """Draws one lane again, with all bits of its comparisons."""
         tied, chosen = state
         lane = jnp.argmax(tied).astype(jnp.uint32)
-        full = _drawn_deep(tabled, first[:, lane], deeper(lane))
+        slot, alias, lead, wanted = looked_up(first[:, lane])
+        words = deeper(lane)
+        below = slot < np.uint32(0)  # False; in a shard_map it varies as they do
+        for level in (2, 1, 0):
+            found, threshold = words[:, level], taken(tabled.deeper[level], slot)
+            below = (found < threshold) | ((found == threshold) & below)
+        full = jnp.where((lead < wanted) | ((lead == wanted) & below), slot, alias)
         return tied.at[lane].set(False), chosen.at[:, lane].set(full)
 
     _, chosen = jax.lax.while_loop(lambda state: jnp.any(state[0]), settle, (tied, chosen))
     return chosen.astype(jnp.int32) - np.int32(tabled.half)
-
-
-def _drawn_deep(tabled: AliasTable, first: jax.Array, deeper: jax.Array) -> jax.Array:
-    """Slots uint32 [words] of draws whose comparison has all of its bits."""
-    slot, alias, lead, wanted = _looked_up(tabled, first)
-    below = slot < np.uint32(0)  # False; in a shard_map it varies as they do
-    for level in (2, 1, 0):
-        found, threshold = deeper[:, level], _taken(jnp.asarray(tabled.deeper[level]), slot)
-        below = (found < threshold) | ((found == threshold) & below)
-    return jnp.where((lead < wanted) | ((lead == wanted) & below), slot, alias)
-
-
-def _looked_up(tabled: AliasTable, first: jax.Array) -> tuple[jax.Array, ...]:
-    """Slot, alias, leading bits of the comparison, and what these must be below."""
-    bits = np.uint32(tabled.slot_bits)
-    low = np.uint32((1 << tabled.slot_bits) - 1)
-    slot = first & low
-    entry = _taken(jnp.asarray(tabled.first), slot)
-    return slot, entry & low, first >> bits, entry >> bits
 
 
 def summed(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
@@ -389,7 +356,3 @@ def summed(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
     for n, factor in reversed(list(enumerate(law.factors))):
         found = draws[n] + np.int32(factor) * found
     return found
-
-
-def _taken(values: jax.Array, slot: jax.Array) -> jax.Array:
-    return values.at[slot].get(mode="promise_in_bounds")

@@ -7,7 +7,7 @@ that what they have in common cancels in the steps to come. Releasing G + C⁻¹
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,89 +24,48 @@ _MOST_CARRIED = 2.0**12
 _DIAGONAL = 2.0**30  # and its inverse: further off, float32 flushes rows of noise to none
 
 
-class Recurrence(Protocol):
-    """Rows of C⁻¹Z, one a step: scale · (weights · buffers + z).
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recurrence:
+    """Rows of C⁻¹Z, one a step: scale · (weights · buffers + z), of which buffers hold the past.
+
+    For C the buffers are the noise y of the last m steps, y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) /
+    C_ii; for a banded inverse their normals z, y_i = Σ_j d_j z_(i-j); that of step i lies at i mod
+    m. Of a buffered strategy they are its sums: y_i = z_i - Σ_k ω_k s_k, then s_k ← θ_k s_k + y_i.
 
     Attributes:
         size: the number m of buffers.
+        table: float32 [n or 1, 1 + m], the diagonal and the weights of the steps before; the one
+            row is that of all steps.
         keeps_inputs: True if buffers hold the normals z; else they follow the noise y.
+        decays: float32 [m], θ of sums; None for the rows of the last steps.
     """
 
     size: int
-    keeps_inputs: bool
+    table: np.ndarray
+    keeps_inputs: bool = False
+    decays: np.ndarray | None = None
 
     def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(float32 [m], the weight of each buffer; scalar scale) of a step."""
+        row = jnp.asarray(self.table[0])
+        if len(self.table) > 1:
+            row = jnp.take(jnp.asarray(self.table), step, axis=0, mode="clip")
+        if self.decays is not None:
+            return row[1:], 1 / row[0]
+        # How many steps ago the row of each buffer was made, in 1..m.
+        lags = jnp.mod(step - 1 - jnp.arange(self.size), max(self.size, 1)) + 1
+        return jnp.take(row, lags), 1 / row[0]
 
     def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
         """The buffers [m, ...] after a step whose row (y, or z) is [...]."""
-
-
-class Ring:
-    """The rows of the last m steps; that of step i lies at i mod m."""
-
-    keeps_inputs = False
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def lags(self, step: jax.Array) -> jax.Array:
-        """int32 [m], in 1..m: how many steps ago the row of each buffer was made."""
-        return jnp.mod(step - 1 - jnp.arange(self.size), max(self.size, 1)) + 1
-
-    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
-        """The buffers [m, ...] after a step whose row is [...]."""
+        if self.decays is not None:
+            decays = jnp.asarray(self.decays.reshape(-1, *(1,) * row.ndim))
+            return decays * buffers + row[None]
         if not self.size:
             return buffers
         # In place, where the memory of the state is reused.
         place = jnp.mod(step, self.size)
         return jax.lax.dynamic_update_index_in_dim(buffers, row, place, axis=0)
-
-
-class _Bands(Ring):
-    """y_i = z_i - Σ_j c_j y_(i-j), or with the normals before, y_i = Σ_j d_j z_(i-j)."""
-
-    def __init__(self, coefficients: tuple[float, ...], keeps_inputs: bool):
-        super().__init__(len(coefficients) - 1)
-        self.keeps_inputs = keeps_inputs
-        self._weights = np.asarray(coefficients, np.float32) * (1 if keeps_inputs else -1)
-
-    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.take(jnp.asarray(self._weights), self.lags(step)), jnp.float32(1)
-
-
-class _DenseRows(Ring):
-    """y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) / C_ii, for a matrix without structure."""
-
-    def __init__(self, strategy: Dense):
-        super().__init__(strategy.bands - 1)
-        matrix = strategy.matrix()
-        lag = np.arange(strategy.bands)
-        places = np.arange(strategy.steps)[:, None] - lag
-        found = np.take_along_axis(matrix, np.maximum(places, 0), axis=1)
-        self._table = np.where(places >= 0, found, 0).astype(np.float32)
-
-    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        row = jnp.take(jnp.asarray(self._table), step, axis=0, mode="clip")
-        return -jnp.take(row, self.lags(step)), 1 / row[0]
-
-
-class _Sums:
-    """y_i = z_i - Σ_k ω_k s_k, then s_k ← θ_k s_k + y_i."""
-
-    keeps_inputs = False
-
-    def __init__(self, strategy: Buffered):
-        self.size = len(strategy.scales)
-        self._scales = np.asarray(strategy.scales, np.float32)
-        self._decays = np.asarray(strategy.decays, np.float32)
-
-    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return -jnp.asarray(self._scales), jnp.float32(1)
-
-    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
-        decays = jnp.asarray(self._decays.reshape(-1, *(1,) * row.ndim))
-        return decays * buffers + row[None]
 
 
 def check_stable(strategy: Strategy) -> None:
@@ -146,16 +105,22 @@ def recurrence(strategy: Strategy) -> Recurrence:
         ValueError: one of another kind, or whose noise float32 does not hold.
     """
     check_stable(strategy)
-    match strategy:
-        case Toeplitz():
-            return _Bands(strategy.coefficients, keeps_inputs=False)
-        case BandedInverse():
-            return _Bands(strategy.coefficients, keeps_inputs=True)
-        case Buffered():
-            return _Sums(strategy)
-        case Dense():
-            return _DenseRows(strategy)
-    raise ValueError(f"strategy must be one of jaxdp.noise, got {strategy!r}")
+    if isinstance(strategy, Buffered):
+        table = np.asarray([[1.0, *(-scale for scale in strategy.scales)]])
+        decays = np.asarray(strategy.decays, np.float32)
+        return Recurrence(len(decays), table.astype(np.float32), decays=decays)
+    if isinstance(strategy, Dense):
+        # Of each row the entries of the bands, from the diagonal back.
+        places = np.arange(strategy.steps)[:, None] - np.arange(strategy.bands)
+        table = np.take_along_axis(strategy.matrix(), np.maximum(places, 0), axis=1)
+        table = np.where(places >= 0, table, 0)
+    elif isinstance(strategy, Toeplitz | BandedInverse):
+        table = np.asarray([strategy.coefficients])
+    else:
+        raise ValueError(f"strategy must be one of jaxdp.noise, got {strategy!r}")
+    inverse = isinstance(strategy, BandedInverse)
+    table[:, 1:] *= 1 if inverse else -1
+    return Recurrence(table.shape[1] - 1, table.astype(np.float32), keeps_inputs=inverse)
 
 
 _LEAST = 1e-30
@@ -265,10 +230,10 @@ def row_norm(strategy: Strategy, step: int | jax.Array) -> jax.Array:
     return jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
 
-def first_state(params: PyTree, size: int, dtype: Any) -> CorrelatedState:
+def first_state(params: PyTree, size: int, dtype: type) -> CorrelatedState:
     """The state before the first step: buffers of zeros [size, ...], sharded as the parameters."""
 
-    def zeros(param: Any) -> jax.Array:
+    def zeros(param: jax.typing.ArrayLike) -> jax.Array:
         like = jnp.zeros_like(param, dtype=dtype)
         return jnp.broadcast_to(like[None], (size, *like.shape))
 
@@ -286,9 +251,8 @@ def continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
 
 def check_next(summed: Summed, state: CorrelatedState) -> None:
     """Refuses, where it can be seen, a state that the ticket does not go on from."""
-    if summed.ticket is None or isinstance(state.step, jax.core.Tracer):
-        return
-    check_step(summed.ticket.step, int(state.step))
+    if summed.ticket is not None and not isinstance(state.step, jax.core.Tracer):
+        check_step(summed.ticket.step, int(state.step))
 
 
 def check_step(ticket: int, state: int) -> None:

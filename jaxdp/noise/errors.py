@@ -18,150 +18,79 @@ from jaxdp.noise.strategies import Buffered, Strategy, ToeplitzStrategy, filtere
 class Workload:
     """The matrix A [n, n] whose row i says how the parameters after step i depend on the gradients.
 
-    m_i = momentum m_(i-1) + g_i, and the parameters move by the sum over t <= i of
-    learning_rates[t] m_t: heavy-ball momentum with a schedule. As it is, A is the matrix of prefix
-    sums: plain SGD of learning rate 1. Signs do not matter, and nor does a common factor when
-    strategies are compared.
+    m_i = momentum m_(i-1) + g_i, and the parameters move by the sum over t <= i of m_t: heavy-ball
+    momentum at a learning rate of 1, for a common factor changes nothing when strategies are
+    compared. As it is, A is the matrix of prefix sums: plain SGD.
 
     Attributes:
         momentum: beta in [0, 1).
-        learning_rates: n numbers of at least 0, at least one above 0 (any sequence is accepted and
-            made a tuple); None for a constant 1.
     """
 
     momentum: float = 0.0
-    learning_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        momentum = arguments.non_negative("momentum", self.momentum)
-        if momentum >= 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
-        object.__setattr__(self, "momentum", momentum)
-        if self.learning_rates is not None:
-            rates = [arguments.non_negative("learning_rates", rate) for rate in self.learning_rates]
-            if not any(rates):
-                raise ValueError("learning_rates must have a number above 0, got none")
-            object.__setattr__(self, "learning_rates", tuple(rates))
-
-    @property
-    def constant(self) -> bool:
-        """True where the learning rate is constant, so that A is Toeplitz."""
-        return self.learning_rates is None or len(set(self.learning_rates)) == 1
-
-    @property
-    def learning_rate(self) -> float:
-        """The constant learning rate.
-
-        Raises:
-            ValueError: when it is not constant.
-        """
-        if not self.constant:
-            raise ValueError("learning_rates must be constant here, got a schedule")
-        return 1.0 if self.learning_rates is None else self.learning_rates[0]
+        arguments.fields(self, momentum=arguments.decay)
 
     def applied(self, series: np.ndarray) -> np.ndarray:
-        """float64 [n, ...]: A times ``series``, along the first axis.
-
-        Args:
-            series: float64 [n, ...].
-        """
-        self.check(len(series))
+        """float64 [n, ...]: A times ``series`` [n, ...], along the first axis."""
         if self.momentum:
             series = filtered([1.0], [1.0, -self.momentum], series)
-        if self.learning_rates is not None:
-            series = (np.asarray(self.learning_rates) * series.T).T
         return np.asarray(np.cumsum(series, axis=0))
 
     def toeplitz(self, steps: int) -> np.ndarray:
-        """float64 [n]: the coefficients of A, where it is Toeplitz.
-
-        Raises:
-            ValueError: when the learning rate is not constant.
-        """
-        self.learning_rate  # noqa: B018  (refuses a schedule)
+        """float64 [n]: the coefficients of A, which is Toeplitz."""
         return self.applied(impulse(arguments.integer("steps", steps, least=1)))
 
     def matrix(self, steps: int) -> np.ndarray:
         """float64 [n, n]: A."""
         return self.applied(np.eye(arguments.integer("steps", steps, least=1)))
 
-    def check(self, steps: int) -> None:
-        """Refuses a schedule for another number of steps; ValueError."""
-        if self.learning_rates is not None and len(self.learning_rates) != steps:
-            raise ValueError(
-                f"learning_rates must be as many as there are steps ({steps}), got "
-                f"{len(self.learning_rates)}"
-            )
-
 
 PREFIX_SUMS = Workload()
-
-
-_BLOCK = 256
 
 
 def step_errors(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> np.ndarray:
     """float64 [n]: the l2 norm of every row of A C^-1.
 
-    Of the cost of one recurrence where both are Toeplitz, otherwise of n^2 numbers or more.
+    Of the cost of one recurrence where C is Toeplitz, otherwise of n^2 numbers or more.
 
     Args:
         strategy: C.
         workload: A.
 
     Raises:
-        ValueError: when the workload has another number of steps, or the strategy is unstable.
+        ValueError: when the strategy is unstable.
     """
-    if isinstance(strategy, ToeplitzStrategy) and workload.constant:
+    if isinstance(strategy, ToeplitzStrategy):
         response = workload.applied(strategy.first_inverse_column())
         return np.asarray(np.sqrt(np.cumsum(np.square(response))))
-    total = np.zeros(strategy.steps)
-    for start in range(0, strategy.steps, _BLOCK):
-        stop = min(start + _BLOCK, strategy.steps)
-        rows = workload.applied(strategy.inverse_columns(start, stop))
-        total += np.square(rows).sum(axis=1)
-    return np.asarray(np.sqrt(total))
+    return np.asarray(np.sqrt(np.square(workload.applied(strategy.inverse())).sum(axis=1)))
 
 
 def rms_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
-    """The root mean square of the errors of all steps, not multiplied by the sensitivity.
-
-    Args:
-        strategy: C.
-        workload: A.
-
-    Raises:
-        ValueError: when the workload has another number of steps, or the strategy is unstable.
-    """
-    if isinstance(strategy, Buffered) and workload.constant:
-        return _buffered(strategy, workload)[1]
+    """The root mean square of ``step_errors``; of a buffered strategy in O(log n)."""
+    if isinstance(strategy, Buffered):
+        return math.sqrt(_buffered(strategy, workload)[1] / strategy.steps)
     return float(np.sqrt(np.mean(np.square(step_errors(strategy, workload)))))
 
 
 def max_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
-    """The largest of the errors of all steps, not multiplied by the sensitivity.
-
-    Args:
-        strategy: C.
-        workload: A.
-
-    Raises:
-        ValueError: when the workload has another number of steps, or the strategy is unstable.
-    """
-    if isinstance(strategy, Buffered) and workload.constant:
-        return _buffered(strategy, workload)[0]
+    """The largest of ``step_errors``; of a buffered strategy in O(log n)."""
+    if isinstance(strategy, Buffered):
+        return math.sqrt(_buffered(strategy, workload)[0])
     return float(step_errors(strategy, workload).max())
 
 
+ERRORS = {"rms": rms_error, "max": max_error}
+
+
 def _buffered(strategy: Buffered, workload: Workload) -> tuple[float, float]:
-    """The max and the RMS error, in O(log n)."""
-    workload.check(strategy.steps)
+    """The squares of the last step's error, which is the largest, and of all steps' together."""
     scales, decays = np.asarray(strategy.scales), np.asarray(strategy.decays)
     last, total = square_sums(scales, decays, workload.momentum, strategy.steps)
     if not (np.isfinite(last) and np.isfinite(total)):
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
-    rate = workload.learning_rate
-    return rate * math.sqrt(last), rate * math.sqrt(total / strategy.steps)
+    return float(last), float(total)
 
 
 def square_sums(
@@ -186,36 +115,30 @@ def square_sums(
     Returns:
         two arrays [...].
     """
-    once, one = _step(scales, decays, momentum), np.ones((1, 1), scales.dtype)
+
+    def around(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
+        return moved @ square @ np.swapaxes(moved, -1, -2)
+
+    # F: the noise of a step is y = -sum_k scales_k s_k; every state but the parameter decays, and
+    # all of them take up y, the parameter by way of the momentum.
+    buffers = scales.shape[-1]
+    once = np.zeros((*scales.shape[:-1], buffers + 2, buffers + 2), scales.dtype)
+    once[..., :, :buffers] = -scales[..., None, :]
+    index = np.arange(buffers)
+    once[..., index, index] += decays
+    once[..., buffers:, buffers] = momentum
+    once[..., -1, -1] = 1
+
+    one = np.ones((1, 1), scales.dtype)
     moved, square = once, np.broadcast_to(one, once.shape)
     total, length = square, 1
     with np.errstate(over="ignore", invalid="ignore"):
         for bit in bin(steps)[3:]:
-            total = total + length * square + _around(moved, total)
-            square = square + _around(moved, square)
+            total = total + length * square + around(moved, total)
+            square = square + around(moved, square)
             moved, length = moved @ moved, 2 * length
             if bit == "1":
-                total = (1 + length) * one + _around(once, total)
-                square = one + _around(once, square)
+                total = (1 + length) * one + around(once, total)
+                square = one + around(once, square)
                 moved, length = moved @ once, length + 1
     return square[..., -1, -1], total[..., -1, -1]
-
-
-def _around(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
-    return moved @ square @ np.swapaxes(moved, -1, -2)
-
-
-def _step(scales: np.ndarray, decays: np.ndarray, momentum: float) -> np.ndarray:
-    """[..., m + 2, m + 2]: the buffers, the momentum and the parameter one step on, without noise.
-
-    The noise of the step is y = -sum_k scales_k s_k; every state but the parameter decays, and all
-    of them take up y, the parameter by way of the momentum.
-    """
-    buffers = scales.shape[-1]
-    matrix = np.zeros((*scales.shape[:-1], buffers + 2, buffers + 2), scales.dtype)
-    matrix[..., :, :buffers] = -scales[..., None, :]
-    index = np.arange(buffers)
-    matrix[..., index, index] += decays
-    matrix[..., buffers:, buffers] = momentum
-    matrix[..., -1, -1] = 1
-    return matrix

@@ -2,7 +2,7 @@
 
 ``privatize`` is the first link of an optax chain, whatever the noise: float32 Gaussians that are
 independent (here) or correlated over the steps (``correlated``), or integers of a cryptographic
-generator (``grid``, ``grid_correlated``).
+generator (``grid``).
 """
 
 import abc
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _links, _shards, arguments
-from jaxdp import accounting as acc
 from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import NoiseKey, Ticket
@@ -93,34 +92,29 @@ class Noise(abc.ABC):
         """The name of the noisy sum among the parts of a step's event."""
 
     @abc.abstractmethod
-    def init(self, params: PyTree) -> Any:
+    def init(self, params: PyTree) -> PyTree:
         """The state before the first step; ValueError for parameters it has no room for.
 
         It is a pytree with ``leaves``, the number of arrays that it was made for.
         """
 
-    def check(self, summed: Summed, state: Any, axes: Axes) -> None:  # noqa: B027
+    def check(self, summed: Summed, state: PyTree, axes: Axes) -> None:  # noqa: B027
         """Raises ValueError for a sum that it cannot be added to, before the ticket is spent."""
 
     @abc.abstractmethod
-    def add(self, state: Any, paid: Paid) -> tuple[PyTree, Any]:
+    def add(self, state: PyTree, paid: Paid) -> tuple[PyTree, PyTree]:
         """Returns (the noisy sum, the next state)."""
 
     @abc.abstractmethod
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """Standard deviation on the sum, of shapes ``params`` and sensitivity ``l2``; public."""
 
-    @staticmethod
-    def event(gaussian: acc.Event) -> acc.Event:
-        """The event of what would be ``gaussian`` with exact Gaussian noise."""
-        return gaussian
-
     def multiplier(self, step: int) -> float:
         """The noise multiplier of a step."""
         given = self.noise_multiplier
         return given(step) if isinstance(given, NoiseSchedule) else given
 
-    def multiplier_at(self, step: Any) -> Any:
+    def multiplier_at(self, step: int | jax.Array) -> float | jax.Array:
         """The noise multiplier of a step that may be traced: float32 of a schedule, NaN past it."""
         given = self.noise_multiplier
         if not isinstance(given, NoiseSchedule):
@@ -194,7 +188,7 @@ def privatize(
     # A subclass of the user's own adds what it likes: it is watched, as a link of the user's own.
     trusted = type(adds).__module__.partition(".")[0] == "jaxdp"
 
-    def init(params: PyTree) -> Any:
+    def init(params: PyTree) -> PyTree:
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 name = jax.tree_util.keystr(path)
@@ -205,12 +199,12 @@ def privatize(
 
     def update(
         updates: Summed,
-        state: Any,
+        state: PyTree,
         params: PyTree | None = None,
         *,
         key: NoiseKey | None = None,
-        **extra: Any,
-    ) -> tuple[PyTree, Any]:
+        **extra: PyTree,
+    ) -> tuple[PyTree, PyTree]:
         # Whatever can be refused is refused before the ticket is spent; the states of the other
         # links, too, would not fit a sum of other leaves.
         check_update(updates, params, extra)
@@ -270,8 +264,7 @@ class IndependentNoise(Noise):
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """The multiplier times ``l2``."""
-        found: float | jax.Array = l2 * self.multiplier_at(step)
-        return found
+        return l2 * self.multiplier_at(step)
 
 
 LEAKED = (
@@ -280,7 +273,7 @@ LEAKED = (
 )
 
 
-def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
+def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
     """The noise key of a sum: the one given, or that of its ticket, which is spent.
 
     Args:
@@ -340,7 +333,7 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
     return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
 
 
-def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
+def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree]) -> None:
     """Raises TypeError for what is no ``Summed``, ValueError for what is computed from data."""
     if not isinstance(updates, Summed):
         raise TypeError(
@@ -373,7 +366,7 @@ def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
         raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
 
 
-def tell_handed(ticket: Ticket, extra: dict[str, Any]) -> None:
+def tell_handed(ticket: Ticket, extra: dict[str, PyTree]) -> None:
     """Tells the ledger of arguments that the caller handed to the links after the noise.
 
     Args:

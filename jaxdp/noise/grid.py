@@ -3,23 +3,38 @@
 The sum is rounded to integers, a discrete Gaussian integer is added to each, and all that follows
 is computed from the noisy integers: no bit of the result knows the magnitude of the sum.
 docs/grid_noise.md has the theorem and its proof.
+
+Correlated noise takes back that of the steps before in integers, N_i = round(Z_i - sum_j c_j
+N_(i-j)), and the sum rounded to integers S_i is released as S_i + N_i. That is a function of the
+integers C S + Z released so far, because rounding after S_i is added is adding S_i after rounding:
+Theorem 5.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import _placement, arguments
-from jaxdp import accounting as acc
 from jaxdp.clipping import rounding
 from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
+from jaxdp.noise.correlated import (
+    CorrelatedState,
+    Recurrence,
+    check_next,
+    check_stable,
+    continues,
+    first_state,
+    row_norm,
+)
 from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
 from jaxdp.noise.normals import by_member, cut_over
+from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
@@ -47,6 +62,14 @@ _SLACK = 1 - 2.0**-18
 LARGEST = 2**30
 # Keeps 12 digits of a float32: products of two such are exact.
 _UPPER = np.uint32(0xFFFFF000)
+# Binary digits behind the point of a strategy's coefficient: rounded to as many, optimal strategies
+# of 2 to 64 bands have errors that differ by a few 1e-4 of themselves at most.
+DIGITS = 8
+# The magnitudes of all coefficients but the first together, so that the past stays within 32 bits.
+_MOST_WEIGHTS = 2**14
+# Of no step: what goes on from a wrong state is refused for good.
+_NEVER = -1
+Groups = tuple[tuple[str, ...], ...]  # of each leaf, the mesh axes over which devices hold parts
 
 
 class IntegerNoise(Noise):
@@ -77,13 +100,13 @@ class IntegerNoise(Noise):
                 f"{self.noise_multiplier}"
             )
 
-    def init(self, params: PyTree) -> Any:
+    def init(self, params: PyTree) -> PyTree:
         """A state that no update has used."""
         leaves = jax.tree.leaves(params)
         self.law(sum(leaf.size for leaf in leaves))
         return PrivatizeState(jnp.zeros(2, jnp.uint32), jnp.asarray(len(leaves), jnp.int32))
 
-    def check(self, summed: Summed, state: Any, axes: Axes) -> None:
+    def check(self, summed: Summed, state: PyTree, axes: Axes) -> None:
         """Raises ValueError for a sum of too many coordinates, or that float32 does not hold."""
         for leaf in jax.tree.leaves(summed.value):
             if (found := np.dtype(leaf.dtype)) not in _EXACT:
@@ -93,7 +116,7 @@ class IntegerNoise(Noise):
                 )
         self.law(over_devices(summed.value, axes)[1])
 
-    def add(self, state: Any, paid: Paid) -> tuple[PyTree, Any]:
+    def add(self, state: PyTree, paid: Paid) -> tuple[PyTree, PyTree]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
         cuts, count = over_devices(paid.summed.value, paid.axes)
         law, tag = self.law(count), jnp.asarray(paid.key.tag)
@@ -107,11 +130,6 @@ class IntegerNoise(Noise):
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         law = self.law(count)
         return np.float32(law.std) / grid_scale(law, self.multiplier_at(step), count, l2)
-
-    @staticmethod
-    def event(gaussian: acc.Event) -> acc.Event:
-        """The event, and the distance of the integers from the theorem's in each of its steps."""
-        return acc.GridNoise(gaussian, gaussian.block * DISTANCE)
 
     def in_words(self, parameters: int) -> str:
         """A sentence on the grid: its widest cell, gamma, and the inequality that it follows from.
@@ -138,6 +156,173 @@ class IntegerNoise(Noise):
     def law(self, count: int) -> IntegerLaw:
         """The law of the integers for so many coordinates; ValueError where there is none."""
         return law_for(_extremes(self.noise_multiplier)[0], count, self.carried)
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerMatrixNoise(IntegerNoise):
+    """Noise that is correlated over the steps, in integers of a grid.
+
+    ``MatrixNoise`` with the integers of ``IntegerNoise``; one band is that.
+
+    Formal guarantee: but for a total-variation distance below 2^-78 a step, the updates of all
+    steps are post-processing of one Gaussian mechanism with multiplier noise_multiplier / s, where
+    s is the strategy's sensitivity under the participation of a record, in the arithmetic that the
+    device really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
+    ``jaxdp.dp_mf(..., noise="grid")``, which sets the one by the other and charges both.
+
+    Attributes:
+        strategy: ``Toeplitz`` with coefficients of 8 binary digits, such as ``dyadic`` makes.
+
+    Raises:
+        ValueError: as ``IntegerNoise``; another strategy.
+    """
+
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments.positive("noise_multiplier", self.noise_multiplier)  # one for all steps
+        check_dyadic(self.strategy)
+
+    @property
+    def part(self) -> str:  # type: ignore[override]
+        """Names the strategy: another one's noise is another part."""
+        return f"{ON_GRID}, correlated by {self.strategy!r}"
+
+    def init(self, params: PyTree) -> CorrelatedState:
+        """A state without past: buffers of zeros, int32, sharded as the parameters are."""
+        super().init(params)  # refuses too many coordinates
+        return first_state(params, self._rows.size, jnp.int32)
+
+    def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
+        """Raises ValueError for a sum of another step, of another precision, or too large."""
+        check_next(summed, state)
+        super().check(summed, state, axes)
+
+    def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
+        """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
+        cuts, count = over_devices(paid.summed.value, paid.axes)
+        law, goes_on = self.law(count), continues(state, paid.key, self.strategy.steps)
+        one, rows = jnp.where(goes_on, 1.0, jnp.nan), self._rows
+        scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * one
+
+        # The sum of c_j N_(i-j) in cells of 2^-8, as 2^16 high + low; none for one band.
+        past = None
+        if rows.size:
+            weights, _ = rows.weights(state.step)
+
+            def weighed(kept: jax.Array) -> jax.Array:
+                each = weights.reshape(-1, *(1,) * (kept.ndim - 1)) * kept
+                return jnp.sum(each, axis=0, dtype=jnp.int32)
+
+            high = jax.tree.map(lambda kept: weighed(kept >> np.int32(16)), state.buffers)
+            low = jax.tree.map(lambda kept: weighed(kept & np.int32(0xFFFF)), state.buffers)
+            past = high, low
+
+        noisy, noise = noised(paid.summed.value, scale, jnp.asarray(paid.key.long), law, cuts, past)
+        buffers = state.buffers
+        if noise is not None:
+            buffers = jax.tree.map(lambda b, row: rows.kept(b, row, state.step), buffers, noise)
+        step = jnp.where(goes_on, state.step + 1, _NEVER)
+        return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step, buffers)
+
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
+        """That of a row of C⁻¹Z, in integers over the scale."""
+        return super().std(params, l2, step) * row_norm(self.strategy, step)
+
+    def in_words(self, parameters: int) -> str:
+        """A sentence on the grid for so many parameters: cell and inequality."""
+        found = super().in_words(parameters)
+        return f"{found}; what a step takes back of earlier noise is an integer too"
+
+    @functools.cached_property
+    def carried(self) -> float:
+        """The most by which an integer grows over the steps; see ``law_for``."""
+        return carried(self.strategy)
+
+    @functools.cached_property
+    def _rows(self) -> Recurrence:
+        """Of the integers by which the last steps were noised, in whole digits of the weights."""
+        whole = check_dyadic(self.strategy)
+        return Recurrence(len(whole) - 1, whole[None].astype(np.int32))
+
+
+def dyadic(strategy: Strategy) -> Toeplitz:
+    """A banded Toeplitz strategy with its coefficients rounded to 8 binary digits.
+
+    Those are what noise on an integer grid takes. It is another strategy, with a sensitivity and
+    errors of its own; those of an optimal one of up to 64 bands are within 4e-4 of what they were.
+    A coefficient below 1 stays below it, so that the inverse decays.
+
+    Args:
+        strategy: a ``Toeplitz``, such as ``optimal_banded`` makes.
+
+    Raises:
+        ValueError: another kind, or coefficients that are too large.
+
+    Example:
+        >>> from jaxdp.noise import dyadic
+        >>> from jaxdp.noise.strategies import Toeplitz
+        >>> dyadic(Toeplitz((1.0, 0.41, 0.2), steps=10)).coefficients
+        (1.0, 0.41015625, 0.19921875)
+    """
+    exact = _weights(strategy)
+    whole = np.round(exact)
+    below = np.abs(exact) < 2**DIGITS
+    whole = np.where(below, np.clip(whole, 1 - 2**DIGITS, 2**DIGITS - 1), whole)
+    made = Toeplitz(tuple((whole / 2**DIGITS).tolist()), strategy.steps)
+    check_dyadic(made)
+    return made
+
+
+def check_dyadic(strategy: Strategy) -> np.ndarray:
+    """Returns float64 [b], the coefficients in units of the last digit: whole numbers.
+
+    Raises:
+        ValueError: a strategy that noise on an integer grid does not take.
+    """
+    whole = _weights(strategy)
+    if (whole != np.round(whole)).any():
+        raise ValueError(
+            f"strategy must have coefficients of {DIGITS} binary digits for noise on a grid, got "
+            f"{strategy!r}: take jaxdp.noise.dyadic(strategy), which rounds them"
+        )
+    if np.abs(whole[1:]).sum() > _MOST_WEIGHTS:
+        raise ValueError(
+            f"strategy must have coefficients that add up to at most {_MOST_WEIGHTS / 2**DIGITS:g} "
+            f"in magnitude beside the first for noise on a grid, got {strategy!r}: take fewer bands"
+        )
+    law_for(1e-6, 1, carried(strategy))
+    return whole
+
+
+def _weights(strategy: Strategy) -> np.ndarray:
+    """float64 [b]: the coefficients in units of the last digit, exactly; ValueError without any."""
+    if not isinstance(strategy, Toeplitz):
+        raise ValueError(
+            "strategy must be a banded Toeplitz one for noise on a grid, 'banded', 'square_root', "
+            f"'identity' or jaxdp.noise.Toeplitz, got {strategy!r}: the rows of others are no "
+            "integers of 32 bits. Take strategy='banded', or noise='gaussian'"
+        )
+    return np.asarray(strategy.coefficients) * 2**DIGITS
+
+
+def carried(strategy: Strategy) -> float:
+    """At least sum_i |(C^-1)_i0|: the most by which the largest integer grows over the steps.
+
+    The computed column d has C d = (1, 0, ...) + e with every |e_i| at most (b + 3) roundings of
+    sum_j |c_j d_(i-j)|, which ``check_stable`` keeps below 2^12; so the true sum is at most that of
+    d over 1 - n max |e_i|.
+
+    Raises:
+        ValueError: its inverse grows too far, or over too many steps to be known.
+    """
+    assert isinstance(strategy, Toeplitz)
+    check_stable(strategy)
+    off = strategy.steps * (strategy.bands + 4) * 2.0**-41
+    if off > 0.5:
+        raise ValueError(f"strategy must have fewer steps for noise on a grid, got {strategy!r}")
+    return float(np.abs(strategy.first_inverse_column()).sum()) / (1 - off) * (1 + 2.0**-30)
 
 
 def over_devices(tree: PyTree, axes: Axes) -> tuple[list[list[str]], int]:
@@ -190,7 +375,9 @@ def distance(digits: int = 0) -> float:
     return max(law.distance for law in each) + 2 * gap(_JOINT)
 
 
-def grid_scale(law: IntegerLaw, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
+def grid_scale(
+    law: IntegerLaw, multiplier: ArrayLike, coordinates: int, l2: ArrayLike
+) -> jax.Array:
     """c, grid cells for one unit of the sum: float32 with 12 digits, never above the theorem's.
 
     multiplier · (c · l2 + sqrt(coordinates) (1 + 2^-22)) <= sqrt(s^2 - r^2). NaN outside of
@@ -227,21 +414,6 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     return max(levels), min(levels)
 
 
-@dataclasses.dataclass(frozen=True)
-class Past:
-    """The noise of earlier steps, weighed: 2^16 high + low, in cells of 2^-digits.
-
-    Attributes:
-        digits: binary digits of the weights.
-        high: pytree like the sum, int32.
-        low: likewise; less than 2^31 - 2^15 in magnitude.
-    """
-
-    digits: int
-    high: PyTree
-    low: PyTree
-
-
 def on_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
     """``value`` · ``scale``, rounded to int32; off by at most 1/2 + 2^-23, whatever the value.
 
@@ -270,7 +442,7 @@ def noised(
     key: jax.Array,
     law: IntegerLaw,
     cuts: list[list[str]],
-    past: Past | None = None,
+    past: tuple[PyTree, PyTree] | None = None,
 ) -> tuple[PyTree, PyTree]:
     """(the sum with its noise, float32: integers over the scale; the noise, int32, with a past).
 
@@ -280,7 +452,8 @@ def noised(
         key: uint32 [8].
         law: of the integers; with a past, of those before one more draw refines them.
         cuts: for each leaf the axes of a ``shard_map`` over which devices hold other parts.
-        past: what the noise of a step takes back; None for none.
+        past: what the noise of a step takes back, (high, low) int32: 2^16 high + low in cells of
+            2^-8, low less than 2^31 - 2^15 in magnitude; None for none.
 
     Raises:
         ValueError: members of a ``vmap`` share the key (two equal keys give NaN).
@@ -298,10 +471,9 @@ def noised(
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     groups = tuple(map(tuple, cuts))
     mesh = _placement.mesh_around(values)
-    digits = None if past is None else past.digits
-    back = [] if past is None else [*jax.tree.leaves(past.high), *jax.tree.leaves(past.low)]
     with _placement.on(mesh):
-        found = _add(law, digits, groups, mesh)(keys, scale, *values, *back)
+        add = _add(law, past is not None, groups, mesh)
+        found = add(keys, scale, *values, *jax.tree.leaves(past))
     noisy, noise = (
         jax.tree.unflatten(structure, part) if part else None
         for part in (found[: len(leaves)], found[len(leaves) :])
@@ -311,16 +483,17 @@ def noised(
 
 @functools.lru_cache(maxsize=64)
 def _add(
-    law: IntegerLaw, digits: int | None, groups: tuple[tuple[str, ...], ...], mesh: Any
-) -> Any:
+    law: IntegerLaw, fine: bool, groups: Groups, mesh: jax.sharding.Mesh | None
+) -> Callable[..., list[jax.Array]]:
     """The addition, compiled as a whole also where nothing is around it: for one ``mesh``."""
-    return jax.jit(by_member(functools.partial(_added, law, digits, groups)))
+    added: Callable[..., list[jax.Array]] = functools.partial(_added, law, fine, groups)
+    return jax.jit(by_member(added))
 
 
 def _added(
     law: IntegerLaw,
-    digits: int | None,
-    groups: tuple[tuple[str, ...], ...],
+    fine: bool,
+    groups: Groups,
     keys: list[jax.Array],
     scale: jax.Array,
     *leaves: jax.Array,
@@ -333,22 +506,22 @@ def _added(
     for group in dict.fromkeys(groups):
         members = [n for n, own in enumerate(groups) if own == group]
         ends = np.cumsum([values[n].size for n in members])
-        drawn = made(keys[members[0]], int(ends[-1]), law, digits is not None)
+        drawn = made(keys[members[0]], int(ends[-1]), law, fine)
         parts = [jnp.split(part, ends[:-1]) for part in drawn]
         for place, n in enumerate(members):
             own = [part[place].reshape(values[n].shape) for part in parts]
-            found[n] = own[0] if digits is None else _row(own, leaves[n + count :: count], digits)
+            found[n] = _row(own, leaves[n + count :: count]) if fine else own[0]
     noisy = [on_grid(values[n], scale) + found[n] for n in range(count)]
     floats = [cells.astype(jnp.float32) * (1 / scale) for cells in noisy]
-    return floats if digits is None else floats + [found[n] for n in range(count)]
+    return floats + [found[n] for n in range(count)] if fine else floats
 
 
-def _row(own: list[jax.Array], past: tuple[jax.Array, ...], digits: int) -> jax.Array:
-    """The noise of a step, int32: (its own - the past) / 2^digits, rounded to the nearest cell.
+def _row(own: list[jax.Array], past: tuple[jax.Array, ...]) -> jax.Array:
+    """The noise of a step, int32: (its own - the past) / 2^8, rounded to the nearest cell.
 
     Exact modulo 2^32: of the past only the low part is divided, and what is divided fits in int32.
     """
     (coarse, fine), (high, low) = own, past
-    half = np.int32(2**digits // 2)
-    rest = jnp.right_shift(fine - low + half, np.int32(digits))
-    return coarse - jnp.left_shift(high, np.int32(16 - digits)) + rest
+    half = np.int32(2**DIGITS // 2)
+    rest = jnp.right_shift(fine - low + half, np.int32(DIGITS))
+    return coarse - jnp.left_shift(high, np.int32(16 - DIGITS)) + rest

@@ -7,12 +7,12 @@ numbers: as easy as 1, 2, 3") on the counter (n, i), one word of its two for eac
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
+from jax.typing import ArrayLike
 
 from jaxdp import _placement
 from jaxdp.types import PyTree
@@ -26,7 +26,7 @@ _LOWEST = np.nextafter(np.float32(-1), np.float32(0))
 
 def noised(
     tree: PyTree,
-    std: Any,
+    std: ArrayLike,
     words: jax.Array,
     sharded_over: tuple[str, ...] = (),
     replicated_over: tuple[str, ...] = (),
@@ -60,26 +60,13 @@ def noised(
         return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
 
 
-def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """Standard normals float32 for several leaves, all independent.
+def _together(
+    words: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
+) -> dict[int, jax.Array]:
+    """The normals of the small leaves, by the leaf's number; none where a leaf would be alone.
 
-    Small leaves are made in one piece, with the same values: XLA takes a second to compile each.
-
-    Args:
-        words: uint32 [leaves, 2], or a list of uint32 [2]; the key of each leaf.
-        shapes: the shape of each leaf.
-
-    Raises:
-        ValueError: a leaf of 2**33 elements or more, or of 2**32 rows.
+    They are made in one piece, with the same values: XLA takes a second to compile each.
     """
-    small = _together(words, shapes)
-    return [
-        small[n] if n in small else _alone(words[n], n, shape) for n, shape in enumerate(shapes)
-    ]
-
-
-def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Array]:
-    """The normals of the small leaves, by the leaf's number; none where a leaf would be alone."""
     found: dict[int, jax.Array] = {}
     groups: dict[frozenset[str], list[int]] = {}
     for n, shape in enumerate(shapes):
@@ -101,12 +88,6 @@ def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Ar
     return found
 
 
-def _alone(words: jax.Array, leaf: int, shape: tuple[int, ...]) -> jax.Array:
-    # Scalar keys: XLA would write broadcast ones to memory.
-    bits = _bits(words[0], words[1], jnp.uint32(leaf), *_counters(shape))
-    return _from_bits(bits).reshape(shape)
-
-
 def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
     """``leaf`` and its noise, in a computation of its own.
 
@@ -116,7 +97,9 @@ def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array)
     """
 
     def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
-        return leaf + std * _alone(words, number, leaf.shape)
+        # Scalar keys: XLA would write broadcast ones to memory.
+        bits = _bits(words[0], words[1], jnp.uint32(number), *_counters(leaf.shape))
+        return leaf + std * _from_bits(bits).reshape(leaf.shape)
 
     def nothing(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
         return leaf * jnp.nan + std
@@ -173,7 +156,9 @@ def _from_bits(bits: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def by_member(one: Callable[..., list[jax.Array]], lanes: int = 0) -> Any:
+def by_member(
+    one: Callable[..., list[jax.Array]], lanes: int = 0
+) -> Callable[..., list[jax.Array]]:
     """``one``, for each member of a ``vmap`` around it; the members' keys must differ.
 
     A vmap asks the rule below, also through ``jit`` and ``scan``: it takes the member's axis to the
@@ -198,7 +183,13 @@ def by_member(one: Callable[..., list[jax.Array]], lanes: int = 0) -> Any:
         return mapped(keys, std, *leaves)
 
     @add.def_vmap
-    def rule(size: int, mapped: Any, keys: Any, std: Any, *leaves: Any) -> Any:
+    def rule(
+        size: int,
+        mapped: Sequence[PyTree],
+        keys: list[jax.Array],
+        std: jax.Array,
+        *leaves: jax.Array,
+    ) -> tuple[list[jax.Array], list[bool]]:
         if not all(mapped[0]):
             raise ValueError(
                 "key must be another one for every member of a vmap, got one for all: they would "

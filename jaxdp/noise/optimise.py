@@ -7,20 +7,12 @@ sensitivity taken (``jaxdp.noise.sensitivity``).
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise.errors import PREFIX_SUMS, Workload, square_sums
-from jaxdp.noise.sensitivity import (
-    SINGLE,
-    Cyclic,
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    repeats,
-)
+from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload, square_sums
+from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, repeats
 from jaxdp.noise.strategies import Buffered, Dense, Toeplitz, filtered, square_root
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -29,12 +21,19 @@ Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 INFEASIBLE = 1e4
 
 
+def _refuse_cyclic(participation: Participation) -> None:
+    if isinstance(participation, Cyclic):
+        raise ValueError(
+            f"participation must not be cyclic, which takes bands, got {participation!r}"
+        )
+
+
 def lowest(
     loss: Loss,
     starts: Iterable[np.ndarray],
     name: str,
     steepest: float = 1e-4,
-    **options: Any,
+    **options: float,
 ) -> np.ndarray:
     """The lowest of the local minima found from each start, float64 like the starts.
 
@@ -58,19 +57,15 @@ def lowest(
     best = min(runs, key=lambda run: float(run.fun))
     slope = float(np.abs(best.jac).max())
     if not slope <= steepest:
-        warn(
+        warnings.warn(
             f"{name}: no optimum was reached in {best.nit} iterations; the best has a gradient of "
-            f"{slope:.2g} in the logarithm of its loss, {best.message}"
+            f"{slope:.2g} in the logarithm of its loss, {best.message}",
+            RuntimeWarning,
+            stacklevel=3,
         )
     return np.asarray(best.x)
 
 
-def warn(message: str, callers: int = 3) -> None:
-    """Warns, where the optimiser was called, that its result is not the optimum."""
-    warnings.warn(message, RuntimeWarning, stacklevel=callers + 1)
-
-
-ERRORS = ("rms", "max")
 _LONGEST_MEMORY = 1 - 2.0**-24  # the largest float32 below 1
 _LEAST_SCALE = 1e-30
 
@@ -88,55 +83,49 @@ def optimal_banded(
     Args:
         steps: n.
         bands: 1..n; more cost more memory in training.
-        workload: A, of a constant learning rate.
+        workload: A.
         error: "rms" or "max".
 
     Raises:
         ValueError: when an argument is out of its range.
     """
-    arguments.one_of("error", error, ERRORS)
+    arguments.one_of("error", error, tuple(ERRORS))
     start = square_root(steps, bands)
     target = workload.toeplitz(start.steps)
     found = np.asarray(start.coefficients[1:])
     # Long runs make all but a narrow valley unstable: shorter ones lead into it.
-    for length in _lengths(start.steps, start.bands) if len(found) else ():
+    lengths = [start.steps]
+    while lengths[-1] > 64 * start.bands:
+        lengths.append(lengths[-1] // 8)
+    for length in lengths[::-1] if len(found) else ():
         found = lowest(_banded(target[:length], error), [found], f"{bands} bands, {length} steps")
     return Toeplitz((1.0, *found.tolist()), start.steps)
 
 
-def _lengths(steps: int, bands: int) -> list[int]:
-    lengths = [steps]
-    while lengths[-1] > 64 * bands:
-        lengths.append(lengths[-1] // 8)
-    return lengths[::-1]
-
-
 def _banded(target: np.ndarray, error: str) -> Loss:
-    steps = len(target)
-    weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
-    return lambda free: _banded_loss(np.concatenate([[1.0], free]), target, weights)
-
-
-def _banded_loss(
-    coefficients: np.ndarray, target: np.ndarray, weights: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """log(sum_t w_t b_t^2) + log |c|^2 for b = a / c, and its gradient but for c_0.
+    """log(sum_t w_t b_t^2) + log |c|^2 for b = a / c, and its gradient but for c_0 = 1.
 
     The derivative of b_t in c_j is -(b / c)_(t-j), so that of the sum is -2 sum_t w_t b_t
     (b / c)_(t-j): one more recurrence, and a correlation.
     """
-    response = filtered([1.0], coefficients, target)
-    again = filtered([1.0], coefficients, response)
-    if not np.abs(again).max() < 1e100:
-        return INFEASIBLE, np.zeros(len(coefficients) - 1)
-    weighted = weights * response
-    # Unlike products of matrices, these start no threads, which take longer than the work.
-    total, square = (weighted * response).sum(), np.square(coefficients).sum()
-    padded = np.concatenate([np.zeros(len(coefficients) - 1), again])
-    delayed = np.lib.stride_tricks.sliding_window_view(padded, len(again))[-2::-1]
-    slopes = np.einsum("jt,t->j", delayed, weighted)
-    gradient = -2 * slopes / total + 2 * coefficients[1:] / square
-    return float(np.log(total) + np.log(square)), gradient
+    steps = len(target)
+    weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
+
+    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        coefficients = np.concatenate([[1.0], free])
+        response = filtered([1.0], coefficients, target)
+        again = filtered([1.0], coefficients, response)
+        if not np.abs(again).max() < 1e100:
+            return INFEASIBLE, np.zeros(len(free))
+        weighted = weights * response
+        # Unlike products of matrices, these start no threads, which take longer than the work.
+        total, square = (weighted * response).sum(), np.square(coefficients).sum()
+        padded = np.concatenate([np.zeros(len(free)), again])
+        delayed = np.lib.stride_tricks.sliding_window_view(padded, len(again))[-2::-1]
+        slopes = np.einsum("jt,t->j", delayed, weighted)
+        return float(np.log(total) + np.log(square)), -2 * slopes / total + 2 * free / square
+
+    return loss
 
 
 def optimal_buffered(
@@ -155,8 +144,8 @@ def optimal_buffered(
     Args:
         steps: n.
         buffers: m >= 1; each costs the memory of one gradient in training.
-        participation: any but ``Cyclic``.
-        workload: A, of a constant learning rate.
+        participation: once, or a fixed order.
+        workload: A.
         error: "rms" or "max".
 
     Raises:
@@ -165,65 +154,38 @@ def optimal_buffered(
     """
     steps = arguments.integer("steps", steps, least=1)
     buffers = arguments.integer("buffers", buffers, least=1)
-    arguments.one_of("error", error, ERRORS)
-    workload.check(steps)
-    workload.learning_rate  # noqa: B018  (refuses a schedule)
-    if isinstance(participation, Cyclic):
-        raise ValueError(f"participation must not be cyclic, got {participation!r}")
+    arguments.one_of("error", error, tuple(ERRORS))
+    _refuse_cyclic(participation)
     often = repeats(participation, steps)
 
-    # The pattern 0, b, 2 b, ... is the worst under a minimum separation where c does not increase.
-    falling = isinstance(participation, MinSeparation) and often[0] > 1
-
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _buffered_loss(free, steps, often, workload.momentum, error, falling)
+        return _buffered_loss(free, steps, often, workload.momentum, error)
 
-    found = lowest(loss, _starts(steps, buffers, falling), f"{buffers} buffers, {steps} steps")
-    scales, decays = _parameters(found, falling)
-    order = np.argsort(-decays)
-    # Rounded to float32, a sum of 1 may come out above it.
-    scales = np.maximum(scales[order] * (1 - falling * 2.0**-20), _LEAST_SCALE)
-    decays = np.minimum(decays[order], _LONGEST_MEMORY)
-    return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
-
-
-def _parameters(free: np.ndarray, falling: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds.
-
-    If c is to be ``falling``, the logarithms are of shares beside a share of 1, so that the scales
-    sum to less than 1.
-    """
-    half = free.shape[-1] // 2
-    scales = np.exp(free[..., :half])
-    if falling:
-        scales = scales / (1 + scales.sum(axis=-1, keepdims=True))
-    return scales, 1 / (1 + np.exp(-free[..., half:]))
-
-
-def _starts(steps: int, buffers: int, falling: bool) -> list[np.ndarray]:
-    """Free numbers of sums near the square root's coefficients, over several ranges of decays.
-
-    j^(-1/2) is the integral of s^(-1/2) exp(-s j) over s, divided by the square root of pi: its sum
-    over a geometric grid of s = 1 - decay is such a strategy.
-    """
+    # From sums near the square root's coefficients, over several ranges of decays: j^(-1/2) is the
+    # integral of s^(-1/2) exp(-s j) over s, divided by the square root of pi, and its sum over a
+    # geometric grid of s = 1 - decay is such a strategy.
     starts = []
     for longest in (0.3, 1.0, 4.0, 12.0):
         edges = np.geomspace(min(longest / steps, 0.05), 0.6, buffers + 1)
         rates = np.sqrt(edges[1:] * edges[:-1])
         scales = np.sqrt(rates) * np.log(edges[1] / edges[0]) / np.pi
         scales *= min(1.0, 0.5 / scales.sum())
-        scales /= 1 - scales.sum() if falling else 1
         starts.append(np.concatenate([np.log(scales), np.log((1 - rates) / rates)]))
-    return starts
+    scales, decays = _parameters(lowest(loss, starts, f"{buffers} buffers, {steps} steps"))
+    order = np.argsort(-decays)
+    scales = np.maximum(scales[order], _LEAST_SCALE)
+    decays = np.minimum(decays[order], _LONGEST_MEMORY)
+    return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
+
+
+def _parameters(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds."""
+    half = free.shape[-1] // 2
+    return np.exp(free[..., :half]), 1 / (1 + np.exp(-free[..., half:]))
 
 
 def _buffered_loss(
-    free: np.ndarray,
-    steps: int,
-    often: tuple[int, int],
-    momentum: float,
-    error: str,
-    falling: bool,
+    free: np.ndarray, steps: int, often: tuple[int, int], momentum: float, error: str
 ) -> tuple[float, np.ndarray]:
     """log error^2 + log sensitivity^2 and its gradient, by a complex step in every direction.
 
@@ -232,7 +194,7 @@ def _buffered_loss(
     """
     moved = free + 1e-30j * np.eye(len(free))
     with np.errstate(all="ignore"):
-        scales, decays = _parameters(moved, falling)
+        scales, decays = _parameters(moved)
         last, total = square_sums(scales, decays, momentum, steps)
         square = _pattern_square(scales, decays, steps, often)
         values = np.log(total if error == "rms" else last) + np.log(square)
@@ -265,48 +227,51 @@ def _pattern_square(
 
 
 _LARGEST_GAP = 1e-4
+Free = tuple[np.ndarray, ...]  # rows and columns of the free entries below the diagonal
 
 
 def optimal_dense(
-    steps: int,
-    participation: Participation = SINGLE,
-    workload: Workload = PREFIX_SUMS,
-    bands: int | None = None,
+    steps: int, participation: Participation = SINGLE, workload: Workload = PREFIX_SUMS
 ) -> Dense:
     """The strategy with the least RMS error times sensitivity.
 
     X = C^T C minimises trace(A^T A X^-1), a convex function, subject to columns of norm 1 and to
-    products of 0 of any two columns that one record could move (Choquette-Choo et al. 2022,
-    arXiv:2211.06530): those of a fixed order's epochs; under a minimum separation b, and for cyclic
-    participation, those b or more apart, which leaves b bands (arXiv:2306.08153). The optimum
-    among such X; without repeated participation, among all. An iteration takes n^3 operations:
-    seconds for 512 steps. A RuntimeWarning says when, by duality, the square of the error
-    is not proven to be within 1e-4 of the least.
+    products of 0 of any two columns that one record could move, those of a fixed order's epochs
+    (Choquette-Choo et al. 2022, arXiv:2211.06530). The optimum among such X; without repeated
+    participation, among all. An iteration takes n^3 operations: seconds for 512 steps. A
+    RuntimeWarning says when, by duality, the square of the error is not proven to be within 1e-4 of
+    the least.
 
     Args:
         steps: n.
-        participation: in which steps one record may take part.
+        participation: once, or a fixed order.
         workload: A.
-        bands: the largest number of bands, 1..n; None for no limit but the participation's.
 
     Raises:
-        ValueError: when an argument is out of its range.
+        ValueError: when an argument is out of its range, or the participation is cyclic.
     """
     steps = arguments.integer("steps", steps, least=1)
-    workload.check(steps)
-    width = steps if bands is None else arguments.integer("bands", bands, least=1)
-    if width > steps:
-        raise ValueError(f"bands must be at most steps ({steps}), got {bands!r}")
-    free, width = _free(steps, participation, width)
-    found = _dense_start(steps, workload.momentum, width)[free]
+    _refuse_cyclic(participation)
+    count, separation = repeats(participation, steps)
+    # The entries of X below the diagonal that are free, and bands that leave the others 0.
+    apart = np.subtract.outer(np.arange(steps), np.arange(steps))
+    met = (apart % separation == 0) & (apart < count * separation)
+    free: Free = np.nonzero((apart > 0) & ~met)
+    found = _dense_start(steps, workload.momentum, min(steps, separation))[free]
     if len(found):
         loss, name = _dense_loss(workload, free, steps), f"dense, {steps} steps"
         # The gap is what tells that it is the optimum.
         found = lowest(loss, [found], name, steepest=np.inf, ftol=1e-10, maxcor=10)
         gap = _gap(workload.matrix(steps), _square(found, free, steps), free)
         if gap > _LARGEST_GAP:
-            warn(f"{name}: the squared error is up to a factor of {1 + gap:.6g} above the least", 2)
-    return Dense.of(_factor(_square(found, free, steps)))
+            warnings.warn(
+                f"{name}: the squared error is up to a factor of {1 + gap:.6g} above the least",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    # The lower-triangular C with C^T C = X: a Cholesky factor from the last row backwards.
+    square = _square(found, free, steps)
+    return Dense.of(np.ascontiguousarray(np.linalg.cholesky(square[::-1, ::-1])[::-1, ::-1].T))
 
 
 def _dense_start(steps: int, momentum: float, width: int) -> np.ndarray:
@@ -318,7 +283,7 @@ def _dense_start(steps: int, momentum: float, width: int) -> np.ndarray:
     return np.asarray(columns.T @ columns)
 
 
-def _gap(matrix: np.ndarray, square: np.ndarray, free: tuple[np.ndarray, np.ndarray]) -> float:
+def _gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
     """A bound on the relative distance from the least trace(A X^-1 A^T), by duality.
 
     For any positive semi-definite Y that is 0 where X is free, the least trace is at least
@@ -335,31 +300,14 @@ def _gap(matrix: np.ndarray, square: np.ndarray, free: tuple[np.ndarray, np.ndar
     return total / float(2 * nuclear - np.square(root).sum()) - 1
 
 
-def _free(
-    steps: int, participation: Participation, width: int
-) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """The entries of X below the diagonal that are free, and bands that leave the others 0."""
-    count, separation = repeats(participation, steps)
-    apart = np.subtract.outer(np.arange(steps), np.arange(steps))
-    met = np.zeros_like(apart, bool)
-    if isinstance(participation, Cyclic):
-        width = min(width, participation.bands)
-    elif isinstance(participation, FixedEpochOrder):
-        met = (apart % separation == 0) & (apart < count * separation)
-    elif count > 1:
-        width = min(width, separation)
-    rows, columns = np.nonzero((apart > 0) & (apart < width) & ~met)
-    return (rows, columns), min(width, separation)
-
-
-def _square(found: np.ndarray, free: tuple[np.ndarray, np.ndarray], steps: int) -> np.ndarray:
+def _square(found: np.ndarray, free: Free, steps: int) -> np.ndarray:
     square = np.eye(steps)
     square[free] = found
     square[free[::-1]] = found
     return square
 
 
-def _dense_loss(workload: Workload, free: tuple[np.ndarray, np.ndarray], steps: int) -> Loss:
+def _dense_loss(workload: Workload, free: Free, steps: int) -> Loss:
     """log trace(A X^-1 A^T) and its gradient -2 (A X^-1)^T (A X^-1) / trace, off the diagonal.
 
     The trace grows beyond all bounds where X ceases to be positive definite, so nothing else has to
@@ -379,8 +327,3 @@ def _dense_loss(workload: Workload, free: tuple[np.ndarray, np.ndarray], steps: 
         return float(np.log(total)), -2 * (moved.T @ moved)[free] / total
 
     return loss
-
-
-def _factor(square: np.ndarray) -> np.ndarray:
-    """The lower-triangular C with C^T C = X: a Cholesky factor from the last row backwards."""
-    return np.ascontiguousarray(np.linalg.cholesky(square[::-1, ::-1])[::-1, ::-1].T)

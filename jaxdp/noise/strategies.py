@@ -15,9 +15,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,27 +39,19 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def bands(self) -> int:
-        """The number of bands: C[i, j] = 0 for i - j >= bands; n where C is full."""
+        """The number of bands: the smallest with C[i, j] = 0 for i - j >= bands."""
 
     @abstractmethod
     def matrix(self) -> np.ndarray:
         """float64 [n, n]: C."""
 
     @abstractmethod
-    def column_norms(self) -> np.ndarray:
-        """float64 [n]: the l2 norm of every column of C."""
-
-    @abstractmethod
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
 
     def inverse_row_norms(self) -> np.ndarray:
         """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
-        total = np.zeros(self.steps)
-        for start in range(0, self.steps, 256):
-            stop = min(start + 256, self.steps)
-            total += np.square(self.inverse_columns(start, stop)).sum(axis=1)
-        return np.asarray(np.sqrt(total))
+        return np.asarray(np.sqrt(np.square(self.inverse()).sum(axis=1)))
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -89,15 +79,11 @@ class ToeplitzStrategy(Strategy):
 
     @abstractmethod
     def first_column(self) -> np.ndarray:
-        """float64 [n]: c, the first column of C."""
+        """float64 [n]: c, the first column of C; ValueError where it exceeds float64."""
 
     @abstractmethod
     def first_inverse_column(self) -> np.ndarray:
-        """float64 [n]: the first column of C^-1, which is Toeplitz as well.
-
-        Raises:
-            ValueError: when it exceeds float64 within n steps.
-        """
+        """float64 [n]: that of C^-1, which is Toeplitz too; ValueError where it exceeds float64."""
 
     @abstractmethod
     def column_bound(self) -> np.ndarray:
@@ -108,18 +94,13 @@ class ToeplitzStrategy(Strategy):
     def non_negative(self) -> bool:
         """True where all of C is proven to be at least 0."""
 
-    @property
-    @abstractmethod
-    def non_increasing(self) -> bool:
-        """True where c is proven to be non-negative and nowhere to increase."""
-
     def matrix(self) -> np.ndarray:
         """float64 [n, n]: C."""
-        return _columns(self.first_column(), 0, self.steps)
+        return _lower(self.first_column())
 
-    def column_norms(self) -> np.ndarray:
-        """float64 [n]: the l2 norm of every column of C; the first is the largest."""
-        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_column())))[::-1])
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
+        return _lower(self.first_inverse_column())
 
     def weighed(self, values: np.ndarray) -> np.ndarray:
         """float64 [n]: |C| times the values [n]."""
@@ -127,10 +108,6 @@ class ToeplitzStrategy(Strategy):
 
         column = np.abs(self.first_column())[: self.bands]
         return np.asarray(signal.oaconvolve(column, values)[: self.steps])
-
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
-        return _columns(self.first_inverse_column(), start, stop)
 
     def inverse_row_norms(self) -> np.ndarray:
         """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
@@ -142,24 +119,57 @@ class ToeplitzStrategy(Strategy):
         return {"type": type(self).__name__, **fields}
 
 
-def check_steps(strategy: Strategy) -> None:
-    """Puts the number of steps in place as an int; ValueError where it is none."""
-    steps = arguments.integer("steps", strategy.steps, least=1)
-    object.__setattr__(strategy, "steps", steps)
+def _lower(first: np.ndarray) -> np.ndarray:
+    """float64 [n, n]: the lower-triangular Toeplitz matrix of this first column."""
+    from scipy import linalg  # slow to import
 
-
-def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
-    padded = np.concatenate([np.zeros(len(first) - 1), first])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
-    return np.array(windows[::-1][start:stop].T, order="C")
+    return np.asarray(linalg.toeplitz(first, np.zeros(len(first))))
 
 
 _UNIT = 2.0**-53  # the largest relative error of one rounding
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Toeplitz(ToeplitzStrategy):
+class _Series(ToeplitzStrategy):
+    """A strategy of finitely many coefficients: those of C, or of its inverse.
+
+    Attributes:
+        coefficients: 1 to n numbers, rounded to float32; the first is 1.
+        steps: n.
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        arguments.fields(self, steps=arguments.size)
+        coefficients = float32s("coefficients", self.coefficients)
+        if coefficients[0] != 1:
+            raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
+        if len(coefficients) > self.steps:
+            raise ValueError(
+                f"coefficients must be at most steps ({self.steps}), got {len(coefficients)}"
+            )
+        object.__setattr__(self, "coefficients", coefficients)
+
+    def __repr__(self) -> str:
+        given = self.coefficients
+        shown = repr(given)
+        if len(given) > _SHOWN:
+            text = digest(np.asarray(given, "<f4").tobytes())
+            shown = f"<{len(given)} float32, blake2b {text}>"
+        return f"{type(self).__name__}(coefficients={shown}, steps={self.steps})"
+
+    def _given(self) -> np.ndarray:
+        """float64 [n]: the coefficients, and zeros."""
+        return np.pad(self.coefficients, (0, self.steps - len(self.coefficients)))
+
+    def _inverted(self) -> np.ndarray:
+        """float64 [n]: the coefficients of the inverse series; ValueError beyond float64."""
+        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
+
+
+class Toeplitz(_Series):
     """C is Toeplitz with these coefficients, and zero beyond them: C[i, j] = coefficients[i - j].
 
     The noise is y_i = z_i - sum_(j>=1) coefficients[j] y_(i-j).
@@ -168,15 +178,6 @@ class Toeplitz(ToeplitzStrategy):
         coefficients: 1 to n numbers, rounded to float32; the first is 1. Their number is ``bands``.
         steps: n.
     """
-
-    coefficients: tuple[float, ...]
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_series(self)
-
-    def __repr__(self) -> str:
-        return f"Toeplitz(coefficients={shown(self.coefficients)}, steps={self.steps})"
 
     @property
     def bands(self) -> int:
@@ -188,14 +189,9 @@ class Toeplitz(ToeplitzStrategy):
         """True where all of C is at least 0."""
         return min(self.coefficients) >= 0
 
-    @property
-    def non_increasing(self) -> bool:
-        """True where c is non-negative and nowhere increases."""
-        return self.non_negative and all(a >= b for a, b in pairwise(self.coefficients))
-
     def first_column(self) -> np.ndarray:
         """float64 [n]: c, exactly."""
-        return _padded(self.coefficients, self.steps)
+        return self._given()
 
     def column_bound(self) -> np.ndarray:
         """float64 [n]: |c|, exactly."""
@@ -203,11 +199,10 @@ class Toeplitz(ToeplitzStrategy):
 
     def first_inverse_column(self) -> np.ndarray:
         """float64 [n]: the first column of C^-1; ValueError where it exceeds float64."""
-        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
+        return self._inverted()
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class BandedInverse(ToeplitzStrategy):
+class BandedInverse(_Series):
     """C^-1 is Toeplitz with these coefficients, and zero beyond them (C itself is full).
 
     The noise is y_i = sum_j coefficients[j] z_(i-j).
@@ -216,15 +211,6 @@ class BandedInverse(ToeplitzStrategy):
         coefficients: 1 to n numbers, rounded to float32; the first is 1.
         steps: n.
     """
-
-    coefficients: tuple[float, ...]
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_series(self)
-
-    def __repr__(self) -> str:
-        return f"BandedInverse(coefficients={shown(self.coefficients)}, steps={self.steps})"
 
     @property
     def bands(self) -> int:
@@ -236,23 +222,9 @@ class BandedInverse(ToeplitzStrategy):
         """True where no coefficient but the first is above 0: c is then a sum of products >= 0."""
         return all(d <= 0 for d in self.coefficients[1:])
 
-    @property
-    def non_increasing(self) -> bool:
-        """True where c is proven to be non-negative and nowhere to increase.
-
-        (1 - x) c(x) is 1 / p(x), where p has the prefix sums of the coefficients. If they are
-        non-negative, non-increasing and log-convex, all coefficients of 1 / p but the first are at
-        most 0 (Kaluza 1928, Math. Z. 28), so that c does not increase. The three are
-        checked in exact arithmetic.
-        """
-        sums = list(accumulate(map(Fraction, self.coefficients)))
-        sums += sums[-1:]  # they stay there: once more is all that the last condition needs
-        convex = all(b * b <= a * c for a, b, c in zip(sums, sums[1:], sums[2:], strict=False))
-        return self.non_negative and sums[-1] >= 0 and convex
-
     def first_column(self) -> np.ndarray:
         """float64 [n]: c; ValueError where it exceeds float64."""
-        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
+        return self._inverted()
 
     def column_bound(self) -> np.ndarray:
         """float64 [n]: at least |c|.
@@ -275,7 +247,7 @@ class BandedInverse(ToeplitzStrategy):
 
     def first_inverse_column(self) -> np.ndarray:
         """float64 [n]: the coefficients, exactly."""
-        return _padded(self.coefficients, self.steps)
+        return self._given()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +269,7 @@ class Buffered(ToeplitzStrategy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_steps(self)
+        arguments.fields(self, steps=arguments.size)
         for name in ("scales", "decays"):
             object.__setattr__(self, name, float32s(name, getattr(self, name)))
         if len(self.scales) != len(self.decays):
@@ -318,11 +290,6 @@ class Buffered(ToeplitzStrategy):
     def non_negative(self) -> bool:
         """True: c is a sum of products of numbers that are at least 0."""
         return True
-
-    @property
-    def non_increasing(self) -> bool:
-        """True where the scales sum to at most 1 = c_0; from c_1 on, c never increases."""
-        return sum(map(Fraction, self.scales)) <= 1
 
     def first_column(self) -> np.ndarray:
         """float64 [n]: c; c_j is off by a factor of at most 1 + (n + m) 2^-52, but for underflow.
@@ -416,24 +383,6 @@ def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
     return tuple(np.concatenate([[1.0], np.cumprod((first + 2 * j) / (2 * j))]).tolist())
 
 
-def _check_series(strategy: Toeplitz | BandedInverse) -> None:
-    check_steps(strategy)
-    coefficients = float32s("coefficients", strategy.coefficients)
-    if coefficients[0] != 1:
-        raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
-    if len(coefficients) > strategy.steps:
-        raise ValueError(
-            f"coefficients must be at most steps ({strategy.steps}), got {len(coefficients)}"
-        )
-    object.__setattr__(strategy, "coefficients", coefficients)
-
-
-def _padded(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
-    column = np.zeros(steps)
-    column[: len(coefficients)] = coefficients
-    return column
-
-
 def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
     if not np.isfinite(column).all():
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
@@ -456,7 +405,7 @@ class Dense(Strategy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_steps(self)
+        arguments.fields(self, steps=arguments.size)
         if isinstance(self.entries, str):
             object.__setattr__(self, "entries", base64.b64decode(self.entries, validate=True))
         if not isinstance(self.entries, bytes):
@@ -509,16 +458,11 @@ class Dense(Strategy):
         matrix[np.tril_indices(self.steps)] = np.frombuffer(self.entries, "<f4")
         return matrix
 
-    def column_norms(self) -> np.ndarray:
-        """float64 [n]: the l2 norm of every column of C."""
-        return np.asarray(np.sqrt(np.square(self.matrix()).sum(axis=0)))
-
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
+    def inverse(self) -> np.ndarray:
+        """float64 [n, n]: C^-1."""
         from scipy import linalg
 
-        unit = np.eye(self.steps)[:, start:stop]
-        return np.asarray(linalg.solve_triangular(self.matrix(), unit, lower=True))
+        return np.asarray(linalg.solve_triangular(self.matrix(), np.eye(self.steps), lower=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The strategy in plain JSON types, its entries in base64; ``from_dict`` undoes it."""
@@ -530,7 +474,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _SHOWN = 8
 
 
-def float32s(name: str, values: Any) -> tuple[float, ...]:
+def float32s(name: str, values: Iterable[float]) -> tuple[float, ...]:
     """The numbers as a tuple of Python floats, each rounded to float32.
 
     What float32 holds only as a subnormal becomes 0, for accelerators read it as 0.
@@ -538,14 +482,15 @@ def float32s(name: str, values: Any) -> tuple[float, ...]:
     Raises:
         ValueError: when they are not finite real numbers within float32, in a sequence.
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a sequence of numbers, got {arguments.described(values)}")
     try:
-        given = np.asarray(values if isinstance(values, np.ndarray) else tuple(values))
+        listed = isinstance(values, Iterable) and not isinstance(values, str | bytes | np.ndarray)
+        given = np.asarray(tuple(values) if listed else values)
     except ValueError:  # of unlike lengths
         given = np.asarray(None)
     if given.ndim != 1 or given.dtype.kind not in "fiu" or not given.size:
-        raise ValueError(f"{name} must be a sequence of numbers, got {_shortened(values)}")
+        plain = isinstance(values, tuple | list)
+        shown = repr(values)[:80] if plain else arguments.described(values)
+        raise ValueError(f"{name} must be a sequence of numbers, got {shown}")
     return tuple(rounded(name, given).astype(np.float64).tolist())
 
 
@@ -557,13 +502,6 @@ def rounded(name: str, given: np.ndarray) -> np.ndarray:
         wrong = given[~np.isfinite(near)].flat[0]
         raise ValueError(f"{name} must be finite numbers within float32, got {wrong!r} among them")
     return np.where(np.abs(near) < _SMALLEST, np.float32(0), near)
-
-
-def shown(values: tuple[float, ...]) -> str:
-    """The numbers, or where they are many their count and a BLAKE2b digest of their bytes."""
-    if len(values) <= _SHOWN:
-        return repr(values)
-    return f"<{len(values)} float32, blake2b {digest(np.asarray(values, '<f4').tobytes())}>"
 
 
 def digest(data: bytes) -> str:
@@ -589,7 +527,3 @@ def filtered(top: Any, bottom: Any, series: np.ndarray) -> np.ndarray:
 
     top, bottom = np.asarray(top)[: len(series)], np.asarray(bottom)[: len(series)]
     return np.asarray(signal.lfilter(top, bottom, series, axis=0))
-
-
-def _shortened(values: Any) -> str:
-    return repr(values)[:80] if isinstance(values, tuple | list) else arguments.described(values)

@@ -6,7 +6,7 @@ Xu et al., "An adaptive and fast convergent approach to differentially private d
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -147,13 +147,19 @@ def scale_by_adadp(
     eps = _check.positive("eps", eps)
 
     def init(params: PyTree) -> AdaDpState:
-        _check_whole(params)
+        # Noise of a box follows the number of all coordinates.
+        hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+        if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
+            raise ValueError(
+                "params must be all that are trained, since AdaDp's noise follows their number, "
+                "got some masked: let multi_transform label all alike, and stop the others after it"
+            )
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         none = jnp.zeros([], jnp.int32)
         return AdaDpState(none, box.first_moment(params), zeros, none, none)
 
     def update(
-        updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: Any
+        updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaDpState]:
         del extra
         std = mechanism.noise_std(updates if params is None else params, state.step)
@@ -179,7 +185,7 @@ def adadp(
     floor: float = 0.1,
     cap: float = 1.0,
     adaptive_rate: bool = True,
-    **step: Any,
+    **step: float,
 ) -> Algorithm:
     """AdaDp, repaired: E′ from noisy gradients, so that a step is exactly the mechanism's event.
 
@@ -225,16 +231,6 @@ def variance(tree: PyTree) -> jax.Array:
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size
     return sum(jnp.sum(jnp.square(leaf - mean)) for leaf in leaves) / size
-
-
-def _check_whole(params: PyTree) -> None:
-    """Raises ValueError if the parameters are a part: noise of a box follows their number."""
-    hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
-    if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
-        raise ValueError(
-            "params must be all that are trained, since AdaDp's noise follows their number, got "
-            "some masked: let multi_transform label all alike, and stop the others after it"
-        )
 
 
 def rms_step(

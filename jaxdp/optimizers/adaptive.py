@@ -7,7 +7,7 @@ public: its variance is tracked with the same averaging as the moment and subtra
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,21 +61,21 @@ def scale_by_dp_adam_bc(
     Raises:
         ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
     """
-    return scale_by_moments(adam_moments(b1, b2, eps, noise_floor), noise_std)
+    return scale_by_moments(AdaptiveMoments(b2, eps, noise_floor, b1), noise_std)
 
 
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
     """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
-    return scale_by_moments(rmsprop_moments(decay, eps, noise_floor), noise_std)
+    return scale_by_moments(AdaptiveMoments(decay, eps, noise_floor), noise_std)
 
 
 def scale_by_dp_adagrad(
     noise_std: NoiseStd, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
     """Adagrad with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
-    return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
+    return scale_by_moments(AdaptiveMoments(None, eps, noise_floor), noise_std)
 
 
 def sgd(
@@ -92,7 +92,9 @@ def sgd(
     return Algorithm(mechanism, optax.sgd(rate, momentum=momentum or None))
 
 
-def dp_adam(mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam: Any) -> Algorithm:
+def dp_adam(
+    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, **adam: float
+) -> Algorithm:
     """DP-Adam: optax's Adam on the mechanism's noisy gradient.
 
     It is DPGDO in PIGDO's paper, as its released code has it.
@@ -127,8 +129,8 @@ def dp_adam_bc(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
-    scaled = scale_by_dp_adam_bc(mechanism.noise_std, b1, b2, eps, noise_floor)
-    return _algorithm(mechanism, learning_rate, scaled)
+    moments = AdaptiveMoments(b2, eps, noise_floor, b1)
+    return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
 def dp_rmsprop(
@@ -140,8 +142,8 @@ def dp_rmsprop(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
-    scaled = scale_by_dp_rmsprop(mechanism.noise_std, decay, eps, noise_floor)
-    return _algorithm(mechanism, learning_rate, scaled)
+    moments = AdaptiveMoments(decay, eps, noise_floor)
+    return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
 def dp_adagrad(
@@ -152,17 +154,8 @@ def dp_adagrad(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-Adagrad with noise correction; further arguments as ``scale_by_dp_adagrad``."""
-    scaled = scale_by_dp_adagrad(mechanism.noise_std, eps, noise_floor)
-    return _algorithm(mechanism, learning_rate, scaled)
-
-
-def _algorithm(
-    mechanism: Mechanism,
-    learning_rate: optax.ScalarOrSchedule,
-    scaled: optax.GradientTransformation,
-) -> Algorithm:
-    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Algorithm(mechanism, optax.chain(scaled, rate))
+    moments = AdaptiveMoments(None, eps, noise_floor)
+    return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,20 +163,22 @@ class AdaptiveMoments:
     """The averages of an adaptive optimizer, and its denominator.
 
     Attributes:
-        average: (old, new, updates so far) -> the second moment with ``new`` taken in.
-        debias: (moment, updates so far) -> what stands under the root.
+        decay: of the averaged squares; None sums them (Adagrad).
         eps: added to the denominator.
         noise_floor: least value under the root, as a fraction of the noise's variance.
-        b1: decay of the first moment; None uses the gradient itself.
+        b1: decay of the first moment of Adam, which debiases both; None uses the gradient itself.
     """
 
-    average: Callable[[PyTree, PyTree, jax.Array], PyTree]
-    debias: Callable[[PyTree, jax.Array], PyTree]
+    decay: float | None
     eps: float
     noise_floor: float
     b1: float | None = None
 
     def __post_init__(self) -> None:
+        if self.b1 is not None:
+            _check.decay("b1", self.b1)
+        if self.decay is not None:
+            _check.decay("decay" if self.b1 is None else "b2", self.decay)
         eps = _check.non_negative("eps", self.eps)
         floor = _check.non_negative("noise_floor", self.noise_floor)
         injected = any(isinstance(value, jax.Array) for value in (eps, floor))
@@ -201,58 +196,34 @@ class AdaptiveMoments:
 
     def take_in(self, state: AdaptiveState, grads: PyTree, variance: PyTree) -> AdaptiveState:
         """The state after noisy gradients whose noise has this variance in each coordinate."""
-        step = optax.safe_increment(state.step)
-        squares = jax.tree.map(lambda g, v: jnp.square(_float32(g)) - v, grads, variance)
-        nu = self.average(state.nu, squares, step)
-        noise = self.average(state.noise, variance, step)
-        mu = state.mu
-        if self.b1 is not None:
-            b1 = self.b1
-            mu = jax.tree.map(lambda old, g: b1 * old + (1 - b1) * _float32(g), mu, grads)
-        return AdaptiveState(step, mu, nu, noise)
+
+        def average(old: PyTree, new: PyTree, decay: float | None) -> PyTree:
+            if decay is None:
+                return jax.tree.map(jnp.add, old, new)
+            return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
+
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        squares = jax.tree.map(lambda g, v: jnp.square(g) - v, grads, variance)
+        nu = average(state.nu, squares, self.decay)
+        noise = average(state.noise, variance, self.decay)
+        mu = None if self.b1 is None else average(state.mu, grads, self.b1)
+        return AdaptiveState(optax.safe_increment(state.step), mu, nu, noise)
 
     def denominator(self, state: AdaptiveState) -> PyTree:
         """√max(corrected moment, floor) + eps; before the first update, eps."""
-        step = jnp.maximum(state.step, 1)
+        nu, noise = state.nu, state.noise
+        if self.b1 is not None:
+            step = jnp.maximum(state.step, 1)
+            nu, noise = (_debiased(moment, self.decay, step) for moment in (nu, noise))
         return jax.tree.map(
-            lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps,
-            self.debias(state.nu, step),
-            self.debias(state.noise, step),
+            lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps, nu, noise
         )
 
     def direction(self, state: AdaptiveState, grads: PyTree) -> PyTree:
         """The first moment, debiased, or the gradient where there is none."""
         if self.b1 is None:
-            return jax.tree.map(_float32, grads)
+            return jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         return _debiased(state.mu, self.b1, state.step)
-
-
-def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> AdaptiveMoments:
-    """The moments of ``scale_by_dp_adam_bc``."""
-    b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
-    return AdaptiveMoments(
-        _running(b2),
-        lambda nu, step: _debiased(nu, b2, step),
-        eps,
-        noise_floor,
-        b1,
-    )
-
-
-def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> AdaptiveMoments:
-    """The moments of ``scale_by_dp_rmsprop``."""
-    decay = _check.decay("decay", decay)
-    return AdaptiveMoments(_running(decay), lambda nu, step: nu, eps, noise_floor)
-
-
-def adagrad_moments(eps: float, noise_floor: float) -> AdaptiveMoments:
-    """The moments of ``scale_by_dp_adagrad``."""
-    return AdaptiveMoments(
-        lambda old, new, step: jax.tree.map(jnp.add, old, new),
-        lambda nu, step: nu,
-        eps,
-        noise_floor,
-    )
 
 
 def scale_by_moments(
@@ -271,10 +242,13 @@ def scale_by_moments(
         noise_std = _check.non_negative("noise_std", noise_std)
 
     def update(
-        updates: PyTree, state: AdaptiveState, params: PyTree | None = None, **extra: Any
+        updates: PyTree, state: AdaptiveState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaptiveState]:
         del extra
-        std = std_at(noise_std, params, state.step)
+        if callable(noise_std) and params is None:
+            raise ValueError("params must be passed to update, to know the noise; got None")
+        given = noise_std(params, state.step) if callable(noise_std) else noise_std
+        std = jnp.asarray(given, jnp.float32)
         if scale is None:
             variance = jax.tree.map(lambda g: jnp.full(g.shape, jnp.square(std)), updates)
         else:
@@ -287,26 +261,20 @@ def scale_by_moments(
     return optax.GradientTransformationExtraArgs(moments.init, update)
 
 
-def std_at(noise_std: NoiseStd, params: PyTree | None, step: jax.Array) -> jax.Array:
-    """The noise's standard deviation at ``step``, float32 scalar."""
-    if not callable(noise_std):
-        return jnp.asarray(noise_std, jnp.float32)
-    if params is None:
-        raise ValueError("params must be passed to update, to know the noise; got None")
-    return jnp.asarray(noise_std(params, step), jnp.float32)
-
-
-def _running(decay: float) -> Callable[[PyTree, PyTree, jax.Array], PyTree]:
-    def average(old: PyTree, new: PyTree, step: jax.Array) -> PyTree:
-        return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
-
-    return average
-
-
-def _debiased(average: PyTree, decay: float, step: jax.Array) -> PyTree:
+def _debiased(average: PyTree, decay: float | None, step: jax.Array) -> PyTree:
+    assert decay is not None
     weight = 1 - decay ** step.astype(jnp.float32)
     return jax.tree.map(lambda leaf: leaf / weight, average)
 
 
-def _float32(leaf: jax.Array) -> jax.Array:
-    return leaf.astype(jnp.float32)
+def adaptive_algorithm(
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    moments: AdaptiveMoments,
+    diagonal: Callable[[AdaptiveState], PyTree] | None = None,
+) -> Algorithm:
+    """An adaptive algorithm; ``diagonal`` is what divides its gradients before they are clipped."""
+    scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
+    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    scale = None if diagonal is None else lambda state: diagonal(state[0])
+    return Algorithm(mechanism, optax.chain(scaled, rate), scale=scale)

@@ -40,7 +40,7 @@ class Algorithm:
         raw: from the state of ``after_noise`` to the un-noised statistics that an algorithm as
             published clips by; ``mechanism.leak`` must then say so.
         average: from the state of ``after_noise`` to an average of the parameters, see
-            ``jaxdp.optimizers.algorithmd``; None where the last ones are released.
+            ``jaxdp.optimizers.averaged``; None where the last ones are released.
 
     Raises:
         ValueError: ``raw`` without a leak.
@@ -64,36 +64,28 @@ class Algorithm:
                 "mechanism must name its leak for an algorithm that clips by un-noised statistics, "
                 "got an empty one"
             )
-        self._check_correlated()
-        self._check_grid()
-
-    def _check_correlated(self) -> None:
-        """Refuses, with correlated noise, what follows earlier releases before the noise."""
-        if self.mechanism.strategy is None:
-            return
-        for name in ("scale", "raw", "bound", "noise", "energy", "gradient"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} must be None with correlated noise: clip norms and scales that follow "
-                    "noisy releases, steps that are rejected and gradients of an algorithm's own "
-                    "are not covered by its proof; got an algorithm that has one. Take SGD, "
-                    "momentum or Adam"
-                )
-
-    def _check_grid(self) -> None:
-        """Refuses, with noise on a grid, releases that would have ordinary noise."""
-        if self.mechanism.noise != "grid":
-            return
-        for name, what in (
-            ("noise", "a noise link of an algorithm's own"),
-            ("energy", "the private energy that judges candidates"),
-        ):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} must be None with noise on an integer grid: {what} adds ordinary "
-                    "float32 noise, and the guarantee would not be that of the grid; got an "
-                    "algorithm that has one. Take SGD, momentum or Adam"
-                )
+        # With correlated noise nothing follows earlier releases before the noise.
+        if self.mechanism.strategy is not None:
+            for name in ("scale", "raw", "bound", "noise", "energy", "gradient"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} must be None with correlated noise: clip norms and scales that "
+                        "follow noisy releases, steps that are rejected and gradients of an "
+                        "algorithm's own are not covered by its proof; got an algorithm that has "
+                        "one. Take SGD, momentum or Adam"
+                    )
+        # With noise on a grid no release has ordinary noise.
+        if self.mechanism.noise == "grid":
+            for name, what in (
+                ("noise", "a noise link of an algorithm's own"),
+                ("energy", "the private energy that judges candidates"),
+            ):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} must be None with noise on an integer grid: {what} adds ordinary "
+                        "float32 noise, and the guarantee would not be that of the grid; got an "
+                        "algorithm that has one. Take SGD, momentum or Adam"
+                    )
 
     def on_trust(self) -> list[str]:
         """Sentences on functions of the caller's that set what the next gradient is clipped by."""
@@ -185,11 +177,11 @@ def as_algorithm(
         return averaged(as_algorithm(mechanism, optimizer), average)
     if isinstance(mechanism, Algorithm):
         if optimizer is not None:
-            raise ValueError("optimizer must be None for a Algorithm, which has its own; got one")
+            raise ValueError("optimizer must be None for an Algorithm, which has its own; got one")
         return mechanism
     if not isinstance(mechanism, Mechanism):
         raise ValueError(
-            "mechanism must be a Mechanism, such as jaxdp.dp_sgd(...), or a Algorithm, got "
+            "mechanism must be a Mechanism, such as jaxdp.dp_sgd(...), or an Algorithm, got "
             f"{type(mechanism).__name__}"
         )
     if not callable(getattr(optimizer, "update", None)):
@@ -246,7 +238,7 @@ def averaged(algorithm: Algorithm, decay: float) -> Algorithm:
         return AveragedState(inner.init(params), mean.init(params), jax.tree.map(jnp.array, params))
 
     def update(
-        updates: PyTree, state: AveragedState, params: PyTree | None = None, **extra: Any
+        updates: PyTree, state: AveragedState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AveragedState]:
         if params is None:
             raise ValueError("params must be given to average them, got None")

@@ -4,7 +4,7 @@ Fu, Chen and Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent
 Annealing", Algorithm 2 and equation (3).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import DrawnEnergy, Judge, OpenEnergy, PublicEnergy, is_energy
+from jaxdp.optimizers.energy import DrawnEnergy, Judge
 from jaxdp.types import PyTree, Summed
 
 
@@ -84,11 +84,20 @@ def annealing(
         un-noised ``Summed``: the noise inside would be used again after every rejection.
     """
     temperature = _check.non_negative("temperature", temperature)
-    limit, words = _check.at_least_one("max_rejections", max_rejections), _words(key)
+    limit = _check.at_least_one("max_rejections", max_rejections)
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
+        raise ValueError(
+            f"key must be a threefry key such as jax.random.key(0), got {type(key).__name__}"
+        )
+    words = jnp.asarray(key)
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AnnealingState:
-        return _start(inner.init(params), words)
+        zero = jnp.zeros([], jnp.int32)
+        energy, tag = jnp.asarray(jnp.inf, jnp.float32), jnp.zeros(2, jnp.uint32)
+        return AnnealingState(inner.init(params), words, energy, zero, zero, zero, zero, tag)
 
     def update(
         updates: PyTree,
@@ -96,24 +105,54 @@ def annealing(
         params: PyTree | None = None,
         *,
         energy: Judge | None = None,
-        **extra: Any,
+        **extra: PyTree,
     ) -> tuple[PyTree, AnnealingState]:
-        _check_update(updates, energy, params)
-        assert energy is not None
-        if isinstance(energy, DrawnEnergy):
+        if isinstance(updates, Summed):
+            raise ValueError(
+                "annealing must wrap what follows the noise and take a noisy gradient, got a "
+                "Summed: a rejection would put the noise's state back, and the next candidate "
+                "would use it again"
+            )
+        if params is None:
+            raise ValueError("params must be passed to update, to judge the candidate; got None")
+        if not isinstance(energy, Judge):
+            raise ValueError(
+                "energy must be a PublicEnergy, or what PrivateEnergy.prepare() returned for this "
+                f"update, got {type(energy).__name__}: a bare function of data is charged nowhere"
+            )
+        if isinstance(energy, DrawnEnergy) and energy.ticket is not None:
             energy = energy.spent(verified=True)
+
+        # The candidate, its energy, and how far that is above the current one; NaN where the same
+        # private draw judges a second time.
         step, proposed = inner.update(updates, state.inner, params, **extra)
-        rise, candidate_energy, state = _rise(
-            energy, optax.apply_updates(params, step), params, state
-        )
-        better, forced = rise <= 0, state.rejected_in_a_row >= limit
-        lucky = _lucky(state, rise, temperature)
-        accept = (better | lucky | forced) & ~jnp.isnan(rise)
+        rise, reached = energy.rise(optax.apply_updates(params, step), params, state.energy)
         judged = state._replace(proposals=state.proposals + 1)
+        if isinstance(energy, DrawnEnergy) and energy.tag is not None:
+            tag = jnp.asarray(energy.tag)
+            again = jnp.all(tag == state.judged_by)
+            rise, reached = (jnp.where(again, jnp.nan, x) for x in (rise, reached))
+            judged = judged._replace(judged_by=tag)
+
+        # A worse one is accepted with probability exp(-rise · Q). Q of Algorithm 2 is Q0 in its
+        # line 1, and Q0 · τ from its line 22 on, hence 0 while τ is.
+        so_far = state.accepted.astype(jnp.float32)
+        heat = temperature * jnp.where(state.proposals == 0, 1.0, so_far)
+        coin = jax.random.wrap_key_data(state.coin, impl="threefry2x32")
+        drawn = jax.random.uniform(jax.random.fold_in(coin, state.proposals), dtype=jnp.float32)
+        lucky = drawn <= jnp.exp(-rise * heat)
+        better, forced = rise <= 0, state.rejected_in_a_row >= limit
+        accept = (better | lucky | forced) & ~jnp.isnan(rise)
 
         def accepted() -> tuple[PyTree, AnnealingState]:
             only_by_force = forced & ~better & ~lucky
-            return step, _moved(judged, proposed, candidate_energy, only_by_force)
+            return step, judged._replace(
+                inner=proposed,
+                energy=reached,
+                accepted=state.accepted + 1,
+                forced=state.forced + only_by_force.astype(jnp.int32),
+                rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
+            )
 
         def rejected() -> tuple[PyTree, AnnealingState]:
             kept = state.inner if restore_inner else proposed
@@ -124,54 +163,6 @@ def annealing(
         return jax.lax.cond(accept, accepted, rejected)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _start(inner: optax.OptState, words: jax.Array) -> AnnealingState:
-    zero = jnp.zeros([], jnp.int32)
-    energy, tag = jnp.asarray(jnp.inf, jnp.float32), jnp.zeros(2, jnp.uint32)
-    return AnnealingState(inner, words, energy, zero, zero, zero, zero, tag)
-
-
-def _rise(
-    energy: PublicEnergy | OpenEnergy, candidate: PyTree, params: PyTree, state: AnnealingState
-) -> tuple[jax.Array, jax.Array, AnnealingState]:
-    """(the candidate's energy less the current one, its energy, the state that keeps who judged).
-
-    Both are NaN where the same private draw judges a second time.
-    """
-    rise, energy_there = energy.rise(candidate, params, state.energy)
-    tag = getattr(energy, "tag", None)
-    if tag is None:
-        return rise, energy_there, state
-    tag = jnp.asarray(tag)
-    again = jnp.all(tag == state.judged_by)
-    rise, energy_there = (jnp.where(again, jnp.nan, x) for x in (rise, energy_there))
-    return rise, energy_there, state._replace(judged_by=tag)
-
-
-def _moved(
-    judged: AnnealingState, inner: optax.OptState, energy: jax.Array, only_by_force: jax.Array
-) -> AnnealingState:
-    return judged._replace(
-        inner=inner,
-        energy=energy,
-        accepted=judged.accepted + 1,
-        forced=judged.forced + only_by_force.astype(jnp.int32),
-        rejected_in_a_row=jnp.zeros_like(judged.rejected_in_a_row),
-    )
-
-
-def _lucky(state: AnnealingState, rise: jax.Array, temperature: float) -> jax.Array:
-    """True with the probability by which a candidate that is worse is accepted."""
-    coin = jax.random.wrap_key_data(state.coin, impl="threefry2x32")
-    drawn = jax.random.uniform(jax.random.fold_in(coin, state.proposals), dtype=jnp.float32)
-    return drawn <= jnp.exp(-rise * _heat(state, temperature))
-
-
-def _heat(state: AnnealingState, temperature: float) -> jax.Array:
-    """Q of Algorithm 2: Q0 in its line 1, Q0 · τ from its line 22 on, hence 0 while τ is."""
-    accepted = state.accepted.astype(jnp.float32)
-    return temperature * jnp.where(state.proposals == 0, 1.0, accepted)
 
 
 def sa_dpsgd(
@@ -211,34 +202,10 @@ def sa_dpsgd(
         _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
     )
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
-    return Algorithm(mechanism, chain, energy=energy, counts=_counts)
-
-
-def _counts(state: AnnealingState) -> dict[str, jax.Array]:
-    return {"proposals": state.proposals, "accepted": state.accepted, "forced": state.forced}
-
-
-def _words(key: jax.Array) -> jax.Array:
-    """uint32 [2]: the words of a threefry key; ValueError for anything else."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
-        raise ValueError(
-            f"key must be a threefry key such as jax.random.key(0), got {type(key).__name__}"
-        )
-    return jnp.asarray(key)
-
-
-def _check_update(updates: PyTree, energy: Judge | None, params: PyTree | None) -> None:
-    if isinstance(updates, Summed):
-        raise ValueError(
-            "annealing must wrap what follows the noise and take a noisy gradient, got a Summed: a "
-            "rejection would put the noise's state back, and the next candidate would use it again"
-        )
-    if params is None:
-        raise ValueError("params must be passed to update, to judge the candidate; got None")
-    if not is_energy(energy):
-        raise ValueError(
-            "energy must be a PublicEnergy, or what PrivateEnergy.prepare() returned for this "
-            f"update, got {type(energy).__name__}: a bare function of data is charged nowhere"
-        )
+    counted = ("proposals", "accepted", "forced")
+    return Algorithm(
+        mechanism,
+        chain,
+        energy=energy,
+        counts=lambda state: {name: getattr(state, name) for name in counted},
+    )

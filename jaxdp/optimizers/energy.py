@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import _processes, _rows
 from jaxdp.clipping import captured, rounding
@@ -17,7 +18,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import Ticket
-from jaxdp.types import LossFn, PyTree, never_flattened
+from jaxdp.types import LossFn, PyTree
 
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -55,22 +56,21 @@ class PublicEnergy:
 
         Where ``last`` is infinite, as at first, ``current``'s energy takes its place.
         """
-        last = jax.lax.cond(
-            jnp.isposinf(last), lambda: self._started(self._mean(current)), lambda: last
-        )
-        energy = self._mean(candidate)
-        return energy - last, energy
-
-    def _mean(self, params: PyTree) -> jax.Array:
         rows = jax.tree.leaves(self.examples)[0].shape[0]
-        losses = jax.lax.map(
-            functools.partial(self.loss_fn, params), self.examples, batch_size=min(rows, _ROWS)
-        )
-        return jnp.mean(losses, dtype=jnp.float32)
 
-    def _started(self, energy: jax.Array) -> jax.Array:
-        # Against a start without an energy every candidate would be judged NaN, for ever.
-        return jnp.where(jnp.isnan(energy), jnp.inf, energy)
+        def mean(params: PyTree) -> jax.Array:
+            one = functools.partial(self.loss_fn, params)
+            losses = jax.lax.map(one, self.examples, batch_size=min(rows, _ROWS))
+            return jnp.mean(losses, dtype=jnp.float32)
+
+        def started() -> jax.Array:
+            # Against a start without an energy every candidate would be judged NaN, for ever.
+            energy = mean(current)
+            return jnp.where(jnp.isnan(energy), jnp.inf, energy)
+
+        last = jax.lax.cond(jnp.isposinf(last), started, lambda: last)
+        energy = mean(candidate)
+        return energy - last, energy
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,8 +137,7 @@ class PrivateEnergy:
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
         indices[:passes], mask[:passes] = draw.positions(False), draw.mask
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
-        assert draw.ticket is not None
-        opened = OpenEnergy(
+        return DrawnEnergy(
             self.data,
             indices,
             mask,
@@ -149,25 +148,50 @@ class PrivateEnergy:
             self.mechanism.l2(None),
             self.mechanism.noise_multiplier,
             self.mechanism.batch_size,
+            ticket=draw.ticket,
         )
-        return DrawnEnergy(opened, draw.ticket)
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "indices", "mask", "passes", "words", "tag"],
+    meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size", "ticket"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnEnergy:
-    """One draw of a ``PrivateEnergy``, for one update. **Sensitive**: it holds records.
+    """One draw of a ``PrivateEnergy``, for one update. **Secret**: it holds records, and its key.
 
-    It cannot pass through ``jit``: ``jaxdp.compile_update`` spends its ticket and takes it there.
+    In ``jit`` it judges once it is ``spent``, which ``jaxdp.compile_update`` does itself.
 
     Attributes:
-        energy: the draw, without its noise key.
-        ticket: the right to release it once.
+        data: all records.
+        indices: int32 [passes, m].
+        mask: bool [passes, m].
+        passes: int32 scalar; the number of these rows that are used.
+        words: uint32 [2], the noise key; None until it is spent.
+        loss_fn: ``(params, example) -> scalar`` for one record.
+        bound: c, to which each difference is clipped.
+        l2: the most by which one record changes the sum, its rounding included.
+        noise_multiplier: z.
+        batch_size: the public divisor.
+        tag: uint32 [2]; a name of the key that does not reveal it.
+        ticket: the right to release it once; None once it is spent.
     """
 
-    energy: "OpenEnergy" = dataclasses.field(repr=False)
-    ticket: Ticket
+    data: PyTree = dataclasses.field(repr=False)
+    indices: ArrayLike = dataclasses.field(repr=False)
+    mask: ArrayLike = dataclasses.field(repr=False)
+    passes: ArrayLike = dataclasses.field(repr=False)
+    words: ArrayLike | None = dataclasses.field(repr=False)
+    loss_fn: LossFn
+    bound: float
+    l2: float
+    noise_multiplier: float
+    batch_size: int
+    tag: ArrayLike | None = None
+    ticket: Ticket | None = None
 
-    def spent(self, *, verified: bool = False) -> "OpenEnergy":
+    def spent(self, *, verified: bool = False) -> "DrawnEnergy":
         """The draw with its noise key, for one update that the caller compiles.
 
         Args:
@@ -182,52 +206,14 @@ class DrawnEnergy:
                 "energy must not be used inside jit as it is drawn: every call would judge by one "
                 "draw and one noise. Pass drawn.spent() in as an argument, another for every call"
             )
+        assert self.ticket is not None
         key = self.ticket.spend("the judging of a candidate", verified=verified)
-        return dataclasses.replace(self.energy, words=key.words[0], tag=key.tag)
+        return dataclasses.replace(self, words=key.words[0], tag=key.tag, ticket=None)
 
-    def blank(self) -> "OpenEnergy":
+    def blank(self) -> "DrawnEnergy":
         """The draw with a key of zeros, to trace an update with; nothing is spent."""
         zeros = np.zeros(2, np.uint32)
-        return dataclasses.replace(self.energy, words=zeros, tag=zeros)
-
-
-never_flattened(DrawnEnergy)
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["data", "indices", "mask", "passes", "words", "tag"],
-    meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class OpenEnergy:
-    """A spent draw of a ``PrivateEnergy``, as it passes through ``jit``. **Secret**.
-
-    Attributes:
-        data: all records.
-        indices: int32 [passes, m].
-        mask: bool [passes, m].
-        passes: int32 scalar; the number of these rows that are used.
-        words: uint32 [2], the noise key.
-        loss_fn: ``(params, example) -> scalar`` for one record.
-        bound: c, to which each difference is clipped.
-        l2: the most by which one record changes the sum, its rounding included.
-        noise_multiplier: z.
-        batch_size: the public divisor.
-        tag: uint32 [2]; a name of the key that does not reveal it.
-    """
-
-    data: PyTree = dataclasses.field(repr=False)
-    indices: Any = dataclasses.field(repr=False)
-    mask: Any = dataclasses.field(repr=False)
-    passes: Any = dataclasses.field(repr=False)
-    words: Any = dataclasses.field(repr=False)
-    loss_fn: LossFn
-    bound: float
-    l2: float
-    noise_multiplier: float
-    batch_size: int
-    tag: Any = None
+        return dataclasses.replace(self, words=zeros, tag=zeros, ticket=None)
 
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
@@ -245,18 +231,17 @@ class OpenEnergy:
         rise = noisy / self.batch_size
         return rise, rise
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "energy must not be copied, pickled or sent to another process once it is spent: both "
-            "would judge with one noise, and their difference has none. Take another for every "
-            "candidate, energy.prepare().spent()"
+            "energy must not be copied, pickled or sent to another process: both would judge with "
+            "one noise, and their difference has none. Take another for every candidate, "
+            "energy.prepare().spent()"
         )
 
-    def __copy__(self) -> Any:
-        return self.__reduce__()
+    __copy__ = __reduce__
 
-    def __deepcopy__(self, memo: dict[int, PyTree]) -> Any:
-        return self.__reduce__()
+    def __deepcopy__(self, memo: dict[int, PyTree]) -> NoReturn:
+        self.__reduce__()
 
     def once(self) -> None:
         """Raises ValueError at a second use of this object: two noises of one key subtract away."""
@@ -282,7 +267,7 @@ class OpenEnergy:
         indices, mask = jnp.asarray(self.indices), jnp.asarray(self.mask)
         captured.check_loss(self.loss_fn, candidate, self.data)
 
-        def add(i: jax.Array, totals: tuple[jax.Array, jax.Array]) -> Any:
+        def add(i: jax.Array, totals: tuple[jax.Array, jax.Array]) -> PyTree:
             batch = jax.tree.map(lambda leaf: leaf[indices[i]], self.data)
             changes = jax.vmap(difference)(batch)
             counted = jnp.where(mask[i] & jnp.isfinite(changes), changes, 0.0)
@@ -293,7 +278,7 @@ class OpenEnergy:
 
 
 # An energy that may judge an update.
-Judge = PublicEnergy | DrawnEnergy | OpenEnergy
+Judge = PublicEnergy | DrawnEnergy
 
 
 def energy_mechanism(
@@ -312,7 +297,7 @@ def energy_mechanism(
 
 def judging(
     energy: PublicEnergy | PrivateEnergy | None, ticket: Ticket, leak: str
-) -> dict[str, Any]:
+) -> dict[str, PyTree]:
     """The extra arguments by which an energy judges the candidate of a ticket's step.
 
     Args:
@@ -328,7 +313,7 @@ def judging(
 
 def check_judged(ticket: Ticket | None, energy: PyTree) -> None:
     """Raises ValueError for a private energy that another ledger than the sum's was charged for."""
-    if not isinstance(energy, DrawnEnergy) or ticket is None:
+    if not isinstance(energy, DrawnEnergy) or energy.ticket is None or ticket is None:
         return
     if energy.ticket.account.trust != ticket.account.trust:
         raise ValueError(
@@ -338,25 +323,21 @@ def check_judged(ticket: Ticket | None, energy: PyTree) -> None:
         )
 
 
-def blanked(extra: dict[str, PyTree]) -> dict[str, Any]:
+def blanked(extra: dict[str, PyTree]) -> dict[str, PyTree]:
     """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
     energy = extra.get("energy")
     return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
 
 
-def taken_apart(extra: dict[str, PyTree]) -> dict[str, Any]:
+def taken_apart(extra: dict[str, PyTree]) -> dict[str, PyTree]:
     """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
     energy = extra.get("energy")
-    if isinstance(energy, OpenEnergy):
-        energy.once()
     if not isinstance(energy, DrawnEnergy):
         return extra
+    if energy.ticket is None:
+        energy.once()
+        return extra
     return {**extra, "energy": energy.spent(verified=True)}
-
-
-def is_energy(value: PyTree) -> bool:
-    """True if ``value`` is an energy that may judge an update."""
-    return isinstance(value, Judge)
 
 
 def check_energy(

@@ -12,15 +12,7 @@ import optax
 
 from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
-from jaxdp.optimizers.adaptive import (
-    AdaptiveMoments,
-    AdaptiveState,
-    adagrad_moments,
-    adam_moments,
-    rmsprop_moments,
-    scale_by_moments,
-)
+from jaxdp.optimizers.adaptive import AdaptiveMoments, AdaptiveState, adaptive_algorithm
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
@@ -80,7 +72,8 @@ def piadam(
         noise_floor: see ``jaxdp.optimizers.scale_by_dp_adam_bc``.
         spread: see ``Preconditioner``.
     """
-    return _pigdo(mechanism, learning_rate, adam_moments(b1, b2, eps, noise_floor), spread)
+    moments = AdaptiveMoments(b2, eps, noise_floor, b1)
+    return adaptive_algorithm(mechanism, learning_rate, moments, Preconditioner(moments, spread))
 
 
 def pirmsprop(
@@ -95,7 +88,8 @@ def pirmsprop(
 
     The paper does not state the decay: 0.9 is RMSprop's usual one. As published it is Adam's b2.
     """
-    return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
+    moments = AdaptiveMoments(decay, eps, noise_floor)
+    return adaptive_algorithm(mechanism, learning_rate, moments, Preconditioner(moments, spread))
 
 
 def piadagrad(
@@ -106,16 +100,5 @@ def piadagrad(
     spread: float = 10.0,
 ) -> Algorithm:
     """PIAdagrad, repaired; arguments as ``piadam``."""
-    return _pigdo(mechanism, learning_rate, adagrad_moments(eps, noise_floor), spread)
-
-
-def _pigdo(
-    mechanism: Mechanism,
-    learning_rate: optax.ScalarOrSchedule,
-    moments: AdaptiveMoments,
-    spread: float,
-) -> Algorithm:
-    diagonal = Preconditioner(moments, spread)
-    scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
-    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Algorithm(mechanism, optax.chain(scaled, rate), scale=lambda state: diagonal(state[0]))
+    moments = AdaptiveMoments(None, eps, noise_floor)
+    return adaptive_algorithm(mechanism, learning_rate, moments, Preconditioner(moments, spread))

@@ -94,15 +94,25 @@ def quantile_clip(
         params: PyTree | None = None,
         *,
         key: NoiseKey | None = None,
-        **extra: Any,
+        **extra: PyTree,
     ) -> tuple[PyTree, QuantileState]:
-        votes = _votes(updates)
+        if not isinstance(updates, Summed):
+            raise TypeError(
+                "quantile_clip must come first in the chain and take the Summed that clipping "
+                f"returns, got {type(updates).__name__}"
+            )
+        if updates.votes is None:
+            raise ValueError(
+                "updates must carry votes: give the clipped gradient bound=state.bound, got none"
+            )
         check_update(updates, params, extra)
+
+        # The noisy count, and then the noisy gradient, of one key.
         key = opened(updates, key, state, params)
         words, multiplier = key.part("votes")
         _links.adds("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
-        count = noised(votes, 0.5 * multiplier * fresh, words)
+        count = noised(updates.votes, 0.5 * multiplier * fresh, words)
         mean, noise_state = inner.update(
             dataclasses.replace(updates, ticket=None), state.privatize, params, key=key, **extra
         )
@@ -128,16 +138,3 @@ def quantile_algorithm(
     """
     mechanism, link = quantile_clip(*args, **options)
     return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)
-
-
-def _votes(updates: Summed) -> jax.Array:
-    if not isinstance(updates, Summed):
-        raise TypeError(
-            "quantile_clip must come first in the chain and take the Summed that clipping returns, "
-            f"got {type(updates).__name__}"
-        )
-    if updates.votes is None:
-        raise ValueError(
-            "updates must carry votes: give the clipped gradient bound=state.bound, got none"
-        )
-    return updates.votes

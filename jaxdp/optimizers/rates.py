@@ -27,43 +27,39 @@ def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
         ValueError: a text of another form, or a warm-up that is as long as the run.
     """
     if text.startswith("to:"):
-        return _with_floats(_falling_to(text, learning_rate))
-    kind, sign, number = text.partition(":")
-    if kind not in KINDS or (sign and not number.isdecimal()):
-        raise ValueError(
-            f"learning_rate_schedule must be KIND or KIND:WARMUP with a kind among "
-            f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
-        )
-    warmup = int(number or 0)
-    if warmup >= arguments.integer("steps", steps, least=1) and warmup:
-        raise ValueError(
-            f"learning_rate_schedule must warm up for less than the {steps} steps, got {text!r}"
-        )
-    left = steps - warmup
-    after = {
-        "constant": lambda: optax.constant_schedule(learning_rate),
-        "cosine": lambda: optax.cosine_decay_schedule(learning_rate, left),
-        "linear": lambda: optax.linear_schedule(learning_rate, 0.0, left),
-    }[kind]()
-    if warmup:
-        # The first step moves too: (i + 1) / warmup of the rate.
-        rising = optax.linear_schedule(learning_rate / warmup, learning_rate, max(1, warmup - 1))
-        after = optax.join_schedules([rising, after], [warmup])
-    return _with_floats(after)
+        found = re.fullmatch(r"to:(0\.\d*[1-9]\d*):([1-9]\d{0,8})", text)
+        if found is None:
+            raise ValueError(
+                "learning_rate_schedule must be to:SHARE:STEPS with a share between 0 and 1 and "
+                f"whole steps, such as to:0.5:1000; got {text!r}"
+            )
+        share, falling = float(found[1]), int(found[2])
+        after = optax.linear_schedule(learning_rate, share * learning_rate, falling)
+    else:
+        kind, sign, number = text.partition(":")
+        if kind not in KINDS or (sign and not number.isdecimal()):
+            raise ValueError(
+                f"learning_rate_schedule must be KIND or KIND:WARMUP with a kind among "
+                f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
+            )
+        warmup = int(number or 0)
+        if warmup >= arguments.integer("steps", steps, least=1) and warmup:
+            raise ValueError(
+                f"learning_rate_schedule must warm up for less than the {steps} steps, got {text!r}"
+            )
+        left = steps - warmup
+        if kind == "constant":
+            after = optax.constant_schedule(learning_rate)
+        elif kind == "cosine":
+            after = optax.cosine_decay_schedule(learning_rate, left)
+        else:
+            after = optax.linear_schedule(learning_rate, 0.0, left)
+        if warmup:
+            # The first step moves too: (i + 1) / warmup of the rate.
+            first = learning_rate / warmup
+            rising = optax.linear_schedule(first, learning_rate, max(1, warmup - 1))
+            after = optax.join_schedules([rising, after], [warmup])
 
-
-def _falling_to(text: str, learning_rate: float) -> optax.Schedule:
-    found = re.fullmatch(r"to:(0\.\d*[1-9]\d*):([1-9]\d{0,8})", text)
-    if found is None:
-        raise ValueError(
-            "learning_rate_schedule must be to:SHARE:STEPS with a share between 0 and 1 and whole "
-            f"steps, such as to:0.5:1000; got {text!r}"
-        )
-    share, steps = float(found[1]), int(found[2])
-    return optax.linear_schedule(learning_rate, share * learning_rate, steps)
-
-
-def _with_floats(after: optax.Schedule) -> optax.Schedule:
     def rate(step: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
         with jax.numpy_dtype_promotion("standard"):  # optax mixes the step with floats
             return after(step)

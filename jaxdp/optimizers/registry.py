@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import optax
@@ -11,7 +10,7 @@ import optax
 from jaxdp import arguments
 from jaxdp import clipping as rules
 from jaxdp.clipping.options import check_bound
-from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import Strategy
 from jaxdp.optimizers import adaptive, pigdo
 from jaxdp.optimizers.adadp import adadp
@@ -68,8 +67,8 @@ class Numbers:
         rule = rule or rules.clip(self.l2_clip_norm)
         sizes = (self.batch_size, self.dataset_size)
         if self.strategy is None:
-            made = with_rule(rule, self.noise_multiplier, *sizes, self.sampling)
-            return dataclasses.replace(made, noise=self.noise)
+            of_step = self.noise_multiplier, None, *sizes, self.sampling
+            return dp_sgd(*of_step, rule=rule, noise=self.noise)
         if isinstance(self.sampling, str):
             raise ValueError(
                 "sampling must be a rule of a whole run with a strategy, such as "
@@ -202,7 +201,9 @@ def _sa_private(
     return _annealed(n, temperature, max_rejections, energy=energy)
 
 
-def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Algorithm:
+def _annealed(
+    n: Numbers, temperature: float, max_rejections: int, energy: Mechanism | None = None
+) -> Algorithm:
     return sa_dpsgd(
         n.mechanism(),
         n.learning_rate,
@@ -210,7 +211,7 @@ def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: An
         momentum=n.momentum,
         temperature=temperature,
         max_rejections=max_rejections,
-        **variant,
+        energy=energy,
     )
 
 
@@ -241,7 +242,7 @@ def _adadp(
 def built_by(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     """The builder of an entry from ``make(mechanism, learning_rate, settings...)``."""
 
-    def build(n: Numbers, **settings: Any) -> Algorithm:
+    def build(n: Numbers, **settings: Setting) -> Algorithm:
         return make(n.mechanism(), n.learning_rate, **settings)
 
     numbers = inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD)

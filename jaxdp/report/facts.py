@@ -146,7 +146,7 @@ def _correlated(mechanism: Mechanism) -> Rows:
     assert mechanism.strategy is not None
     assert isinstance(mechanism.noise_multiplier, float)
     each = participation(mechanism.sampling, mechanism.dataset_size)
-    moved = sensitivity(mechanism.strategy, each).value
+    moved = sensitivity(mechanism.strategy, each)
     once = isinstance(each, Cyclic)
     drawn = " Every step draws from one group of records; groups take turns." if once else ""
     of = "one draw of a record" if once else "one record, in all of its steps together,"

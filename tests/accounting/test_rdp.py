@@ -292,7 +292,7 @@ def test_budgets_that_need_nothing_or_fit_nothing_and_wrong_arguments():
 
 
 def scheduled(z):
-    plan = schedules.exponential_decay(2.0, 0.1, 10, 40).times(z)
+    plan = schedules.decaying("exponential", 2.0, 0.1, 10, 40).times(z)
     return acc.Composed([run(0.05, level, n) for level, n in plan.levels])
 
 

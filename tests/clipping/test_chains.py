@@ -13,7 +13,7 @@ from flax.training.train_state import TrainState
 
 import jaxdp
 from jaxdp.optimizers.adadp import Box, adadp, scale_by_adadp
-from jaxdp.optimizers.adaptive import adam_moments, scale_by_moments
+from jaxdp.optimizers.adaptive import AdaptiveMoments, scale_by_moments
 from jaxdp.optimizers.pigdo import Preconditioner, piadam
 from jaxdp.optimizers.quantile import quantile_clip
 from jaxdp.step import PrivateStep
@@ -273,7 +273,7 @@ def chain_steps(tx, reads, mechanism, steps=4):
 def test_adadp_and_pigdo_by_hand():
     boxed = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 0.5, 8, 8, "full_batch")
     mech, box = jaxdp.dp_sgd(0.5, 1.0, 8, 8, "full_batch"), Box(4.0, 8, cap=100.0)
-    moments = adam_moments(0.9, 0.999, 1e-8, 0.1)
+    moments = AdaptiveMoments(0.999, 1e-8, 0.1, b1=0.9)
     diagonal = Preconditioner(moments)
 
     def composed(mech, own, reads):

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.schedules import step_decay
+from jaxdp.schedules import decaying
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.ledger.small import N, P, X, loss_fn, mechanism, trained, trainer, whole
 from tests.refusing import refused
@@ -304,7 +304,7 @@ def test_what_a_loss_captured_is_named_and_the_data_set_refused(rows, source):
 
 # Held: a schedule that ends charges nothing beyond, whatever ``beyond`` says.
 def test_a_schedule_does_not_go_on_past_its_end():
-    schedule = step_decay(2.0, 0.5, 2, 4)
+    schedule = decaying("step", 2.0, 0.5, 2, 4)
     train = jaxdp.Trainer(loss_fn, jaxdp.dp_sgd(schedule, 1.0, 20, N), optax.sgd(1.0), X)
     refused("step", lambda: next(train.batches(6, beyond=True)))
     assert train.ledger.steps == 0

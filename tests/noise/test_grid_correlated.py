@@ -13,14 +13,14 @@ import pytest
 
 import jaxdp
 from jaxdp import noise
-from jaxdp.noise import grid, grid_correlated
+from jaxdp.noise import grid
 from jaxdp.noise._integers import made
 from jaxdp.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 
 STEPS = 9
-UNIT = 2**grid_correlated.DIGITS
+UNIT = 2**grid.DIGITS
 STRATEGIES = [
     noise.Toeplitz((1.0, 0.5703125, 0.4375, 0.3515625), STEPS),
     noise.Toeplitz((1.0, -0.75), STEPS),
@@ -54,7 +54,7 @@ def update_of(strategy):
 
 
 def law_of(strategy):
-    return grid.law_for(1.5, SIZE, grid_correlated.carried(strategy))
+    return grid.law_for(1.5, SIZE, grid.carried(strategy))
 
 
 def whole_numbers(values):
@@ -111,7 +111,7 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
     for strategy, (multiplier, count) in itertools.product(
         [*STRATEGIES, long], [(1.0, 10), (8.0, 10**8)]
     ):
-        most, column = grid_correlated.carried(strategy), strategy.first_inverse_column()
+        most, column = grid.carried(strategy), strategy.first_inverse_column()
         assert most >= np.abs(column).sum()
         try:
             law = grid.law_for(multiplier, count, most)
@@ -130,7 +130,8 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
     assert taken >= 5
     # Exact also where high and low parts, taken for themselves, are beyond 32 bits.
     rng = np.random.default_rng(1)
-    for digits, total in itertools.product((1, 8), (2**14, 300, 1)):
+    digits = grid.DIGITS
+    for total in (2**14, 300, 1):
         weights = np.array([total - total // 3, -(total // 3), 0])
         rows = rng.choice([-(2**31), 2**31 - 1, 65535, -65536, -1, 0, 1], (3, 400))
         rows[:, 200:] = rng.integers(-(2**31), 2**31, (3, 200))
@@ -149,7 +150,7 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
         parts = jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)
         rest = (fine.astype(object) - past + 2**digits // 2) // 2**digits
         wrapped = (coarse + rest + 2**31) % 2**32 - 2**31
-        assert (whole_numbers(grid._row(own, parts, digits)) == wrapped).all(), (digits, total)
+        assert (whole_numbers(grid._row(own, parts)) == wrapped).all(), total
 
 
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():
@@ -183,7 +184,7 @@ def test_dyadic_coefficients_are_near_stay_below_one_and_cost_a_thousandth_of_th
         workload = noise.Workload(momentum)
         exact = noise.optimal_banded(300, bands, workload)
         errors = [
-            noise.sensitivity(each, noise.Cyclic(bands)).value * noise.rms_error(each, workload)
+            noise.sensitivity(each, noise.Cyclic(bands)) * noise.rms_error(each, workload)
             for each in (exact, noise.dyadic(exact))
         ]
         assert errors[0] * (1 - 1e-6) <= errors[1] <= errors[0] * 1.001, (bands, momentum)
@@ -195,9 +196,9 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     count, multiplier = 50, 1.25
     times = noise.FixedEpochOrder(3, -(-STEPS // 3))
     for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
-        sens = noise.sensitivity(strategy, participation).value
+        sens = noise.sensitivity(strategy, participation)
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
-        law = grid.law_for(fresh, count, grid_correlated.carried(strategy))
+        law = grid.law_for(fresh, count, grid.carried(strategy))
         c = float(grid.grid_scale(law, fresh, count, 1.0))
         # c l2 cells in one direction, and all that rounding may add in the same.
         moved = Fraction(c) / Fraction(math.isqrt(count * 4**40), 2**40) + 1 + Fraction(1, 2**22)

@@ -210,7 +210,7 @@ def test_multipliers_and_bounds_of_few_digits_have_the_noise_that_is_charged():
     """The fresh noise of float16(2.68) was rounded to 16 bits: 6e-4 below what was charged."""
     for noise, sampling in itertools.product(("grid", "gaussian"), SAMPLINGS):
         start = correlated(noise=noise, sampling=sampling, strategy="banded")
-        moved = sensitivity(start.strategy, participation(start.sampling, 300)).value
+        moved = sensitivity(start.strategy, participation(start.sampling, 300))
         for kind in (np.float16, np.float32, np.float64):
             for number in np.linspace(0.3, 3, 40):
                 fresh = dataclasses.replace(start, noise_multiplier=kind(number)).fresh
@@ -236,7 +236,7 @@ def test_the_sensitivity_is_that_of_the_rounded_coefficients():
         exact = Toeplitz(weights, 8)
         taken = dyadic(exact)
         mechanism = ordered(taken)
-        moved = sensitivity(taken, participation(mechanism.sampling, 300)).value
+        moved = sensitivity(taken, participation(mechanism.sampling, 300))
         column = taken.matrix()[:, ::2].sum(axis=1)
         assert moved >= np.linalg.norm(column) * (1 - 1e-12)
         assert mechanism.fresh >= moved
@@ -297,7 +297,7 @@ def test_links_of_two_noises_and_numbers_and_bounds_that_the_grid_has_not_are_re
             *rows,
             ("noise", partial(replaced, noise="secure")),
             ("count_noise_multiplier", partial(replaced, **counted)),
-            ("noise_multiplier must be above 0", lambda: made(multiplier=0.0)),
+            ("must be a finite number above 0", lambda: made(multiplier=0.0)),
         ]
     )
     run = acc.Repeated(made().event, 10)

@@ -6,7 +6,7 @@ import numpy as np
 from jax.extend.random import threefry2x32_p
 
 from jaxdp.noise import normals as module
-from jaxdp.noise.normals import noised, normals
+from jaxdp.noise.normals import noised
 from tests.compiling import AS_USERS
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import all_refused
@@ -16,7 +16,7 @@ SHAPES = [(), (1,), (0,), (5,), (3, 7), (0, 4), (4, 0), (2, 3, 5), (4_001,)]
 
 
 def drawn(shapes, words=WORDS):
-    return normals(jnp.broadcast_to(words, (len(shapes), 2)), shapes)
+    return noised([jnp.zeros(shape) for shape in shapes], 1.0, words)
 
 
 def test_they_are_normal_and_nothing_else():

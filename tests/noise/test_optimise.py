@@ -15,7 +15,7 @@ HEAVY = noise.Workload(0.9)
 
 
 def losses(strategy, participation=None, workload=SGD):
-    value = noise.sensitivity(strategy, participation or noise.Single()).value
+    value = noise.sensitivity(strategy, participation or noise.Single())
     return noise.rms_error(strategy, workload) * value, noise.max_error(strategy, workload) * value
 
 
@@ -38,44 +38,42 @@ def test_published_optima_and_all_matrices_contain_the_others():
     np.testing.assert_allclose(found.decays, (0.9999528892, 0.9857068667), rtol=1e-6)
     dense = noise.optimal_dense(64)
     assert losses(dense)[0] == pytest.approx(2.099856, abs=1e-6)
-    np.testing.assert_allclose(dense.column_norms(), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(dense.matrix(), axis=0), 1, atol=1e-6)
     best = losses(noise.optimal_dense(64))[0]
     four = noise.optimal_banded(64, 4)
     for other in (noise.square_root(64), noise.optimal_banded(64, 64), four):
         assert best < losses(other)[0]
     assert best < losses(noise.optimal_buffered(64, 3))[0]
-    banded = noise.optimal_dense(64, bands=4)
-    assert banded.bands == 4
-    assert best < losses(banded)[0] < losses(four)[0]
 
 
-@pytest.mark.parametrize(("error", "falling"), [("rms", False), ("max", True)])
-def test_the_gradient_of_buffered_strategies(error, falling):
+@pytest.mark.parametrize("error", ["rms", "max"])
+def test_the_gradient_of_buffered_strategies(error):
     at = np.array([-3.0, -1.5, 5.0, 1.0])
-    scales, decays = optimise._parameters(at, falling)
+    scales, decays = optimise._parameters(at)
     strategy = noise.Buffered(tuple(scales), tuple(decays), 500)
     often = ((1, 500), (7, 60), (3, 200), (500, 1))
     for each, momentum in itertools.product(often, (0.0, 0.9)):
 
         def loss(free, each=each, momentum=momentum):
-            return optimise._buffered_loss(free, 500, each, momentum, error, falling)
+            return optimise._buffered_loss(free, 500, each, momentum, error)
 
         assert_gradient(loss, at, atol=1e-8)
         # The loss is that of the strategy which these numbers stand for, but for float32.
-        both = losses(strategy, noise.MinSeparation(*each), noise.Workload(momentum))
+        order = noise.FixedEpochOrder(*each[::-1])
+        both = losses(strategy, order, noise.Workload(momentum))
         factor = 1.0 if error == "rms" else 1 / np.sqrt(500)
         by_hand = 2 * np.log(both[error == "max"] * np.sqrt(500) * factor)
         assert loss(at)[0] == pytest.approx(by_hand, abs=1e-5)
 
 
 def test_the_gradients_of_banded_strategies_and_of_all_matrices():
-    for workload in (SGD, HEAVY, noise.Workload(0.5, (0.1,) * 200)):
+    for workload in (SGD, HEAVY):
         for error in ("rms", "max"):
             loss = optimise._banded(workload.toeplitz(200), error)
             assert_gradient(loss, np.array([0.4, 0.1, 0.2, 0.05]))
-    free, _ = optimise._free(6, noise.Single(), 6)
+    free = np.tril_indices(6, -1)
     at = np.random.default_rng(0).uniform(-0.1, 0.3, len(free[0]))
-    for workload in (HEAVY, noise.Workload(0.0, tuple(np.linspace(1, 0, 6)))):
+    for workload in (SGD, HEAVY):
         loss = optimise._dense_loss(workload, free, 6)
         assert_gradient(loss, at, rtol=1e-5, atol=1e-9)
 
@@ -94,45 +92,27 @@ def test_banded_optima_are_no_worse_than_what_they_contain(steps, bands):
             assert best <= losses(other, None, workload)[index] * (1 + 1e-6)
 
 
-def test_more_buffers_are_no_worse_and_stay_where_the_sensitivity_is_exact():
-    for participation in (noise.Single(), noise.MinSeparation(10, 100)):
+def test_more_buffers_are_no_worse():
+    for participation in (noise.Single(), noise.FixedEpochOrder(100, 10)):
         found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3)]
         rms = [losses(strategy, participation)[0] for strategy in found]
         assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms)), participation
-        assert all(noise.sensitivity(s, participation).exact for s in found), participation
         assert rms[2] < 1.01 * losses(noise.square_root(1_000), participation)[0], participation
-    # Momentum and a short separation lead to c_1 > c_0 otherwise.
-    plain = noise.Buffered((0.9,), (0.5,), 64)
-    for participation in (noise.MinSeparation(10, 6), noise.MinSeparation(30, 2)):
-        found = noise.optimal_buffered(64, 2, participation, HEAVY)
-        assert noise.sensitivity(found, participation).exact
-        best = losses(found, participation, HEAVY)[0]
-        assert best < losses(plain, participation, HEAVY)[0]
 
 
-@pytest.mark.parametrize("workload", [SGD, noise.Workload(0.5, tuple(np.linspace(1, 0.1, 24)))])
-@pytest.mark.parametrize(
-    "participation",
-    [
-        noise.MinSeparation(4, 6),
-        noise.FixedEpochOrder(6, 4),
-        noise.FixedEpochOrder(6, 2),
-        noise.Cyclic(6),
-    ],
-    ids=repr,
-)
-def test_all_matrices_for_records_that_come_again(participation, workload):
+@pytest.mark.parametrize("workload", [SGD, HEAVY], ids=repr)
+@pytest.mark.parametrize("times", [4, 2])
+def test_all_matrices_for_records_that_come_again(times, workload):
+    participation = noise.FixedEpochOrder(6, times)
     found = noise.optimal_dense(24, participation, workload)
     again = noise.sensitivity(found, participation)
-    times = 1 if isinstance(participation, noise.Cyclic) else participation.participations
-    assert again.value == pytest.approx(np.sqrt(times), rel=1e-5)
-    if not isinstance(participation, noise.FixedEpochOrder):
-        assert found.bands <= 6
+    assert again == pytest.approx(np.sqrt(times), rel=1e-5)
     plain = losses(noise.Dense.of(noise.square_root(24, 6).matrix()), participation, workload)[0]
     assert losses(found, participation, workload)[0] < plain
     # No better one exists: the gap to the dual problem is small, and grows away from the optimum.
-    free, _ = optimise._free(24, participation, 24)
     square = found.matrix().T @ found.matrix()
+    apart = np.subtract.outer(np.arange(24), np.arange(24))
+    free = np.nonzero((apart > 0) & ~((apart % 6 == 0) & (apart < 6 * times)))
     gap = optimise._gap(workload.matrix(24), square, free)
     assert abs(gap) < 1e-5
     assert optimise._gap(workload.matrix(24), (square + np.eye(24)) / 2, free) > 0.01
@@ -153,14 +133,14 @@ def test_the_optimum_of_all_matrices_is_that_of_its_dual_and_the_same_again():
 
 
 def test_very_short_and_long_runs():
-    short = noise.MinSeparation(4, 1)
+    short = noise.FixedEpochOrder(1, 4)
     for steps in (1, 2, 3, 10):
         for strategy in (
             noise.optimal_banded(steps, steps),
             noise.optimal_buffered(steps, 2),
             noise.optimal_buffered(steps, 1, short, HEAVY, "max"),
             noise.optimal_dense(steps),
-            noise.optimal_dense(steps, noise.FixedEpochOrder(1, 4)),
+            noise.optimal_dense(steps, short),
         ):
             assert np.isfinite(losses(strategy)).all(), strategy
     n = 100_000
@@ -168,24 +148,21 @@ def test_very_short_and_long_runs():
         eight = losses(noise.optimal_banded(n, 8, error=error))[index]
         many = losses(noise.optimal_banded(n, 32, error=error))[index]
         assert many < eight < losses(noise.square_root(n, 8))[index]
-    million = noise.optimal_buffered(1_000_000, 3, noise.MinSeparation(10, 100_000), HEAVY)
-    assert million.non_increasing
+    order = noise.FixedEpochOrder(100_000, 10)
+    million = noise.optimal_buffered(1_000_000, 3, order, HEAVY)
+    assert np.isfinite(losses(million, order, HEAVY)).all()
 
 
 def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
-    rates = noise.Workload(0, (1, 2))
     all_refused(
         [
             (r"bands must be at most steps \(4\), got 5", lambda: noise.optimal_banded(4, 5)),
             ("error must be one of rms, max; go", lambda: noise.optimal_banded(4, 2, error="mean")),
-            ("must be constant", lambda: noise.optimal_banded(2, 2, rates)),
             ("buffers must be a whole number of at least 1", lambda: noise.optimal_buffered(4, 0)),
             ("ation must not be cyclic", lambda: noise.optimal_buffered(4, 1, noise.Cyclic(2))),
             ("participation must be one of", lambda: noise.optimal_buffered(4, 1, None)),
             ("error must be one of", lambda: noise.optimal_buffered(4, 1, error="")),
-            ("be constant", lambda: noise.optimal_buffered(2, 1, workload=rates)),
-            ("bands must be at most steps", lambda: noise.optimal_dense(4, bands=5)),
-            ("as many as there", lambda: noise.optimal_dense(4, workload=rates)),
+            ("ation must not be cyclic", lambda: noise.optimal_dense(4, noise.Cyclic(2))),
         ]
     )
     # An optimum that was not reached is announced.
@@ -199,6 +176,6 @@ def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
 
 def test_parameters_whose_error_overflows_are_infeasible():
     free = np.asarray([800.0, 800.0])
-    found, slope = optimise._buffered_loss(free, 10, (1, 1), 1.0, "rms", False)
+    found, slope = optimise._buffered_loss(free, 10, (1, 1), 1.0, "rms")
     assert found == optimise.INFEASIBLE
     assert not slope.any()

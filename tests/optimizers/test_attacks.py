@@ -13,7 +13,7 @@ from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
-from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
+from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.raw_gradient import RawGradient
@@ -181,7 +181,7 @@ def energy_of(noise):
     batch = jnp.concatenate([attack.OTHERS, attack.RECORD])
 
     def at(words, mask):
-        return OpenEnergy(
+        return DrawnEnergy(
             batch, jnp.arange(5)[None], mask[None], jnp.asarray(1), words, record_loss,
             1e-3, 1e-3, noise, 5,
         )  # fmt: skip

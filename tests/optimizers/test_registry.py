@@ -380,9 +380,9 @@ def expected(kind, scale=1.0):
 
 
 MOMENTS = {
-    "adam": lambda: adaptive.adam_moments(B1, B2, EPS, FLOOR),
-    "rmsprop": lambda: adaptive.rmsprop_moments(B2, EPS, FLOOR),
-    "adagrad": lambda: adaptive.adagrad_moments(EPS, FLOOR),
+    "adam": adaptive.AdaptiveMoments(B2, EPS, FLOOR, B1),
+    "rmsprop": adaptive.AdaptiveMoments(B2, EPS, FLOOR),
+    "adagrad": adaptive.AdaptiveMoments(None, EPS, FLOOR),
 }
 
 
@@ -390,7 +390,7 @@ MOMENTS = {
 @pytest.mark.parametrize("scaled", [False, True])
 def test_two_steps_are_those_of_the_formulas(kind, scaled):
     tx = adaptive.scale_by_moments(
-        MOMENTS[kind](),
+        MOMENTS[kind],
         lambda params, step: jnp.asarray(STDS)[step],
         (lambda state: jnp.asarray(SCALE)) if scaled else None,
     )
@@ -438,7 +438,7 @@ def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_a
 
 
 def test_pigdos_divisor_is_of_mean_square_one_and_held_to_its_spread():
-    moments = adaptive.rmsprop_moments(B2, EPS, FLOOR)
+    moments = adaptive.AdaptiveMoments(B2, EPS, FLOOR)
     diagonal = pigdo.Preconditioner(moments, spread=1.5)
     state = moments.init({"a": jnp.zeros(3), "b": jnp.zeros(2)})
     jax.tree.map(lambda d: np.testing.assert_array_equal(d, 1.0), diagonal(state))

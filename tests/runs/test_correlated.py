@@ -195,7 +195,7 @@ def tails(entries):
 
 def assert_charged(folder, mechanism, moved):
     """The ledger says at least what rows that a record moves by so much, squared, tell of it."""
-    distance = np.sqrt(moved) / sensitivity(mechanism.strategy, FixedEpochOrder(3, 4)).value
+    distance = np.sqrt(moved) / sensitivity(mechanism.strategy, FixedEpochOrder(3, 4))
     said = RunDirectory(folder).checked_ledger().epsilon(1e-5, ZERO_OUT).upper
     assert said >= acc.epsilon(acc.Gaussian(1 / distance), 1e-5, ZERO_OUT).lower
 
