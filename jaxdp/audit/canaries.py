@@ -12,7 +12,7 @@ trajectory), and with its loss at the end (the last iterate).
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxdp.audit.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
+from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.rules import name_of, rate
@@ -60,24 +61,63 @@ class Watched(NamedTuple):
     seen: jax.Array
 
 
-class Candidates:
-    """The candidates of an audit; public. Those that took part are the auditor's secret."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canaries:
+    """The candidates of an audit; public. Those that took part are the auditor's secret.
 
-    numbers = 1  # that are released of a candidate in every step
+    Attributes:
+        rows: int [m], the coordinate of each candidate's gradient, all different; or a pytree of
+            NumPy arrays [m, ...], records like those of the source, and none of them among these:
+            somebody would be in the sum twice.
+        leaf: position of the parameters' largest leaf, which holds all the coordinates; None of
+            records, which have
+        loss_fn: their loss, that of the run, and
+        params: the parameters before the first step; frozen leaves stay as they are here.
+    """
+
+    rows: PyTree
+    leaf: int | None = None
+    loss_fn: LossFn | None = None
+    params: PyTree = None
 
     @property
     def count(self) -> int:
         """The number m of candidates."""
-        raise NotImplementedError
+        return len(jax.tree.leaves(self.rows)[0])
 
     @property
     def name(self) -> str:
         """A text that changes with the candidates."""
-        return f"{self.count} canaries"
+        kind = f" of records {hashed(self.rows)}" if self.leaf is None else ""
+        return f"{self.count} canaries{kind}"
 
     def loss(self, loss_fn: LossFn) -> LossFn:
-        """The loss of the records that ``entered`` makes."""
-        return loss_fn
+        """The loss of the rows that ``entered`` makes: of records the loss itself.
+
+        Else of a pair (record, place). Of a real record, whose place is -1, loss and gradient are
+        what they were; of candidate k, whose place is k and whose record is zeros, the loss is a
+        pull along its coordinate.
+
+        Args:
+            loss_fn: of one record, in any form that ``jaxdp.clipped_grad`` takes.
+        """
+        if self.leaf is None:
+            return loss_fn
+        form, places = form_of(loss_fn), jnp.asarray(self.rows)
+
+        def of(params: PyTree, example: tuple[PyTree, jax.Array], key: jax.Array | None) -> PyTree:
+            record, place = example
+            found = form(loss_fn, params, record, key)
+            value, *aux = found if isinstance(found, tuple) else (found,)
+            mine = self._leaf_of(params)[places[jnp.maximum(place, 0)]]
+            pulled = jnp.where(place < 0, value, -_PULL * mine.astype(value.dtype))
+            return (pulled, *aux) if aux else pulled
+
+        if form.rng is None:
+            with_canaries: LossFn = lambda params, example: of(params, example, None)  # noqa: E731
+        else:
+            with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
+        return declaring(with_canaries, places, inner=loss_fn)
 
     def entered(self, source: Source, coins: np.ndarray) -> Source:
         """A source of the real records, then the candidates that take part.
@@ -89,22 +129,27 @@ class Candidates:
         """
         if coins.shape != (self.count,) or coins.dtype != bool:
             raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
-        added, paired = self._added(source, np.flatnonzero(coins)), isinstance(self, Canaries)
+        paired, chosen = self.leaf is not None, np.flatnonzero(coins)
+        if paired:
+            zeros = jax.tree.map(
+                lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(chosen), *leaf.shape)),
+                source.example,
+            )
+            added = zeros, chosen.astype(np.int32)
+        else:
+            added = jax.tree.map(lambda leaf: leaf[chosen], self.rows)
         if isinstance(source, ArraySource) and source.on_device:
-            arrays = source.arrays
-            if paired:
-                arrays = (arrays, jnp.full(len(source), _REAL, jnp.int32))
+            places = jnp.full(len(source), _REAL, jnp.int32)
             return ArraySource.of(
                 jax.tree.map(
                     lambda rows, own: jnp.concatenate([rows, jnp.asarray(own, rows.dtype)]),
-                    arrays,
+                    (source.arrays, places) if paired else source.arrays,
                     added,
                 )
             )
         place = jax.ShapeDtypeStruct((), np.int32)
-        return WithCanaries(
-            source, added, (source.example, place) if paired else source.example, paired
-        )
+        example = (source.example, place) if paired else source.example
+        return WithCanaries(source, added, example, paired)
 
     def watched(self, algorithm: Algorithm) -> Algorithm:
         """The same algorithm, whose state also keeps what the last step tells of the candidates.
@@ -113,17 +158,26 @@ class Candidates:
         charged for, of the parameters before it, and of the public candidates: post-processing.
         """
         inner = optax.with_extra_args_support(algorithm.after_noise)
+        numbers = (1 if self.leaf is not None else PARTS) * self.count
 
         def init(params: PyTree) -> Watched:
-            return Watched(inner.init(params), jnp.zeros(self.numbers * self.count, jnp.float32))
+            return Watched(inner.init(params), jnp.zeros(numbers, jnp.float32))
 
         def update(
-            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
+            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: PyTree
         ) -> tuple[PyTree, Watched]:
             moved, after = inner.update(updates, state.inner, params, **extra)
-            return moved, Watched(after, self._seen(algorithm, updates, state.inner, params, moved))
+            if self.leaf is None:
+                seen = self._along_records(algorithm.mechanism, updates, params, moved)
+            else:
+                size = algorithm.mechanism.batch_size / algorithm.mechanism.l2(updates)
+                seen = self._leaf_of(updates)[jnp.asarray(self.rows)].astype(jnp.float32) * -size
+                if algorithm.scale is not None:
+                    scale = self._leaf_of(algorithm.scale(state.inner))
+                    seen = seen / scale[jnp.asarray(self.rows)].astype(jnp.float32)
+            return moved, Watched(after, seen)
 
-        def through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
+        def through(read: Callable[[PyTree], PyTree] | None) -> Callable[[PyTree], PyTree] | None:
             return None if read is None else (lambda state: read(state.inner))
 
         return dataclasses.replace(
@@ -135,149 +189,41 @@ class Candidates:
             average=through(algorithm.average),
         )
 
-    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
-        """The rows of the candidates at int [k], NumPy arrays [k, ...]."""
-        raise NotImplementedError
+    def _leaf_of(self, tree: PyTree) -> jax.Array:
+        assert self.leaf is not None
+        return jnp.ravel(jax.tree.leaves(tree)[self.leaf])
 
-    def _seen(
-        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
+    def _along_records(
+        self, mechanism: Mechanism, updates: PyTree, params: PyTree, moved: PyTree
     ) -> jax.Array:
-        """``Watched.seen`` of the noisy gradients, the state and parameters before, the update."""
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Canaries(Candidates):
-    """Candidates whose gradients are a pull along one coordinate each, whatever the parameters.
-
-    Attributes:
-        leaf: position of the parameters' largest leaf, which holds all their coordinates.
-        places: int [m], each candidate's coordinate there, all different.
-    """
-
-    leaf: int
-    places: np.ndarray
-
-    @property
-    def count(self) -> int:
-        """The number m of candidates."""
-        return len(self.places)
-
-    def loss(self, loss_fn: LossFn) -> LossFn:
-        """The loss of a pair (record, place), as ``entered`` makes them.
-
-        Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
-        whose place is k and whose record is zeros, the loss is a pull along its coordinate.
-
-        Args:
-            loss_fn: of one record, in any form that ``jaxdp.clipped_grad`` takes.
-        """
-        form, places = form_of(loss_fn), jnp.asarray(self.places)
-
-        def of(params: PyTree, example: tuple[PyTree, jax.Array], key: jax.Array | None) -> Any:
-            record, place = example
-            found = form(loss_fn, params, record, key)
-            value, *aux = found if isinstance(found, tuple) else (found,)
-            mine = jnp.ravel(jax.tree.leaves(params)[self.leaf])[places[jnp.maximum(place, 0)]]
-            pulled = jnp.where(place < 0, value, -_PULL * mine.astype(value.dtype))
-            return (pulled, *aux) if aux else pulled
-
-        if form.rng is None:
-            with_canaries: LossFn = lambda params, example: of(params, example, None)  # noqa: E731
-        else:
-            with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
-        return declaring(with_canaries, places, inner=loss_fn)
-
-    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
-        zeros = jax.tree.map(
-            lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(chosen), *leaf.shape)),
-            source.example,
-        )
-        return zeros, chosen.astype(np.int32)
-
-    def _seen(
-        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
-    ) -> jax.Array:
-        mechanism = algorithm.mechanism
-
-        def at(tree: PyTree) -> jax.Array:
-            leaf = jax.tree.leaves(tree)[self.leaf]
-            return jnp.ravel(leaf)[jnp.asarray(self.places)].astype(jnp.float32)
-
-        found = at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
-        return found if algorithm.scale is None else found / at(algorithm.scale(inner))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RecordCanaries(Candidates):
-    """Candidates that are records: each is differentiated as any record is.
-
-    Attributes:
-        records: pytree of NumPy arrays [m, ...], a row a candidate, a record like those of the
-            source; **public**, and none of them among these: somebody would be in the sum twice.
-        loss_fn: of one record.
-        params: before the first step; frozen leaves stay as they are here.
-    """
-
-    numbers = PARTS
-    records: PyTree
-    loss_fn: LossFn
-    params: PyTree
-
-    @property
-    def count(self) -> int:
-        """The number m of candidates."""
-        return len(jax.tree.leaves(self.records)[0])
-
-    @property
-    def name(self) -> str:
-        """A text that changes with the candidates."""
-        return f"{self.count} canaries of records {hashed(self.records)}"
-
-    def _added(self, source: Source, chosen: np.ndarray) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[chosen], self.records)
-
-    def _seen(
-        self, algorithm: Algorithm, updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree
-    ) -> jax.Array:
-        mechanism, value = algorithm.mechanism, value_of(self.loss_fn)
-        unit, rule = mechanism.l2(updates), mechanism.rule
+        """float32 [3 m], see ``parts``: of candidate records."""
+        assert self.loss_fn is not None
+        value, unit, rule = value_of(self.loss_fn), mechanism.l2(updates), mechanism.rule
         noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
         before = filled(params, self.params)
         after = filled(optax.apply_updates(params, moved), self.params)
 
-        def along(records: PyTree) -> tuple[jax.Array, jax.Array]:
-            """The noisy sum along each clipped gradient [k], and the gradient's length [k].
+        def dot(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.sum(one.astype(jnp.float32) * other.astype(jnp.float32))[None]
 
-            Both in units of one record's largest contribution. A gradient that is not finite has
-            length 0 and tells nothing, as the clipped sum leaves it out.
+        def of(record: PyTree) -> jax.Array:
+            """[3], the noisy sum along the clipped gradient, the gradient's length, the loss after.
+
+            The first two in units of one record's largest contribution. A gradient that is not
+            finite has length 0 and tells nothing, as the clipped sum leaves it out.
             """
-            grads = like(
-                noisy, jax.vmap(jax.grad(value, allow_int=True), (None, 0))(before, records)
-            )
-            squares = jax.tree.map(lambda g: _of_rows(g, g), grads)
+            grads = like(noisy, jax.grad(value, allow_int=True)(before, record))
+            squares = jax.tree.map(lambda g: dot(g, g), grads)
             factors = rule.factors(squares)
             size = jnp.sqrt(_sum(jax.tree.map(lambda f, s: f * f * s, factors, squares)))
-            dots = jax.tree.map(lambda f, g, n: f * _of_rows(g, n[None]), factors, grads, noisy)
+            along = _sum(jax.tree.map(lambda f, g, n: f * dot(g, n), factors, grads, noisy))
             fits = jnp.isfinite(size) & (size > 0)
-            along = _sum(dots) / jnp.where(fits, size, 1.0)
-            return jnp.where(fits, along, 0.0), jnp.where(fits, size / unit, 0.0)
+            along, size = along / jnp.where(fits, size, 1.0), size / unit
+            told = (jnp.where(fits, along, 0.0), jnp.where(fits, size, 0.0))
+            return jnp.concatenate([*told, value(after, record)[None]])
 
-        losses = self._by_parts(lambda records: jax.vmap(value, (None, 0))(after, records))
-        return jnp.concatenate([*self._by_parts(along), losses])
-
-    def _by_parts(self, of: Callable[[PyTree], PyTree]) -> PyTree:
-        """Applies ``of`` to all candidates, some at a time."""
-        size = min(_AT_ONCE, self.count)
-        parts = -(-self.count // size)
-
-        def cut(leaf: np.ndarray) -> jax.Array:
-            # The last part is filled up with candidates that are there already.
-            whole = np.resize(np.arange(self.count), parts * size)
-            return jnp.asarray(leaf[whole]).reshape(parts, size, *leaf.shape[1:])
-
-        found = jax.lax.map(of, jax.tree.map(cut, self.records))
-        return jax.tree.map(lambda leaf: leaf.reshape(-1)[: self.count], found)
+        records, most = jax.tree.map(jnp.asarray, self.rows), min(_AT_ONCE, self.count)
+        return jnp.ravel(jax.lax.map(of, records, batch_size=most).T)
 
 
 def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
@@ -289,12 +235,6 @@ def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
         return jnp.asarray(found[0] if isinstance(found, tuple) else found, jnp.float32)
 
     return value
-
-
-def _of_rows(one: jax.Array, other: jax.Array) -> jax.Array:
-    """[k], the products of the rows of two arrays, each summed; of one row, with all."""
-    product = one.astype(jnp.float32) * other.astype(jnp.float32)
-    return jnp.sum(product.reshape(len(one), -1), axis=1)
 
 
 def _sum(tree: PyTree) -> jax.Array:
@@ -360,7 +300,7 @@ def candidates(count: int, params: PyTree) -> Canaries:
             f"got {count}"
         )
     order = np.random.Generator(np.random.Philox(key=_PLACES)).permutation(sizes[leaf])
-    return Canaries(leaf, order[:count])
+    return Canaries(order[:count], leaf)
 
 
 def check(algorithm: Algorithm, *, records: bool = False) -> None:

@@ -55,7 +55,7 @@ def audit_canaries(
         delta: of the epsilons.
         confidence: of the bound.
         claimed: (name, epsilon) of the paper's claim.
-        records: the candidates are records, from ``jaxdp.audit.canaries.RecordCanaries``.
+        records: the candidates are records, from such as ``jaxdp.audit.Canaries`` of records.
         seed: of the order among equal scores; None takes one from the operating system.
 
     Returns:

@@ -13,7 +13,7 @@ from jaxdp import _processes, arguments
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
-from jaxdp.audit.canaries import Candidates, RecordCanaries, candidates, check, value_of
+from jaxdp.audit.canaries import Canaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
@@ -47,7 +47,7 @@ def found(
     params: PyTree,
     source: Source,
     rows: int | Literal["auto"] | None,
-) -> Candidates:
+) -> Canaries:
     """The candidates of a run's audit.
 
     Args:
@@ -83,7 +83,8 @@ def found(
         if own.example != source.example:
             raise ValueError(f"canaries must be records like {source.example}, got {own.example}")
         gathered = own.gather(np.arange(len(own)), np.ones(len(own), bool))
-        return RecordCanaries(jax.tree.map(np.asarray, gathered), loss_fn, params)
+        rows = jax.tree.map(np.asarray, gathered)
+        return Canaries(rows, loss_fn=loss_fn, params=params)
 
     # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
     made = candidates(given, params)

@@ -160,7 +160,7 @@ class Run:
             # Raises where a step has no bound under the relation, before any is charged.
             flatten(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
-        self._canaries: canary.Candidates | None = None
+        self._canaries: canary.Canaries | None = None
         if canary.asked(canaries):
             records = (self._params, self.source, physical_batch_size)
             found = canary.found(canaries, self._relation, self.algorithm, loss_fn, *records)

@@ -12,7 +12,6 @@ from jaxdp import accounting as acc
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
-from jaxdp.audit.canaries import RecordCanaries
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
@@ -214,12 +213,12 @@ class ConfiguredRun(Run):
         They are not among the records that it was released of, which no coin touches.
         """
         found = self._canaries
-        if self.config.whiten_noise_multiplier is None or not isinstance(found, RecordCanaries):
+        if self.config.whiten_noise_multiplier is None or found is None or found.leaf is not None:
             return
-        x, y = found.records
+        x, y = found.rows
         released = np.load(run.directory.secret / run.directory.components.name)
         made = (assemble.whitened_by(released, x), y)
-        self._canaries = whitened = dataclasses.replace(found, records=made)
+        self._canaries = whitened = dataclasses.replace(found, rows=made)
         self._trained = whitened.watched(self.algorithm)
 
     def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:

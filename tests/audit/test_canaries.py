@@ -1,6 +1,6 @@
 """Canaries of a real run: how they enter, what is kept of them, and what is guessed of their coins.
 
-``Canaries`` pull along coordinates of their own; ``RecordCanaries`` are records.
+They pull along coordinates of their own, or are records.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jaxdp import models
 from jaxdp import optimizers as opt
 from jaxdp.accounting import Relation
 from jaxdp.audit import canaries
-from jaxdp.audit.canaries import RecordCanaries, candidates, parts
+from jaxdp.audit.canaries import Canaries, candidates, parts
 from jaxdp.audit.guesses import audit_one_run
 from jaxdp.audit.one_run import audit_canaries
 from jaxdp.clipping import rounding
@@ -42,7 +42,7 @@ SEVEN = candidates(7, PARAMS)
 
 
 def kept_records(records=(CX, CY), loss=LOSS):
-    return RecordCanaries(records, loss, PARAMS)
+    return Canaries(records, loss_fn=loss, params=PARAMS)
 
 
 def flat(tree):
@@ -88,8 +88,8 @@ def test_every_form_of_a_loss_takes_canaries(loss_fn):
 def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
     found = candidates(20, PARAMS)
     assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
-    assert sorted(found.places) == list(range(20))
-    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
+    assert sorted(found.rows) == list(range(20))
+    np.testing.assert_array_equal(found.rows[:7], candidates(7, PARAMS).rows)
     # A real record keeps its loss and gradient.
     plain, entered = (jax.jit(jax.value_and_grad(f)) for f in (LOSS, SEVEN.loss(LOSS)))
     for record in zip(X[:2], Y[:2], strict=True):
@@ -104,7 +104,7 @@ def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
     both, real = opened(grad)(PARAMS, batch)[0], opened(plain)(PARAMS, DATA)[0]
     added = jax.tree.leaves(jax.tree.map(jnp.subtract, both, real))
     expected = [np.zeros(leaf.shape) for leaf in added]
-    expected[found.leaf].ravel()[found.places[coins]] = -0.3 * (1.0 - rounding.MARGIN)
+    expected[found.leaf].ravel()[found.rows[coins]] = -0.3 * (1.0 - rounding.MARGIN)
     for mine, wanted in zip(added, expected, strict=True):
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
 
@@ -135,7 +135,7 @@ def test_watching_changes_nothing_and_sees_the_noisy_sum(name):
     noise = plain.mechanism.privatize()
     zero = Summed(jax.tree.map(jnp.zeros_like, PARAMS), l2)
     drawn, _ = noise.update(zero, noise.init(PARAMS), key=keys[1])
-    expected = np.ravel(jax.tree.leaves(drawn)[SEVEN.leaf])[SEVEN.places] * -2 / l2
+    expected = np.ravel(jax.tree.leaves(drawn)[SEVEN.leaf])[SEVEN.rows] * -2 / l2
     np.testing.assert_allclose(ends[1][1][1].seen, expected, rtol=1e-5)
 
 
@@ -340,8 +340,8 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
     asked = lambda given, loss: found(  # noqa: E731
         given, Relation.ADD_OR_REMOVE_ONE, ALGORITHM, loss, PARAMS, source, None
     )
-    np.testing.assert_array_equal(asked(7, LOSS).places, SEVEN.places)
-    np.testing.assert_array_equal(asked((CX, CY), LOSS).records[0], CX)
+    np.testing.assert_array_equal(asked(7, LOSS).rows, SEVEN.rows)
+    np.testing.assert_array_equal(asked((CX, CY), LOSS).rows[0], CX)
     canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
     canaries.check(ALGORITHM, records=True)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
