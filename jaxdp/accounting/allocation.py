@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from jaxdp.accounting.base import Array, Pair, Relation
-from jaxdp.accounting.pairs import BatchGaussian, Discrete
+from jaxdp.accounting.events import Array, Relation
+from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair
 
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL

@@ -11,9 +11,8 @@ from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting import allocation
-from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
-from jaxdp.accounting.events import Gaussian, a_gaussian
-from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete
+from jaxdp.accounting.events import Array, Gaussian, Relation, a_gaussian
+from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
 _THRESHOLDS = 20_000
 # Relative error allowed to binomial tails (against 40 digits, up to 1e12 records: 2e-13).
@@ -41,7 +40,7 @@ class _Batched(PairedEvent):
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson(_Batched):
+class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
     """``event`` on a Poisson sample of which at most ``cap`` records are kept.
 
     Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
@@ -64,7 +63,7 @@ class TruncatedPoisson(_Batched):
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_SPECIAL:
             return ""
         return (
@@ -146,13 +145,8 @@ class ShuffledEpoch(_Batched):
         super().__post_init__()
         check.fields(self, steps=check.size)
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -210,7 +204,7 @@ def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
 
 
 @dataclass(frozen=True)
-class RandomAllocation(_Batched):
+class RandomlyAllocated(_Batched, type_name="RandomAllocation"):
     """``event`` on each of ``steps`` batches of an epoch; every record is in k of them.
 
     A record's k = ``participations`` steps are drawn uniformly without replacement among the
@@ -234,13 +228,8 @@ class RandomAllocation(_Batched):
         if k > self.steps:
             raise ValueError(f"participations={k}: expected at most steps={self.steps}")
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         return allocation.refuses(self.steps, relation)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:

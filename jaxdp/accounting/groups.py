@@ -5,18 +5,22 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import ADD, Bound, Event, Relation
 from jaxdp.accounting.events import (
+    ADD,
+    Bound,
     Composed,
     CorrelatedNoise,
+    Event,
     Gaussian,
     GridNoise,
     NonPrivate,
     PerUser,
     PoissonSampled,
+    Relation,
     Repeated,
 )
 from jaxdp.accounting.flat import flatten_exactly
+from jaxdp.accounting.pairs import bracket_decreasing
 from jaxdp.accounting.primitives import (
     ZCDP,
     DiscreteGaussian,
@@ -29,7 +33,6 @@ from jaxdp.accounting.primitives import (
 )
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
-from jaxdp.accounting.roots import bracket_decreasing
 
 _MOST = 1000  # records of a group that a mixture is made of
 _FARTHEST = 1e6
@@ -81,7 +84,7 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
 
 def _sampled(event: PoissonSampled, k: int, relation: Relation) -> Event | None:
     run = flatten_exactly(event, relation)
-    if run.empty or run.infinite:
+    if run.infinite or not run.steps:
         return event
     step = run.steps[0][0]
     if step.sampling_prob == 1:

@@ -83,7 +83,6 @@ def test_bad_input_is_named():
         ("steps", lambda: acc.calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10.5)),
         ("noise_multiplier", lambda: acc.calibrate_steps(1.0, 1e-5, 0.1, 0.0)),
         ("sampling_prob", lambda: acc.calibrate_steps(1.0, 1e-5, 0.0, 1.0)),
-        (r"steps\[1\]", lambda: acc.epsilons_over_steps(GAUSS, [1, -1], 1e-5)),
         ("records", lambda: acc.group_epsilon(GAUSS, 1e-5, 0)),
         *(("distance", lambda bad=bad: acc.GridNoise(STEP, bad)) for bad in (-1e-9, 1.5, math.nan)),
     ]
@@ -165,10 +164,10 @@ def test_a_refusal_names_every_step_it_is_about(monkeypatch):
     with pytest.raises(acc.UnsupportedEventError, match=words):
         acc.epsilon(event, 1e-5, REPLACE, accountant="gdp")
 
-    def unresolved(*given):
+    def unresolved(*given, near):
         raise certificate.Unresolved("no upper end was found")
 
-    monkeypatch.setattr(certificate, "epsilon_bounds", unresolved)
+    monkeypatch.setattr(certificate, "bounds", unresolved)
     words = r"(?s)noise_multiplier=1e-09.*noise_multiplier=2e-09"
     both = acc.Composed([run(1e-7, z, 5) for z in (1e-9, 2e-9)])
     with pytest.raises(acc.UnsupportedEventError, match=words):

@@ -12,7 +12,7 @@ from scipy import optimize
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
 from jaxdp.accounting.chains import NoisyChain, clipped_gradient_chain
-from jaxdp.accounting.flat import batch_values
+from jaxdp.accounting.hidden_state import batch_values
 from jaxdp.papers import claims
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, run
 from tests.refusing import all_refused

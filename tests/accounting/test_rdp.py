@@ -14,11 +14,11 @@ from scipy import special
 from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.accounting import queries, rdp
-from jaxdp.accounting.calibration import least
 from jaxdp.accounting.curves import mu_between
 from jaxdp.accounting.flat import FlatRun, GaussianStep, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
-from jaxdp.accounting.roots import bracket_decreasing
+from jaxdp.accounting.pairs import bracket_decreasing
+from jaxdp.accounting.queries import least
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, plain, run
 from tests.refusing import all_refused
 
@@ -330,9 +330,9 @@ def test_any_argument_rising_or_falling_and_any_count():
     def make(count):
         return acc.Composed((acc.Gaussian(5.0), run(0.05, 1.0, count)))
 
-    count = acc.calibration.calibrate_count(make, 2.0, 1e-5)
+    count = acc.queries.calibrate_count(make, 2.0, 1e-5)
     assert cost(make(count)) <= 2 < cost(make(count + 1))
-    assert acc.calibration.calibrate_count(make, 0.1, 1e-5) == 0
+    assert acc.queries.calibrate_count(make, 0.1, 1e-5) == 0
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "q", "steps"), [
@@ -371,7 +371,7 @@ def test_estimates_lead_and_proofs_decide(monkeypatch, most):
         proofs.append(event.noise_multiplier)
         return acc.Bound(0.0, 0.0, loss(event))
 
-    monkeypatch.setattr(queries, "epsilon", answered)
+    monkeypatch.setattr(queries, "_epsilon_of", answered)
     ratios = (1e-3, 0.5, 1 - 1e-5, 1 + 1e-5, 2.0, 1e3)
     for case in itertools.product(ratios, (1e-9, 3.0, 1e6), (0.0, 1.5)):
         proofs.clear()
