@@ -346,11 +346,6 @@ class CorrelatedNoise(Event):
     def __post_init__(self) -> None:
         check.fields(self, event=a_gaussian, steps=check.size)
 
-    @property
-    def independent(self) -> Event:
-        """The releases with independent noise at whose cost it is charged."""
-        return self.event
-
     def refuses(self, relation: Relation) -> str:
         """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
@@ -395,12 +390,6 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     def __post_init__(self) -> None:
         check.fields(self, event=a_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
-
-    @property
-    def independent(self) -> Event:
-        """The releases with independent noise at whose cost it is charged."""
-        rounds = -(-self.steps // self.bands)
-        return Repeated(PoissonSampled(self.event, self.sampling_prob), rounds)
 
     def refuses(self, relation: Relation) -> str:
         """As ``Event.refuses``."""

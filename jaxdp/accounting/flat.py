@@ -217,7 +217,12 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                         f"{sampled} of a {name} event: it is a whole run with draws of its own, "
                         "and its amplification by sampling has no bound here"
                     )
-                todo.append((event.independent, times))
+                # At the cost of releases with independent noise: one, or a round of groups each.
+                if isinstance(event, CyclicPoissonSampled):
+                    inner = PoissonSampled(event.event, event.sampling_prob)
+                    todo.append((inner, times * -(-event.steps // event.bands)))
+                else:
+                    todo.append((event.event, times))
             case PairedEvent():
                 if event.infinite():
                     reasons.append(event.infinite())

@@ -63,7 +63,7 @@ def composed(chain: NoisyChain) -> Array:
     return _upwards(value, chain)
 
 
-def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: float = 0.0) -> Array:
+def log_sobolev(chain: NoisyChain, published: bool = False) -> Array:
     """S of the last iterate, [batches], by log-Sobolev inequalities; never below ``shifted``.
 
     V_k, the constant of the iterate's law in the units of a variance: V <- p^2 (c^2 V + v). A step
@@ -74,7 +74,6 @@ def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: floa
         chain: the steps; it must start at the same place under both neighbours.
         published: raise the divisor to 1/p^2, as DP-SBCD's Corollary 4.5 does. WRONG for p < 1:
             weight decay is a bijection, so it cannot change a divergence. For claims only.
-        start_variance: V of the start's law; 0 for a start that may be known.
 
     Raises:
         ValueError: when the starts may differ.
@@ -84,12 +83,16 @@ def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: floa
             f"start_distance={chain.start_distance!r}: expected 0, the log-Sobolev recursion needs "
             "equal starts"
         )
-    v, p = chain.table("variances"), chain.table("proximal")
-    kept = _kept_variance(chain, start_variance)
+    c, v, p = (chain.table(name) for name in ("contractions", "variances", "proximal"))
+    kept, variance = np.empty(chain.steps), 0.0  # c^2 V of the law before; V
+    steps = zip((c**2).ravel().tolist(), (p**2).ravel().tolist(), v.ravel().tolist(), strict=True)
+    for k, (c2, p2, added) in enumerate(steps):
+        kept[k] = c2 * variance
+        variance = p2 * (kept[k] + added)
     with np.errstate(divide="ignore"):
-        decay = -np.log1p(v / kept)
+        decay = -np.log1p(v / kept.reshape(v.shape))
     # Nothing is left to decay where the law was a point: no record has been read before.
-    decay[0, 0] = 0.0 if kept[0, 0] == 0 else decay[0, 0]
+    decay[0, 0] = 0.0
     if published:
         decay = decay / p**2
     _, between = _around(decay)
@@ -166,18 +169,6 @@ def _around(table: Array) -> tuple[Array, Array]:
     between = right.copy()
     between[:-1] += left[1:]
     return left[0], between
-
-
-def _kept_variance(chain: NoisyChain, start_variance: float) -> Array:
-    """c_k^2 V_{k-1}, [epochs, batches]."""
-    c2, p2 = (chain.table(name).ravel() ** 2 for name in ("contractions", "proximal"))
-    kept = np.empty(chain.steps)
-    variance = start_variance
-    steps = zip(c2.tolist(), p2.tolist(), chain.table("variances").ravel().tolist(), strict=True)
-    for k, (c, p, v) in enumerate(steps):
-        kept[k] = c * variance
-        variance = p * (kept[k] + v)
-    return kept.reshape(chain.epochs, chain.batches)
 
 
 def _upwards(values: Array, chain: NoisyChain) -> Array:

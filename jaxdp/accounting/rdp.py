@@ -70,31 +70,24 @@ def poisson_renyi(z: float, q: float, relation: Relation, orders: tuple[float, .
 
 
 def rdp_to_epsilon(
-    rdp: Array,
-    delta: float,
-    orders: tuple[float, ...] = DEFAULT_ORDERS,
-    conversion: str = "improved",
+    rdp: Array, delta: float, orders: tuple[float, ...] = DEFAULT_ORDERS
 ) -> tuple[float, float]:
     """The smallest epsilon that the curve guarantees at ``delta``, and the order that gives it.
+
+    It is rdp + log(1-1/alpha) - log(delta alpha)/(alpha-1) (Canonne, Kamath and Steinke 2020,
+    arXiv:2004.00010v5, Proposition 12).
 
     Args:
         rdp: [k] divergences; infinite ones are dropped.
         delta: in (0, 1).
         orders: [k] orders > 1.
-        conversion: "improved": epsilon = rdp + log(1-1/alpha) - log(delta alpha)/(alpha-1)
-            (Canonne, Kamath and Steinke 2020, arXiv:2004.00010v5, Proposition 12), or "mironov":
-            epsilon = rdp + log(1/delta)/(alpha-1) (Mironov 2017, Proposition 3).
 
     Returns:
         (epsilon, order); (inf, nan) when every order was dropped.
-
-    Raises:
-        ValueError: an unknown conversion.
     """
     a = np.asarray(orders)
     eps = rdp - math.log(delta) / (a - 1)
-    if _improved(conversion):
-        eps = eps + np.log1p(-1 / a) - np.log(a) / (a - 1)
+    eps = eps + np.log1p(-1 / a) - np.log(a) / (a - 1)
     eps = np.where(np.isfinite(eps), eps, np.inf)
     best = int(np.argmin(eps))
     if not math.isfinite(eps[best]):
@@ -102,27 +95,15 @@ def rdp_to_epsilon(
     return max(float(eps[best]), 0.0), float(a[best])
 
 
-def rdp_to_delta(
-    rdp: Array,
-    epsilon: float,
-    orders: tuple[float, ...] = DEFAULT_ORDERS,
-    conversion: str = "improved",
-) -> float:
+def rdp_to_delta(rdp: Array, epsilon: float, orders: tuple[float, ...] = DEFAULT_ORDERS) -> float:
     """The smallest delta that the curve guarantees at ``epsilon``; inverts ``rdp_to_epsilon``."""
     a = np.asarray(orders)
     log_delta = (a - 1) * (rdp - epsilon)
-    if _improved(conversion):
-        log_delta = log_delta + (a - 1) * np.log1p(-1 / a) - np.log(a)
+    log_delta = log_delta + (a - 1) * np.log1p(-1 / a) - np.log(a)
     log_delta = log_delta[np.isfinite(log_delta)]
     if log_delta.size == 0:
         return 1.0
     return min(1.0, max(math.exp(min(0.0, float(log_delta.min()))), 1e-300))
-
-
-def _improved(conversion: str) -> bool:
-    if conversion not in ("improved", "mironov"):
-        raise ValueError(f"conversion={conversion!r}: expected 'improved' or 'mironov'")
-    return conversion == "improved"
 
 
 def convert(query: str, rdp: Array, value: float) -> float:

@@ -435,7 +435,7 @@ def test_closed_forms_that_lose_digits():
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-6, 1e-3])
 def test_one_randomised_response(delta):
-    """sums.py: under a steep tilt the weights that decide fell below all floats: delta 0.
+    """grid.py: under a steep tilt the weights that decide fell below all floats: delta 0.
 
     Randomised response has delta = p - q e^epsilon in closed form.
     """
