@@ -4,13 +4,14 @@ docs/sampling_bounds.md proves the pairs of the first two (Theorems 3 and 4), do
 those of the third.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting import allocation
+from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
 from jaxdp.accounting.events import Array, Gaussian, Relation, a_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
@@ -230,14 +231,36 @@ class RandomlyAllocated(_Batched, type_name="RandomAllocation"):
 
     def refuses(self, relation: Relation) -> str:
         """As ``Event.refuses``."""
-        return allocation.refuses(self.steps, relation)
+        if relation is Relation.REPLACE_ONE:
+            return (
+                "no dominating pair is known where a record becomes another in the same steps; ask "
+                "with relation add_or_remove_one or replace_special"
+            )
+        if self.steps > MOST_STEPS:
+            return f"an epoch of {self.steps} steps has too many for its sum, at most {MOST_STEPS}"
+        return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
-        z = self.event.noise_multiplier
-        return allocation.pairs(z, self.steps, self.participations, relation, upper)
+        """As ``PairedEvent.pairs``; add_or_remove_one and replace_special have the same.
+
+        One participation has both ends, which meet as atoms get finer; between 1 and t there is an
+        upper bound alone (docs/allocation.md, Theorems 1 and 4).
+        """
+        z, k = self.event.noise_multiplier, self.participations
+        joint = z / math.sqrt(k)
+        if self.refuses(relation):
+            return ()
+        if k == self.steps or (upper and joint < LEAST_NOISE):
+            return (BatchGaussian(1.0, joint, (0, 1, 1)),)  # one Gaussian is its own reverse
+        if not upper and (k > 1 or joint < LEAST_NOISE or z > MOST_NOISE):
+            return ()
+        return epoch_pairs(min(z, MOST_NOISE), self.steps, k, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
+        """As ``PairedEvent.renyi``: that of k steps without sampling, order k / 2z^2.
+
+        An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
+        and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
+        """
         z = self.event.noise_multiplier
-        return allocation.renyi(z, self.participations, orders)
+        return np.asarray(orders * self.participations / (2 * z * z))

@@ -24,7 +24,7 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
 )
 from jaxdp.accounting.hidden_state import batch_values
-from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, Release, SampledGaussian
+from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are told apart: each costs the time of a transform and more.
@@ -98,15 +98,11 @@ class FlatRun:
     parts: tuple[tuple[PairedEvent, int], ...] = ()
     distance: float = 0.0
 
-    @property
-    def releases(self) -> tuple[tuple[Release, int], ...]:
-        """(release, count) of the steps and the parts."""
-        return (*self.steps, *self.parts)
-
     def renyi(self, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
         """Renyi divergence of the whole at each order, [k]: the sum over its steps and parts."""
         alphas, total = np.asarray(orders, dtype=np.float64), np.zeros(len(orders))
-        for release, n in self.releases:
+        releases: list[tuple[GaussianStep | PairedEvent, int]] = [*self.steps, *self.parts]
+        for release, n in releases:
             total += n * release.renyi(relation, alphas)
         return total
 
@@ -117,7 +113,7 @@ class FlatRun:
 
     def __str__(self) -> str:
         """The kinds of releases, for a message; a long list is counted."""
-        names = [str(release) for release, _ in self.releases]
+        names = [str(release) for release, _ in (*self.steps, *self.parts)]
         more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
         return ", ".join(names[:8] + more)
 
@@ -135,7 +131,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         sampled: name of the sampled event that the event is within, or "".
 
     Raises:
-        ValueError: when ``relation`` is not a ``Relation``.
+        ValueError: for something that is no event, or no ``Relation``.
         UnsupportedEventError: when the event, or the event under this relation, has no bound here.
     """
     if not isinstance(event, Event):
@@ -167,8 +163,10 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
             case Gaussian(z):
                 steps = [GaussianStep(z)]
             case PoissonSampled() | FixedSizeSampled():
-                fixed = isinstance(event, FixedSizeSampled)
-                q = event.batch_size / event.dataset_size if fixed else event.sampling_prob
+                if isinstance(event, FixedSizeSampled):
+                    q, kind = event.batch_size / event.dataset_size, "fixed_size"
+                else:
+                    q, kind = event.sampling_prob, "poisson"
                 if q == 0 and not isinstance(event.event, NonPrivate):
                     continue
                 # Everything inside saw one draw, so it is one joint Gaussian.
@@ -189,7 +187,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     )
                 if run.infinite:
                     reasons.append(run.infinite)
-                kind = "fixed_size" if fixed and q < 1 else "poisson"
+                kind = kind if q < 1 else "poisson"
                 steps = [GaussianStep(step.noise_multiplier, q, kind) for step, _ in run.steps]
             case HiddenState():
                 hidden[event] = hidden.get(event, 0) + times
@@ -228,6 +226,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     reasons.append(event.infinite())
                 else:
                     parts[event] = parts.get(event, 0) + times
+            case _:
+                raise ValueError(f"event={event!r}: expected an event that jaxdp.accounting knows")
         into = worst if isinstance(event, HiddenState) else counts
         for step in steps:
             z = step.noise_multiplier
@@ -284,26 +284,21 @@ def directions(
         both: prepare a lower end too.
     """
     groups, spread = _alike(run.steps, _KINDS)
-    ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
-    for upper in (True, False) if both else (True,):
-        releases: list[tuple[Release, int]] = [(group[not upper], n) for group, n in groups]
-        found = [(one.pairs(relation, upper), n) for one, n in (*releases, *run.parts)]
-        ends.append(found if all(pairs for pairs, _ in found) else None)
-    high, low = ends[0], ends[-1] if both else None
-    assert high is not None
-    count = max(len(pairs) for found in ends if found for pairs, _ in found)
-    goal = max(tolerance, 3 * spread)
-
-    out = []
-    for i in range(count):
+    above = [(least.pairs(relation, True), n) for (least, _), n in groups]
+    above += [(part.pairs(relation, True), n) for part, n in run.parts]
+    below = [(most.pairs(relation, False), n) for (_, most), n in groups if both]
+    below += [(part.pairs(relation, False), n) for part, n in run.parts if both]
+    known = both and all(pairs for pairs, _ in below)
+    found = []
+    for i in range(max(len(pairs) for pairs, _ in above + (below if known else []))):
         # What has one pair for both directions is in each of them.
-        above, below = (
-            None if found is None else tuple((p[min(i, len(p) - 1)], n) for p, n in found)
-            for found in (high, low)
+        upper, lower = (
+            tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in end if pairs)
+            for end in (above, below)
         )
-        assert above is not None
-        out.append(Direction(above, below, log_delta, goal))
-    return out
+        goal = max(tolerance, 3 * spread)
+        found.append(Direction(upper, lower if known else None, log_delta, goal))
+    return found
 
 
 def _alike(

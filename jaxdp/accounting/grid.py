@@ -17,7 +17,6 @@ Theorem 8 of bunches.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +135,8 @@ def merged(pair: Pair, width: float, low: float, cap: float, fine: float) -> tup
     return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
 
 
-class _Cells(NamedTuple):
+@dataclass(frozen=True)
+class _Cells:
     """Cells as one outcome each, and their splits between two points of the grid.
 
     Attributes:

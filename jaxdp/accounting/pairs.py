@@ -18,7 +18,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -92,18 +92,6 @@ class Pair(abc.ABC):
         """P and Q masses of the cells between ``edges``, [m] each."""
         p, q, *_ = self.masses(edges)
         return p, q
-
-
-class Release(Protocol):
-    """A kind of release in a flat run: a Gaussian step, or a ``PairedEvent``."""
-
-    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
-        ...
-
-    def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
-        ...
 
 
 class PairedEvent(Event):

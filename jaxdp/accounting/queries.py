@@ -348,7 +348,7 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN)
     if rough:
         run, estimate = run.fewer(), None
-        goal = (2e-4 if of_epsilon else _ROUGH) if aim == math.inf else aim
+        goal = (2e-4 if of_epsilon else _ROUGH) if aim == math.inf else aim or _ROUGH
     else:
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
         goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)

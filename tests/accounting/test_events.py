@@ -174,6 +174,20 @@ def test_a_refusal_names_every_step_it_is_about(monkeypatch):
         acc.epsilon(both, 1e-7, accountant="exact")
 
 
+def test_an_event_that_nobody_knows_is_refused_wherever_it_stands():
+    class Foreign(acc.Event):
+        pass
+
+    acc.Event.types.pop("Foreign")
+    for event in (
+        Foreign(), acc.Repeated(Foreign(), 2), acc.Composed([GAUSS, Foreign()]),
+        acc.PoissonSampled(Foreign(), 0.1), acc.PerUser(acc.GridNoise(Foreign(), 1e-9), 2),
+    ):  # fmt: skip
+        for ask in (acc.epsilon, acc.delta):
+            with pytest.raises(ValueError, match=r"that jaxdp\.accounting knows"):
+                ask(event, 0.5)
+
+
 def test_an_epoch_is_charged_whole_and_once():
     one, other = (acc.RandomAllocation(acc.Gaussian(z), 10) for z in (1.0, 2.0))
     ledger = Ledger()
