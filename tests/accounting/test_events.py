@@ -45,6 +45,17 @@ def test_json_round_trip(event):
     assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(event)))) == event
 
 
+def test_what_ledgers_hold_keeps_its_names():
+    for name, event in {
+        "CyclicPoisson": acc.CyclicPoissonSampled(GAUSS, 0.1, 3, 10),
+        "RandomAllocation": acc.RandomlyAllocated(GAUSS, 5),
+        "TruncatedPoisson": acc.TruncatedPoissonSampled(GAUSS, 0.1, 30, 200),
+    }.items():
+        assert acc.events.to_dict(event)["type"] == name
+        assert acc.events.from_dict(acc.events.to_dict(event)) == event
+        assert getattr(acc, name) is type(event)
+
+
 def test_bad_input_is_named():
     # fmt: off
     rows = [
