@@ -13,7 +13,6 @@ import numpy as np
 from scipy import signal
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import allocation
 from jaxdp.accounting.gaussian import bracket_epsilon
 from jaxdp.accounting.pairs import Discrete
 
@@ -70,7 +69,7 @@ def row(z: float, steps: int, k: int, epochs: int, delta: float) -> dict[str, fl
     ends, seconds = {}, {}
     for upper in (False, True):
         start = time.process_time()
-        pairs = allocation.pairs(z, steps, k, relation, upper)
+        pairs = acc.RandomlyAllocated(acc.Gaussian(z), steps, k).pairs(relation, upper)
         seconds[upper] = time.process_time() - start
         ends[upper] = epsilon(pairs, epochs, delta, upper) if pairs else None
     step = acc.PoissonSampled(acc.Gaussian(z), k / steps)

@@ -8,26 +8,24 @@ Example:
 """
 
 from jaxdp.accounting import hidden_state
-from jaxdp.accounting.base import Bound, Claim, Event, Relation, UnsupportedEventError
-from jaxdp.accounting.batches import RandomAllocation, ShuffledEpoch, TruncatedPoisson
-from jaxdp.accounting.calibration import (
-    calibrate,
-    calibrate_noise_multiplier,
-    calibrate_sampling_prob,
-    calibrate_steps,
-)
+from jaxdp.accounting.batches import RandomlyAllocated, ShuffledEpoch, TruncatedPoissonSampled
 from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
+    Bound,
+    Claim,
     Composed,
     CorrelatedNoise,
-    CyclicPoisson,
+    CyclicPoissonSampled,
+    Event,
     FixedSizeSampled,
     Gaussian,
     GridNoise,
     NonPrivate,
     PerUser,
     PoissonSampled,
+    Relation,
     Repeated,
+    UnsupportedEventError,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.groups import group_delta, group_epsilon
@@ -42,18 +40,30 @@ from jaxdp.accounting.primitives import (
     ObjectivePerturbation,
     RandomizedResponse,
 )
-from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
+from jaxdp.accounting.queries import (
+    calibrate,
+    calibrate_noise_multiplier,
+    calibrate_sampling_prob,
+    calibrate_steps,
+    delta,
+    epsilon,
+    supports,
+)
 from jaxdp.accounting.tuned import Geometric, Logarithmic, NegativeBinomial, PoissonTries, Tuned
+
+# Under the names that ledgers have for them, too.
+CyclicPoisson, RandomAllocation = CyclicPoissonSampled, RandomlyAllocated
+TruncatedPoisson = TruncatedPoissonSampled
 
 __all__ = [
     "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise", "CyclicPoisson",
-    "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event", "ExponentialMechanism",
-    "FixedSizeSampled", "Gaussian", "Geometric", "GridNoise", "Laplace", "Logarithmic",
-    "MixtureOfGaussians", "NegativeBinomial", "NonPrivate", "ObjectivePerturbation", "PerUser",
-    "PoissonSampled",
-    "PoissonTries", "RandomAllocation", "RandomizedResponse", "Relation", "RenyiFilter", "Repeated",
-    "ShuffledEpoch", "TruncatedPoisson", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
+    "CyclicPoissonSampled", "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event",
+    "ExponentialMechanism", "FixedSizeSampled", "Gaussian", "Geometric", "GridNoise", "Laplace",
+    "Logarithmic", "MixtureOfGaussians", "NegativeBinomial", "NonPrivate", "ObjectivePerturbation",
+    "PerUser", "PoissonSampled", "PoissonTries", "RandomAllocation", "RandomizedResponse",
+    "RandomlyAllocated", "Relation", "RenyiFilter", "Repeated", "ShuffledEpoch", "TruncatedPoisson",
+    "TruncatedPoissonSampled", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
     "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
-    "epsilons_over_steps", "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve",
-    "supports", "trade_off",
+    "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve", "supports",
+    "trade_off",
 ]  # fmt: skip

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from jaxdp.accounting.base import Array, Pair, Relation
-from jaxdp.accounting.pairs import BatchGaussian, Discrete
+from jaxdp.accounting.events import Array
+from jaxdp.accounting.pairs import Discrete
 
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
@@ -51,51 +51,11 @@ class _RatioLaw:
     shift: float = 0.0  # bound on the relative error of a place
 
 
-def refuses(steps: int, relation: Relation) -> str:
-    """The reason why there is no bound, or ""."""
-    if relation is Relation.REPLACE_ONE:
-        return (
-            "no dominating pair is known where a record becomes another in the same steps; ask "
-            "with relation add_or_remove_one or replace_special"
-        )
-    if steps > MOST_STEPS:
-        return f"an epoch of {steps} steps has too many for its sum, at most {MOST_STEPS}"
-    return ""
-
-
-def pairs(
-    z: float, steps: int, participations: int, relation: Relation, upper: bool
-) -> tuple[Pair, ...]:
-    """Pairs of an epoch, (forward, reverse) or one for both; () where no lower bound is known.
-
-    One participation has both ends, which meet as atoms get finer; between 1 and t participations
-    there is an upper bound alone (docs/allocation.md, Theorems 1 and 4).
-
-    Arguments as of ``RandomAllocation``; add_or_remove_one and replace_special have the same pairs.
-    """
-    joint = z / math.sqrt(participations)
-    if refuses(steps, relation):
-        return ()
-    if participations == steps or (upper and joint < LEAST_NOISE):
-        return (BatchGaussian(1.0, joint, (0, 1, 1)),)  # one Gaussian release is its own reverse
-    if not upper and (participations > 1 or joint < LEAST_NOISE):
-        return ()
-    if z > MOST_NOISE and not upper:
-        return ()
-    return _pairs(min(z, MOST_NOISE), steps, participations, upper)
-
-
-def renyi(z: float, participations: int, orders: Array) -> Array:
-    """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
-
-    An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
-    and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
-    """
-    return orders * participations / (2 * z * z)
-
-
 @lru_cache(maxsize=64)
-def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Discrete, Discrete]:
+def epoch_pairs(
+    z: float, steps: int, participations: int, upper: bool
+) -> tuple[Discrete, Discrete]:
+    """The pairs (forward, reverse) of an epoch; arguments as of ``RandomlyAllocated``."""
     # The steps in k groups, ``more`` of them larger by one: docs/allocation.md.
     size, more = divmod(steps, participations)
     # Every combination adds about fine^2 to the relative width of epsilon. Laws of much noise have

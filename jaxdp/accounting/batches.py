@@ -4,16 +4,16 @@ docs/sampling_bounds.md proves the pairs of the first two (Theorems 3 and 4), do
 those of the third.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting import allocation
-from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
-from jaxdp.accounting.events import Gaussian, a_gaussian
-from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete
+from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
+from jaxdp.accounting.events import Array, Gaussian, Relation, a_gaussian
+from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
 _THRESHOLDS = 20_000
 # Relative error allowed to binomial tails (against 40 digits, up to 1e12 records: 2e-13).
@@ -41,7 +41,7 @@ class _Batched(PairedEvent):
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson(_Batched):
+class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
     """``event`` on a Poisson sample of which at most ``cap`` records are kept.
 
     Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
@@ -64,7 +64,7 @@ class TruncatedPoisson(_Batched):
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_SPECIAL:
             return ""
         return (
@@ -146,13 +146,8 @@ class ShuffledEpoch(_Batched):
         super().__post_init__()
         check.fields(self, steps=check.size)
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -210,7 +205,7 @@ def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
 
 
 @dataclass(frozen=True)
-class RandomAllocation(_Batched):
+class RandomlyAllocated(_Batched, type_name="RandomAllocation"):
     """``event`` on each of ``steps`` batches of an epoch; every record is in k of them.
 
     A record's k = ``participations`` steps are drawn uniformly without replacement among the
@@ -234,21 +229,38 @@ class RandomAllocation(_Batched):
         if k > self.steps:
             raise ValueError(f"participations={k}: expected at most steps={self.steps}")
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
-        return allocation.refuses(self.steps, relation)
+        """As ``Event.refuses``."""
+        if relation is Relation.REPLACE_ONE:
+            return (
+                "no dominating pair is known where a record becomes another in the same steps; ask "
+                "with relation add_or_remove_one or replace_special"
+            )
+        if self.steps > MOST_STEPS:
+            return f"an epoch of {self.steps} steps has too many for its sum, at most {MOST_STEPS}"
+        return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
-        z = self.event.noise_multiplier
-        return allocation.pairs(z, self.steps, self.participations, relation, upper)
+        """As ``PairedEvent.pairs``; add_or_remove_one and replace_special have the same.
+
+        One participation has both ends, which meet as atoms get finer; between 1 and t there is an
+        upper bound alone (docs/allocation.md, Theorems 1 and 4).
+        """
+        z, k = self.event.noise_multiplier, self.participations
+        joint = z / math.sqrt(k)
+        if self.refuses(relation):
+            return ()
+        if k == self.steps or (upper and joint < LEAST_NOISE):
+            return (BatchGaussian(1.0, joint, (0, 1, 1)),)  # one Gaussian is its own reverse
+        if not upper and (k > 1 or joint < LEAST_NOISE or z > MOST_NOISE):
+            return ()
+        return epoch_pairs(min(z, MOST_NOISE), self.steps, k, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
+        """As ``PairedEvent.renyi``: that of k steps without sampling, order k / 2z^2.
+
+        An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
+        and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
+        """
         z = self.event.noise_multiplier
-        return allocation.renyi(z, self.participations, orders)
+        return np.asarray(orders * self.participations / (2 * z * z))

@@ -4,127 +4,163 @@ docs/certificate.md holds the argument. Each step's pair is replaced by finitely
 grid that dominate it, or are dominated by it; their sum is found by one tilted FFT. Where a single
 step may lose far more than the others together, its losses are cut at a cap: no step above the cap
 is the FFT's part, one step above it enters by its own profile, several by their probability.
+
+In the order in which it happens: ``bounds`` asks a ``Direction`` for both of its ends, on finer and
+finer grids; the end on one grid is ``Direction._terms``; ``plan`` cuts the losses and chooses the
+window and the tilt of their sum, ``layout`` the grids. Nothing proven rests on what these two
+choose, but for the bounds that say so: ``_saddle``, ``shortfall``, ``most`` and ``two_or_more``.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import special
 
-from jaxdp.accounting import plan as plans
 from jaxdp.accounting import tails
-from jaxdp.accounting.base import Pair, Unresolved
-from jaxdp.accounting.grid import Atoms, Inner, Outer, above, below
-from jaxdp.accounting.plan import (
-    LOST,
-    Kinds,
-    SumPlan,
-    layout,
-    most,
-    one_or_more,
-    shortfall,
-    two_or_more,
+from jaxdp.accounting.events import Array, Unresolved
+from jaxdp.accounting.grid import (
+    OUTSIDE,
+    Atoms,
+    Counted,
+    Inner,
+    Law,
+    LawProfile,
+    Layout,
+    Outer,
+    TiltedMoments,
+    above,
+    below,
+    law_of_sum,
+    log_moments,
+    tilt,
 )
-from jaxdp.accounting.roots import bracket_decreasing
-from jaxdp.accounting.sums import Counted, Law, LawProfile, law_of_sum
+from jaxdp.accounting.pairs import Pair, bracket_decreasing
+from jaxdp.accounting.tails import Kinds
 
+Ends = tuple[tuple[float, float], ...]
+
+SIZES = (1 << 12, 1 << 21)
+LOST = 1e-3  # of the tolerance, in delta: what a lower end may give up
 _COARSE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE = 3e-2  # relative: the width from which on moments alone may do better
+_CAPS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
+_ORDERS = np.geomspace(1e-9, 1e9, 46)
+_LONG = 1 << 18  # points beyond which small losses are tried apart
 
 
-class PartsOnGrids:
-    """A composition's steps on the grids that suit a plan.
+def bounds(
+    directions: Sequence["Direction"], epsilon: float | None = None, near: float | None = None
+) -> tuple[float, float]:
+    """Certified (lower, upper) epsilon at the directions' delta, or delta at ``epsilon``.
+
+    Args:
+        directions: one or two, of one composition.
+        epsilon: where delta is asked; None where epsilon is.
+        near: about the epsilon that is asked for, or None.
+
+    Raises:
+        Unresolved: no upper end was found.
+        ArithmeticError: the ends contradict each other.
+    """
+    lower = upper = 0.0
+    for direction in directions:
+        log_delta = direction.log_delta
+        unit = 1.0 if epsilon is None else math.exp(log_delta)
+        # A direction that is proven to be no worse than the one before is left out.
+        try:
+            if epsilon is None:
+                if (upper > 0 or not near) and direction.within(upper):
+                    continue
+                hint, known = upper or near, math.inf
+                if not hint:
+                    hint = known = direction.epsilon_end(True, direction.rough(), _COARSE)
+                low, high = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
+            else:
+                if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
+                    continue
+                low, high = _refine(direction, direction.delta_end, epsilon)
+        except Unresolved:
+            low, high = 0.0, math.inf
+        low, high = low * unit, high * unit
+        # Where the ends are wide those from moments alone may be better.
+        both = direction.lower is not None
+        if high == math.inf or (both and not high - low <= _WIDE * high):
+            direction.by_moments = True
+            high = min(high, tails.upper_end(direction.upper, log_delta, epsilon))
+            if direction.lower is not None:
+                low = max(low, tails.lower_end(direction.lower, log_delta, epsilon))
+            if high == math.inf:
+                raise Unresolved("no finite epsilon")
+            if low > high:
+                raise ArithmeticError(f"moments: lower end {low!r} above upper end {high!r}")
+        lower, upper = max(lower, low), max(upper, high)
+    return (lower, upper) if epsilon is None else (min(lower, 1.0), min(upper, 1.0))
+
+
+def _refine(
+    direction: "Direction",
+    end: Callable[[bool, float, float], float],
+    near: float,
+    upper: float = math.inf,
+) -> tuple[float, float]:
+    """Both ends, on finer and finer grids; each end is the best so far, beginning with ``upper``.
+
+    Raises:
+        Unresolved: no upper end was found.
+        ArithmeticError: the ends contradict each other.
+    """
+    lower, before = 0.0, math.inf
+    hint = near if end == direction.epsilon_end else 1.0
+    goal, enough = direction.tolerance, 0.55 * direction.tolerance
+    tolerance, stalled = 0.7 * goal, 0
+    while True:
+        # An end that is close to a good guess is not asked again; a poor guess is close to none.
+        if not 0 <= upper - hint <= enough * hint or before == math.inf:
+            try:
+                upper = min(upper, end(True, near, tolerance))
+            except Unresolved:
+                if upper == math.inf:
+                    raise
+        # A plan serves all that is about it.
+        if end == direction.epsilon_end and not abs(upper - near) < 1e-3 * near:
+            near = max(upper, 1e-12)
+        if direction.lower is None:
+            return 0.0, upper
+        if not 0 <= hint - lower <= enough * hint:
+            lower = max(lower, end(False, near, tolerance))
+        if lower > upper:
+            raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
+        width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
+        # Ends that do not approach are those of different pairs, or rounding's.
+        stalled += width > 0.9 * before
+        if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:
+            return lower, upper
+        before = width
+        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)
+
+
+@dataclass(eq=False)
+class Direction:
+    """One direction of a composition, for deltas about exp(log_delta).
 
     Attributes:
-        layout: the grids.
-        kinds: the pairs that may have losses above the caps, with their numbers.
-        lost: probability that a lower end has to give up.
+        upper: pairs that dominate its steps, with their numbers.
+        lower: pairs for a lower end; None where none are known.
+        log_delta: about where.
+        tolerance: relative, of the width that is aimed at.
+        exhausted: True once no finer grid is left.
+        by_moments: True once ends were asked of moments alone.
     """
 
-    def __init__(self, kinds: Kinds, plan: SumPlan, high: bool, tolerance: float) -> None:
-        """Chooses grids on which an end is within about ``tolerance`` of epsilon."""
-        self.layout, self.kinds, self.lost = layout(plan, tolerance), kinds, 0.0
-        self._plan, self._put = plan, above if high else below
-        # Width of far cells, over their distance, that adds a tenth of the tolerance.
-        distance, weight, factor = plan.spread
-        added = factor * float(weight @ distance**2) / 6
-        self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
-        self._inner: list[tuple[Inner, int]] = []
-        if self.layout.small:
-            self._inner = [
-                (Inner(pair, *ends), n)
-                for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
-            ]
-            self.kinds = tuple((Outer(inner), n) for inner, n in self._inner)
-            if not high:
-                # As many small losses are left out as there may be large ones.
-                log_lost = plan.log_delta + math.log(LOST * tolerance / len(kinds))
-                for i, (inner, n) in enumerate(self._inner):
-                    count = most(n, Outer(inner).chance(), log_lost)
-                    self._inner[i] = inner, n - count
-                    self.lost += math.exp(log_lost) if count < n else 0.0
-        self._outer = functools.cache(self._on_grid)
-
-    def atoms(self) -> list[tuple[Atoms, int]]:
-        """The atoms of ``kinds`` on the grid on which they are put."""
-        return self._outer(self.layout.widths[-1 if self._inner else 0])
-
-    def groups(self) -> list[tuple[Counted, float]]:
-        """All atoms below the caps, with the widths of their grids."""
-        widths = self.layout.widths
-        if not self._inner:
-            return [(self.atoms(), widths[0])]
-        return [(self.atoms(), widths[-1]), (self._small(widths[0]), widths[0])]
-
-    def law(self, c: float, without: int | None = None) -> Law:
-        """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
-
-        def outer(width: float) -> Counted:
-            return [(a, n - (i == without)) for i, (a, n) in enumerate(self._outer(width))]
-
-        plan, ends = self._plan, self.layout.small
-        layout = replace(self.layout, outside=plan.outside[c == 0])
-        moments = plans.moments(plan, c)
-        if not self._inner:
-            return law_of_sum(outer, self._put, layout, moments, plan.first)
-        apart = outer, plans.moments(plan, c, ends)
-        return law_of_sum(self._small, self._put, layout, moments, plan.first, apart)
-
-    def _on_grid(self, width: float) -> list[tuple[Atoms, int]]:
-        plan = self._plan
-        return [
-            (self._put(p, width, low, cap, self._fine), n)
-            for (p, n), low, cap in zip(self.kinds, plan.lows, plan.caps, strict=True)
-        ]
-
-    def _small(self, width: float) -> list[tuple[Atoms, int]]:
-        return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
-
-
-class Direction:
-    """One direction of a composition, for deltas about exp(log_delta)."""
-
-    def __init__(
-        self, upper: Kinds, lower: Kinds | None, log_delta: float, tolerance: float
-    ) -> None:
-        self._upper, self._lower = upper, lower
-        self.log_delta, self.tolerance = log_delta, tolerance
-        self.exhausted = False  # True once no finer grid is left
-        self.by_moments = False  # True once ends were asked of moments alone
-        self._plans: dict[float, SumPlan] = {}
-
-    @property
-    def two_sided(self) -> bool:
-        """True if pairs for a lower end are known."""
-        return self._lower is not None
-
-    def total(self, high: bool) -> tails.SumMoments:
-        """The moments of the sum of all losses, above or below."""
-        kinds = self._upper if high else self._lower
-        assert kinds is not None
-        return tails.SumMoments(kinds, high, self.log_delta)
+    upper: Kinds
+    lower: Kinds | None
+    log_delta: float
+    tolerance: float
+    exhausted: bool = False
+    by_moments: bool = False
 
     def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
         """A certified end of delta at epsilon, over exp(log_delta).
@@ -135,7 +171,7 @@ class Direction:
             tolerance: relative, of delta, that the grid may add.
         """
         # The epsilon of which tolerances are fractions; c times it, of delta's logarithm.
-        scale = max(epsilon, 1e-2 / self._plan(epsilon).c)
+        scale = max(epsilon, 1e-2 / plan(self.upper, epsilon, self.log_delta).c)
         return self._terms(high, epsilon, tolerance / scale)(epsilon)
 
     def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:
@@ -146,7 +182,7 @@ class Direction:
         """
         start, best = near, math.inf
         for attempt in range(40):
-            step = min(0.02 * near, 1 / self._plan(near).c)
+            step = min(0.02 * near, 1 / plan(self.upper, near, self.log_delta).c)
             try:
                 terms = self._terms(high, near, tolerance)
                 low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
@@ -170,31 +206,24 @@ class Direction:
 
     def within(self, epsilon: float) -> bool:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
-        if epsilon >= 1e-9 and self._excess(epsilon) < -1e-3:
-            return True
-        if epsilon == 0 and self._one_step() > 1.01 * math.exp(self.log_delta):
-            return False
+        if epsilon >= 1e-9:
+            chernoff = _saddle(self.upper, epsilon, self.log_delta, math.inf)[-1]
+            if chernoff - self.log_delta < -1e-3:
+                return True
+        if epsilon == 0:
+            # The largest delta of one step alone: that of all is no smaller.
+            ends = [pair.tails(np.zeros(1)) for pair, _ in self.upper]
+            if max(float(p[0] - q[0]) for p, q in ends) > 1.01 * math.exp(self.log_delta):
+                return False
         return any(self._terms(True, epsilon, t)(epsilon) <= 1 for t in (_COARSE, self.tolerance))
-
-    def _one_step(self) -> float:
-        """The largest delta at epsilon 0 of one step alone: that of all is no smaller."""
-        zero = np.zeros(1)
-        return max(float(p[0] - q[0]) for p, q in (pair.tails(zero) for pair, _ in self._upper))
-
-    def _excess(self, epsilon: float) -> float:
-        """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
-        return plans.chernoff(self._upper, epsilon, self.log_delta) - self.log_delta
-
-    def _plan(self, epsilon: float) -> SumPlan:
-        if epsilon not in self._plans:
-            self._plans[epsilon] = plans.best(self._upper, epsilon, self.log_delta)
-        return self._plans[epsilon]
 
     def rough(self) -> float:
         """An upper end of epsilon that is not far above the true one, on a coarse grid."""
 
         def excess(log_epsilon: float) -> float:
-            return self._excess(math.exp(log_epsilon))
+            """log of Chernoff's bound on delta there, over exp(log_delta)."""
+            chernoff = _saddle(self.upper, math.exp(log_epsilon), self.log_delta, math.inf)[-1]
+            return chernoff - self.log_delta
 
         if excess(-23.0) <= 0:
             return math.exp(-23.0)
@@ -208,33 +237,42 @@ class Direction:
 
     def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
-        plan = self._plan(epsilon)
-        if plan.chernoff < self.log_delta - 15 or not math.isfinite(plan.last - plan.first):
+        chosen, unit = plan(self.upper, epsilon, self.log_delta), self.log_delta
+        if chosen.chernoff < unit - 15 or not math.isfinite(chosen.last - chosen.first):
             # So far out that nothing else is of use, or has digits; below it nothing is known.
-            least = 1.01 * math.exp(plan.chernoff - self.log_delta) if high else 0.0
+            least = 1.01 * math.exp(chosen.chernoff - unit) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
-        kinds = self._upper if high else self._lower
+        kinds = self.upper if high else self.lower
         assert kinds is not None
-        parts = PartsOnGrids(kinds, plan, high, tolerance)
+        parts = PartsOnGrids(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
-        kinds, atoms = parts.kinds, parts.atoms()
-        base = LawProfile(parts.law(plan.c), epsilon)
-        sign = 1 if high else -1
-        unit = self.log_delta
+        kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
+        base = LawProfile(parts.law(chosen.c), epsilon)
         lost = parts.lost * math.exp(-unit)
-        if not plan.split:
+
+        # Small losses of lower pairs weigh less than those of laws of total 1, by this factor.
+        kept = 1.0
+        for (pair, n), (atom, _) in () if high else zip(kinds, atoms, strict=True):
+            total = float(pair.tails(np.asarray([-np.inf]))[0][0]) * (1 - 2 * pair.rounding)
+            over = atom.over[0] if chosen.split else 0.0
+            kept *= max((min(total, 1.0) - over) / (1 - over), 0.0) ** n if over < 1 else 0.0
+
+        if not chosen.split:
+            # Beside the sum some loss may be infinite.
             infinite = [
-                (n, a.over[0] if high else p.infinite * (1 - 2 * p.rounding))
-                for (p, n), (a, _) in zip(kinds, atoms, strict=True)
+                (n, atom.over[0] if high else pair.infinite * (1 - 2 * pair.rounding))
+                for (pair, n), (atom, _) in zip(kinds, atoms, strict=True)
             ]
-            beyond = one_or_more(infinite) * math.exp(-unit)
-            beyond *= 1.0 if high else _kept(kinds, [0.0] * len(kinds))
+            none = sum(n * math.log1p(-min(p, 1 - 1e-16)) for n, p in infinite)
+            beyond = -math.expm1(none) * math.exp(-unit) * kept
 
             def whole(at: float) -> float:
                 value, error = base(at, unit)
                 return max(max(value + sign * error, 0.0) + beyond - lost, 0.0)
 
             return whole
+
+        # One loss above its cap, of each kind; or two and more.
         singles = [
             _OneLarge(pair, n, atom, parts.law(0.0, i), sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
@@ -242,16 +280,15 @@ class Direction:
         ]
         both, error_p = two_or_more([(n, a.over[0]) for a, n in atoms])
         second, error_q = two_or_more([(n, a.over[1]) for a, n in atoms])
+        both *= kept
         if high:
             # Q of what lies below the windows, or at minus infinity, is in no atom.
-            lows = (np.asarray([low]) for low in plan.lows)
+            lows = (np.asarray([low]) for low in chosen.lows)
             missing = sum(
                 n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
             )
             second *= max(1 - missing, 0.0)
             groups = parts.groups()
-        else:
-            both *= _kept(kinds, [a.over[0] for a, _ in atoms])
 
         def split(at: float) -> float:
             value, error = base(at, unit)
@@ -314,16 +351,6 @@ class _OneLarge:
         return self._count * (end if end > 0 else 0.0)
 
 
-def _kept(kinds: Kinds, large: list[float]) -> float:
-    """The factor by which small losses of lower pairs weigh less than those of laws of total 1."""
-    everything = np.asarray([-np.inf])
-    totals = [min(float(p.tails(everything)[0][0]) * (1 - 2 * p.rounding), 1.0) for p, _ in kinds]
-    return math.prod(
-        max((total - over) / (1 - over), 0.0) ** n if over < 1 else 0.0
-        for total, over, (_, n) in zip(totals, large, kinds, strict=True)
-    )
-
-
 def _root(
     delta: Callable[[float], float], near: float, step: float, rtol: float
 ) -> tuple[float, float, bool]:
@@ -367,125 +394,420 @@ def _root(
     return *bracket_decreasing(excess, low, high, rtol=rtol, max_iter=60), True
 
 
-def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[float, float]:
-    """Certified (lower, upper) epsilon over the directions of one composition.
+@dataclass(frozen=True, eq=False)
+class SumPlan:
+    """Cuts of the losses, and the window and tilt of their sum.
 
-    Args:
-        directions: one or two.
-        near: about the answer, or None.
+    Attributes:
+        caps: the largest small loss of each kind of step.
+        lows: the least loss of interest of each.
+        c: the tilt.
+        first: the least loss of the window.
+        last: the largest.
+        split: True if losses above the caps are counted by themselves.
+        chernoff: log of an upper bound on delta.
+        spread: distances of the losses from each step's point mass, their tilted weights, and what
+            a unit of variance adds to epsilon, relative.
+        lattice: a distance that the grid should divide; 0 if there is none.
+        atoms: coarse atoms above the steps, from which grids are chosen.
+        grid: the width of their grid.
+        log_delta: about where.
+        outside: nats of probability that a window leaves outside, of the tilted and the plain law.
+    """
+
+    caps: tuple[float, ...]
+    lows: tuple[float, ...]
+    c: float
+    first: float
+    last: float
+    split: bool
+    chernoff: float
+    spread: tuple[Array, Array, float]
+    lattice: float
+    atoms: Counted
+    grid: float
+    log_delta: float
+    outside: tuple[float, float]
+
+
+@functools.lru_cache(maxsize=8)
+def moments(plan: SumPlan, c: float, small: Ends = ()) -> TiltedMoments:
+    """Chernoff's bounds on sums of the coarse atoms, or the small of them, tilted by ``c``."""
+    atoms, width = list(plan.atoms), plan.grid
+    for i, (low, high) in enumerate(small):
+        # The atoms of this kind's small losses, given that the loss is one of them.
+        atom, n = atoms[i]
+        loss = atom.offset + atom.index * width
+        kept = (loss >= low - width) & (loss <= high + width)
+        mass = atom.mass[kept] / atom.mass[kept].sum()
+        atoms[i] = replace(atom, index=atom.index[kept], mass=mass), n
+    return TiltedMoments(atoms, width, c)
+
+
+@functools.lru_cache(maxsize=8)
+def plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
+    """The plan with the shortest window; one with a cap must halve it, or save digits."""
+    found = capped(kinds, epsilon, log_delta, math.inf)
+    # Where delta is large no loss is rare.
+    short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
+    if epsilon < 1e-9 or log_delta > -3 or short:
+        return found
+    for factor in _CAPS:
+        other = capped(kinds, epsilon, log_delta, factor)
+        shorter = other.last - other.first <= 0.5 * (found.last - found.first)
+        clearer = other.chernoff < found.chernoff - 2
+        if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
+            continue
+        # What two steps above the cap may add beyond their P - e^epsilon Q must be little.
+        spans = list(zip(other.lows, other.caps, strict=True))
+        atoms, width = _coarse(kinds, epsilon, spans, other.caps)
+        both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
+        several = math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
+        if several - log_delta < -12:
+            found = other
+    return found
+
+
+def _coarse(
+    kinds: Kinds, epsilon: float, spans: Sequence[tuple[float, float]], caps: Sequence[float]
+) -> tuple[list[tuple[Atoms, int]], float]:
+    """(coarse atoms above each kind of step, the width of their grid)."""
+    reach = min((high - low for low, high in spans if high > low), default=1.0)
+    # The widest kind's grid must be numbered, too.
+    most = max(high - low for low, high in spans)
+    width = max(1e-5 * min(max(epsilon, 1e-4 * reach), reach), 1e-14 * most)
+    # The more steps, the less may each add.
+    atoms = [
+        (above(p, width, low, cap, min(max(3 / math.sqrt(n), 3e-3), 0.05)), n)
+        for (p, n), (low, _), cap in zip(kinds, spans, caps, strict=True)
+    ]
+    return atoms, width
+
+
+@functools.lru_cache(maxsize=4)
+def _saddle(
+    kinds: Kinds, epsilon: float, log_delta: float, factor: float
+) -> tuple[list[tuple[float, float]], tuple[float, ...], Counted, float, float, float]:
+    """(spans, caps, coarse atoms, their grid width, the best order c, log of its bound on delta).
+
+    delta <= E[exp(c (sum - epsilon))] max_x e^(-cx) (1 - e^-x) (Canonne, Kamath and Steinke 2020,
+    arXiv:2004.00010v5, proof of Proposition 12), and the probability of what is above the caps.
 
     Raises:
-        Unresolved: no upper end was found.
+        Unresolved: losses are too large to be put on a grid.
     """
-    lower = upper = 0.0
-    for direction in directions:
-        try:
-            if (upper > 0 or not near) and direction.within(upper):
-                continue
-            hint, known = upper or near, math.inf
-            if not hint:
-                hint = known = direction.epsilon_end(True, direction.rough(), _COARSE)
-            ends = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
-        except Unresolved:
-            ends = 0.0, math.inf
-        ends = _tighter(ends, direction, tails.lower_epsilon, tails.upper_epsilon, None)
-        lower, upper = max(lower, ends[0]), max(upper, ends[1])
-    return lower, upper
+    tail = math.exp(max(log_delta, -640.0) - 23) / sum(n for _, n in kinds)
+    spans = [pair.span(tail) for pair, _ in kinds]
+    if not all(high - low < 1e9 for low, high in spans):
+        raise Unresolved("losses beyond 1e9")
+    caps = tuple(
+        min(high, max(factor * epsilon, p.center + 1e-9))
+        for (p, _), (_, high) in zip(kinds, spans, strict=True)
+    )
+    atoms, width = _coarse(kinds, epsilon, spans, caps)
+    # Where c times the largest sum is huge, the bound is a difference of numbers that have no
+    # digits left for it.
+    reach = sum(n * (abs(a.offset) + width * float(np.abs(a.index).max())) for a, n in atoms)
+    orders = _ORDERS
+    for _ in range(3):
+        c = orders
+        with np.errstate(over="ignore", invalid="ignore"):
+            bound = log_moments(atoms, width, c) - c * epsilon + c * np.log(c)
+            bound = bound - (1 + c) * np.log1p(c)
+            lost = 1e-15 * c * (reach + epsilon)
+        bound = np.where(np.isnan(bound), np.inf, bound + np.where(lost > 1e-6, lost, 0.0))
+        k = int(np.argmin(bound))
+        orders = np.geomspace(orders[max(k - 1, 0)], orders[min(k + 1, orders.size - 1)], 9)
+    over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
+    least = float(np.logaddexp(min(float(bound[k]), 0.0), over))
+    return spans, caps, atoms, width, float(c[k]), least
 
 
-def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, float]:
-    """Certified (lower, upper) delta at epsilon over the directions of one composition.
+def capped(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> SumPlan:
+    """The plan for a cap of ``factor`` epsilon."""
+    spans, caps, atoms, width, c, bound = _saddle(kinds, epsilon, log_delta, factor)
+    split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
+    counts = np.asarray([n for _, n in atoms])
+    # Distances of the losses from each step's point mass, with their tilted weights.
+    distance = np.concatenate([np.abs(atom.index) * width for atom, _ in atoms])
+    weight = np.concatenate([n * tilt(atom, c * width)[0] for atom, n in atoms])
+    spread = distance, weight, (c + 1) / max(epsilon, 1e-2 / c)
 
-    Raises:
-        Unresolved: no upper end was found.
+    # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread, whose law
+    # outweighs what lies about epsilon by e^20 at most.
+    variance = float(weight @ distance**2)
+    most = 2 / math.sqrt(variance) if variance > 1e-290 else 0.0
+    while most > c and log_moments(atoms, width, np.asarray([most]))[0] > most * epsilon + 20:
+        most /= 2
+    c = max(c, most)
+
+    # The shortest window of tilts below. A lower tilt leaves losses behind that are too rare to
+    # matter. It costs digits: what is outside and what is rounded weighs more against delta.
+    chosen, window, nats = c, (-math.inf, math.inf), OUTSIDE
+    for share in (1.0, 0.7, 0.5, 0.35):
+        lower = share * c
+        total = float(log_moments(atoms, width, np.asarray([lower]))[0])
+        excess = total - lower * epsilon - log_delta
+        # Rounding is about this many nats below the tilted law.
+        if share < 1 and excess > 21 - math.log(counts.sum()):
+            break
+        # In delta no sum weighs more than max_x e^(-cx) (1 - e^-x).
+        excess += lower * math.log(lower) - (1 + lower) * math.log1p(lower)
+        outside = OUTSIDE + max(excess, 0.0)
+        reach = TiltedMoments(atoms, width, lower).window(counts, outside)
+        if reach[1] - reach[0] < 0.9 * (window[1] - window[0]):
+            chosen, window, nats = lower, reach, outside
+
+    # Beside one loss above a cap the plain law of the others counts.
+    over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
+    single = max(over - log_delta, 0.0) + OUTSIDE
+    if split:
+        bulk = TiltedMoments(atoms, width, 0.0).window(counts, single)
+        window = min(window[0], bulk[0]), max(window[1], bulk[1])
+    first, last = min(window[0], epsilon), max(window[1], epsilon)
+    margin = 0.02 * (last - first)
+
+    # The distance of the largest loss from the point mass, where it is a point mass too.
+    lattice = 0.0
+    for (pair, _), (_, high) in zip(kinds, spans, strict=True):
+        near = np.asarray([high - 1e-9 * abs(high) - 1e-300])
+        if not lattice and float(pair.tails(near)[0][0]) - pair.infinite > 1e-6:
+            lattice = max(high - pair.center, high)
+    return SumPlan(
+        caps=caps,
+        lows=tuple(low for low, _ in spans),
+        c=chosen,
+        first=first - margin,
+        last=last + margin,
+        split=split,
+        chernoff=bound,
+        spread=spread,
+        lattice=lattice,
+        atoms=atoms,
+        grid=width,
+        log_delta=log_delta,
+        outside=(nats, single),
+    )
+
+
+def shortfall(groups: Sequence[tuple[Counted, float]], epsilon: float) -> float:
+    """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
+
+    Chernoff's, as in ``_saddle``, of the steps below it. How many these are is not known, so that
+    only what raises a moment is counted. At most 0 is of use: then the event's probability bounds
+    what it adds. Groups are of atoms and the widths of their grids.
     """
-    lower = upper = 0.0
-    for direction in directions:
-        unit = math.exp(direction.log_delta)
-        try:
-            if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
-                continue
-            ends = _refine(direction, direction.delta_end, epsilon)
-        except Unresolved:
-            ends = 0.0, math.inf
-        ends = ends[0] * unit, ends[1] * unit
-        ends = _tighter(ends, direction, tails.lower_delta, tails.upper_delta, epsilon)
-        lower, upper = max(lower, ends[0]), max(upper, ends[1])
-    return min(lower, 1.0), min(upper, 1.0)
+    tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
+    if not tops or min(tops) < 0:
+        return -math.inf if not tops else 0.0
+    b = np.geomspace(1e-3, 1e9, 49)
+    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops) - epsilon)
+    for atom, n, width in ((a, n, width) for atoms, width in groups for a, n in atoms):
+        one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
+        bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
+    return min(float(np.nanmin(bound)) + 1e-3, 0.0)
 
 
-def _tighter(
-    ends: tuple[float, float],
-    direction: Direction,
-    lower: Callable[[tails.SumMoments, float], float],
-    upper: Callable[[tails.SumMoments, float], float],
-    epsilon: float | None,
-) -> tuple[float, float]:
-    """The ends, or those from moments alone where these are wide and those are better.
+class PartsOnGrids:
+    """A composition's steps on the grids that suit a plan.
 
-    Args:
-        ends: (lower, upper).
-        direction: whose they are.
-        lower: an end of the sum of losses, at epsilon or at the direction's delta.
-        upper: likewise.
-        epsilon: where delta is asked; None where epsilon is.
-
-    Raises:
-        Unresolved: there is no upper end.
-        ArithmeticError: the ends contradict each other.
+    Attributes:
+        layout: the grids.
+        kinds: the pairs that may have losses above the caps, with their numbers.
+        atoms: those of ``kinds`` on the grid on which they are put.
+        lost: probability that a lower end has to give up.
     """
-    low, high = ends
-    if high < math.inf and (high - low <= _WIDE * high or not direction.two_sided):
-        return ends
-    direction.by_moments = True
-    at = direction.log_delta if epsilon is None else epsilon
-    high = min(high, upper(direction.total(True), at))
-    if direction.two_sided:
-        low = max(low, lower(direction.total(False), at))
-    if high == math.inf:
-        raise Unresolved("no finite epsilon")
-    if low > high:
-        raise ArithmeticError(f"moments: lower end {low!r} above upper end {high!r}")
-    return low, high
+
+    def __init__(self, kinds: Kinds, plan: SumPlan, high: bool, tolerance: float) -> None:
+        """Chooses grids on which an end is within about ``tolerance`` of epsilon."""
+        self.layout, self.kinds, self.lost = layout(plan, tolerance), kinds, 0.0
+        self._plan, self._put = plan, above if high else below
+        # Width of far cells, over their distance, that adds a tenth of the tolerance.
+        distance, weight, factor = plan.spread
+        added = factor * float(weight @ distance**2) / 6
+        self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
+        self._inner: list[tuple[Inner, int]] = []
+        if self.layout.small:
+            self._inner = [
+                (Inner(pair, *ends), n)
+                for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
+            ]
+            self.kinds = tuple((Outer(inner), n) for inner, n in self._inner)
+            if not high:
+                # As many small losses are left out as there may be large ones.
+                log_lost = plan.log_delta + math.log(LOST * tolerance / len(kinds))
+                for i, (inner, n) in enumerate(self._inner):
+                    count = most(n, Outer(inner).chance(), log_lost)
+                    self._inner[i] = inner, n - count
+                    self.lost += math.exp(log_lost) if count < n else 0.0
+        self._found: dict[float, list[Atoms]] = {}  # by the width of the grid
+        self.atoms = self._on_grid(self.layout.widths[-1 if self._inner else 0])
+
+    def groups(self) -> list[tuple[Counted, float]]:
+        """All atoms below the caps, with the widths of their grids."""
+        widths = self.layout.widths
+        if not self._inner:
+            return [(self.atoms, widths[0])]
+        return [(self.atoms, widths[-1]), (self._small(widths[0]), widths[0])]
+
+    def law(self, c: float, without: int | None = None) -> Law:
+        """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
+        plan, outer = self._plan, functools.partial(self._on_grid, without=without)
+        grids = replace(self.layout, outside=plan.outside[c == 0])
+        if not self._inner:
+            return law_of_sum(outer, self._put, grids, moments(plan, c), plan.first)
+        apart = outer, moments(plan, c, self.layout.small)
+        return law_of_sum(self._small, self._put, grids, moments(plan, c), plan.first, apart)
+
+    def _on_grid(self, width: float, without: int | None = None) -> Counted:
+        if width not in self._found:
+            self._found[width] = [
+                self._put(pair, width, low, cap, self._fine)
+                for (pair, _), low, cap in zip(
+                    self.kinds, self._plan.lows, self._plan.caps, strict=True
+                )
+            ]
+        found = zip(self._found[width], self.kinds, strict=True)
+        return [(atom, n - (i == without)) for i, (atom, (_, n)) in enumerate(found)]
+
+    def _small(self, width: float) -> list[tuple[Atoms, int]]:
+        return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
 
 
-def _refine(
-    direction: Direction,
-    end: Callable[[bool, float, float], float],
-    near: float,
-    upper: float = math.inf,
-) -> tuple[float, float]:
-    """Both ends, on finer and finer grids; each end is the best so far, beginning with ``upper``.
+def two_or_more(chances: list[tuple[int, float]]) -> tuple[float, float]:
+    """(probability of at least two of independent events, bound on its rounding error).
 
-    Raises:
-        Unresolved: no upper end was found.
-        ArithmeticError: the ends contradict each other.
+    With l = -sum n log(1 - p) and s = sum n p/(1 - p) it is 1 - e^-l (1 + s).
     """
-    lower, before = 0.0, math.inf
-    hint = near if end == direction.epsilon_end else 1.0
-    goal, enough = direction.tolerance, 0.55 * direction.tolerance
-    tolerance, stalled = 0.7 * goal, 0
-    while True:
-        # An end that is close to a good guess is not asked again; a poor guess is close to none.
-        if not 0 <= upper - hint <= enough * hint or before == math.inf:
-            try:
-                upper = min(upper, end(True, near, tolerance))
-            except Unresolved:
-                if upper == math.inf:
-                    raise
-        # A plan serves all that is about it.
-        if end == direction.epsilon_end and not abs(upper - near) < 1e-3 * near:
-            near = max(upper, 1e-12)
-        if not direction.two_sided:
-            return 0.0, upper
-        if not 0 <= hint - lower <= enough * hint:
-            lower = max(lower, end(False, near, tolerance))
-        if lower > upper:
-            raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
-        width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
-        # Ends that do not approach are those of different pairs, or rounding's.
-        stalled += width > 0.9 * before
-        if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:
-            return lower, upper
-        before = width
-        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)
+    rate = -sum(n * math.log1p(-min(p, 1 - 1e-16)) for n, p in chances)
+    rest = 0.0
+    for n, p in chances:
+        # p/(1 - p) + log(1 - p), >= 0.
+        odds = sum((1 - 1 / k) * p**k for k in range(2, 9))
+        rest += n * (odds if p < 1e-3 else p / (1 - p) + math.log1p(-p))
+    value = float(special.gammainc(2, rate)) - math.exp(-rate) * rest
+    return max(value, 0.0), 1e-12 * (float(special.gammainc(2, rate)) + rest)
+
+
+def most(n: int, chance: float, log_target: float) -> int:
+    """A number that a binomial variable exceeds with a probability of e^log_target at most.
+
+    Chernoff's bound: P(K >= k) <= e^(-n p) (e n p/k)^k for k > n p (Hoeffding 1963, Theorem 1,
+    with 1 - p <= e^-p).
+    """
+    mean, k = n * chance, math.ceil(n * chance) + 1
+    while mean > 0 and k <= n and k * (1 + math.log(mean / k)) - mean > log_target - 1e-6:
+        k += max(k // 100, 1)
+    return min(k - 1, n)
+
+
+@functools.lru_cache(maxsize=8)
+def layout(plan: SumPlan, tolerance: float) -> Layout:
+    """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are.
+
+    One grid; or one for bunches of steps and a coarser one for their sum; or small losses apart
+    from large ones, which go to the coarser one at once. Whichever has the fewest points.
+    """
+    reach = plan.last - plan.first
+    needed = reach / _width(plan, tolerance)
+    size = _points(needed)
+    # A width that is hardly larger, on whose grid point masses lie. Those between the two lie at
+    # fractions of their distance.
+    width = reach / size
+    count = math.floor(plan.lattice / width)
+    count -= count % 120 if count >= 120 else 0
+    width = plan.lattice / count if count else width
+    best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
+    if plan.lattice > width or size < 1 << 14:
+        return best
+    other = _bunched(plan, True, 0.25 * tolerance)
+    best = other if other and other.points < 0.6 * best.points else best
+    if best.points > _LONG:
+        for power in range(2, 22, 2):
+            small = _small(plan, reach * 2.0**-power, tolerance)
+            for several, share in ((False, 4), (True, 6)) if small else ():
+                other = _bunched(plan, several, tolerance / share, small)
+                best = other if other and other.points < 0.6 * best.points else best
+    return best
+
+
+def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
+    """Ends of the small losses, all but those ``reach`` from a step's point mass; () if of no use.
+
+    A lower end gives up as many small losses as there may be large ones.
+    """
+    ends, lost = [], 0.0
+    for (atom, n), low, cap in zip(plan.atoms, plan.lows, plan.caps, strict=True):
+        # A point mass at the least loss is small, too: the interval is open there.
+        first, last = max(atom.offset - reach, low) - plan.grid, min(atom.offset + reach, cap)
+        loss = atom.offset + atom.index * plan.grid
+        small = (loss >= first - plan.grid) & (loss <= last + plan.grid)
+        chance = float(atom.mass[~small].sum()) + atom.over[0]
+        if not small.any() or not chance < 0.01:
+            return ()
+        given_up = most(n, chance, plan.log_delta + math.log(LOST * tolerance))
+        # A small loss counts for as much as it exceeds the least that it may be on average.
+        mass = atom.mass[small]
+        gain = np.exp(plan.c * (loss[small] - loss[small].max()))
+        with np.errstate(divide="ignore"):
+            second = np.log(mass) - loss[small]
+        peak = float(second.max())
+        least = math.log(float(mass.sum())) - peak - math.log(float(np.exp(second - peak).sum()))
+        total = float(mass @ gain)
+        if not total > 0:  # so steep a tilt leaves none of them
+            return ()
+        lost += given_up * abs(float(mass * gain @ loss[small]) / total - least)
+        ends.append((first, last))
+    return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
+
+
+def _bunched(plan: SumPlan, several: bool, tolerance: float, small: Ends = ()) -> Layout | None:
+    """A fine grid for bunches and a coarse one for their sum, each of which adds ``tolerance``.
+
+    With ``small`` losses apart the bunches are of those, and the coarse grid is fine enough for the
+    large ones. There is one bunch alone unless ``several``. None where that is of no use.
+    """
+    distance, weight, factor = plan.spread
+    counts = np.asarray([n for _, n in plan.atoms])
+    bunches = round(math.sqrt(float(counts.max()))) if several else 1
+    fine, coarse = _width(plan, tolerance), math.sqrt(5 * tolerance / (factor * bunches))
+    if small:
+        far = distance > max(high - low for low, high in small) / 2
+        fine = _width(plan, tolerance, (distance[~far], weight[~far]))
+        coarse = min(coarse, _width(plan, tolerance, (distance[far], weight[far])))
+    if (several and bunches < 16) or coarse < 4 * fine:
+        return None
+    # The points of the last window, and of a bunch's under either tilt.
+    counted = [(plan.last - plan.first) / coarse]
+    size = _points(counted[0])
+    coarse = (plan.last - plan.first) / size
+    nats, part = 2 + math.log(bunches), counts // bunches
+    for c, outside in zip((plan.c, 0.0) if plan.split else (plan.c,), plan.outside, strict=False):
+        first, last = moments(plan, c, small).window(part, outside + nats)
+        counted.append((last - first) / fine)
+    points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
+    # Every bunch brings the rounding of its transform.
+    noise = 3e-13 * math.sqrt(_points(counted[1])) * bunches
+    noise *= math.exp(min(max(plan.outside) - OUTSIDE, 700.0)) * factor / (plan.c * (plan.c + 1))
+    points *= max(1.0, noise / tolerance)
+    return Layout((fine, coarse), bunches, size, points, small)
+
+
+def _width(plan: SumPlan, tolerance: float, spread: tuple[Array, Array] | None = None) -> float:
+    """The widest grid of single steps that adds at most ``tolerance`` of epsilon."""
+    *whole, factor = plan.spread
+    distance, weight = spread or whole
+    reach = plan.last - plan.first
+    low, high = math.log(reach / 2**40), math.log(reach / SIZES[0])
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        width = math.exp(middle)
+        added = float(weight @ np.minimum(width * width / 6, width * distance / 2))
+        enough = 1.2 * factor * added <= tolerance
+        low, high = (middle, high) if enough else (low, middle)
+    return math.exp(low)
+
+
+def _points(count: float) -> int:
+    """The power of two that is not below ``count``, within the sizes that are used."""
+    return 1 << math.ceil(math.log2(min(max(count, SIZES[0]), SIZES[1])))

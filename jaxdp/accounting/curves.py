@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import ADD, Array, Bound, Event, Relation
+from jaxdp.accounting.events import ADD, Array, Bound, Event, Relation
 from jaxdp.accounting.flat import FlatRun, flatten, flatten_exactly
 from jaxdp.accounting.gaussian import gaussian_delta
+from jaxdp.accounting.pairs import bracket_decreasing
 from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, trivial
-from jaxdp.accounting.roots import bracket_decreasing
 
 Profile = list[tuple[float, float]]
 

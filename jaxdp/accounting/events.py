@@ -1,18 +1,156 @@
-"""Events: descriptions of releases that hold all that a privacy accountant needs.
+"""Events and their bounds: descriptions of releases that hold all that an accountant needs.
 
 Events are frozen, comparable and round-trip through JSON (``to_dict``, ``from_dict``). They hold no
-neighbouring relation: that is an argument of the query. Here are Gaussian releases, what contains
-other events, and runs whose noise is correlated over the steps.
+neighbouring relation: that is an argument of the query. Here is what all accountants share, and the
+events that are Gaussian releases, that contain other events, or whose noise is correlated over the
+steps.
 """
 
+import enum
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Event, Relation, an_event
 from jaxdp.accounting.chains import NoisyChain
+
+Array = NDArray[np.float64]
+
+
+class Relation(enum.Enum):
+    """The neighbouring relation: how two neighbouring data sets differ.
+
+    The noise multiplier of an event is always relative to the largest contribution of ONE record;
+    the relation alone decides what a change of one record does to the sum.
+
+    Attributes:
+        ADD_OR_REMOVE_ONE: one record more or less. The sum moves by one contribution.
+        REPLACE_ONE: one record becomes another. The sum moves from +1 to -1 contribution, that is
+            by twice as much: for a full batch it is the same as half the noise multiplier.
+        REPLACE_SPECIAL: one record becomes a null record that contributes zero ("zero-out"). The
+            sum moves by one contribution and the number of records stays public.
+    """
+
+    ADD_OR_REMOVE_ONE = "add_or_remove_one"
+    REPLACE_ONE = "replace_one"
+    REPLACE_SPECIAL = "replace_special"
+
+    @property
+    def separation(self) -> float:
+        """Distance that one record moves a sum by: 2 contributions for replace-one, else 1."""
+        return 2.0 if self is Relation.REPLACE_ONE else 1.0
+
+
+ADD = Relation.ADD_OR_REMOVE_ONE
+
+
+class UnsupportedEventError(ValueError):
+    """Raised for an event that an accountant cannot bound, with its name and the reason."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An interval that holds the true value, and the accountant that found it.
+
+    Attributes:
+        lower: not above the true value (0 where the accountant gives no lower bound).
+        estimate: the exact value to rounding, never a guarantee; None where only an upper bound is
+            proven.
+        upper: not below the true value. This is the number to report.
+        accountant: name of the accountant, e.g. "rdp".
+        note: a sentence when the value needs one (why it is 0, or infinite), else "".
+        relation: which data sets are neighbours; None where nobody said.
+    """
+
+    lower: float
+    estimate: float | None
+    upper: float
+    accountant: str = ""
+    note: str = ""
+    relation: Relation | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if any(math.isnan(v) for v in (self.lower, self.estimate or 0.0, self.upper)):
+            raise ArithmeticError(f"{self.accountant}: a bound came out as not-a-number")
+        if self.lower > self.upper:
+            raise ArithmeticError(f"{self.accountant}: lower {self.lower} above upper {self.upper}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An epsilon that a paper states: to be printed and plotted, never to guarantee.
+
+    It is not a number, and no function that takes a guarantee takes it.
+
+    Attributes:
+        name: short, for a table.
+        value: the claimed epsilon.
+        assumptions: the assumptions of the formula, one sentence each.
+        holds: for each assumption, True if it held.
+        source: paper and number of the formula.
+        order: the Renyi or moment order that gave the value (nan when there is none).
+    """
+
+    name: str
+    value: float
+    assumptions: tuple[str, ...]
+    holds: tuple[bool, ...]
+    source: str
+    order: float = math.nan
+
+    def verdict(self, proven: Bound) -> str:
+        """One sentence that sets the claim against a proven bound for the same run."""
+        broken = [a for a, ok in zip(self.assumptions, self.holds, strict=True) if not ok]
+        why = f" (does not hold: {'; '.join(broken)})" if broken else ""
+        if self.value < proven.lower:
+            return f"below the truth, which is at least {proven.lower:.4g}{why}"
+        if self.value < proven.upper:
+            return f"within the bounds of the truth{why}"
+        return f"above the proven {proven.upper:.4g}{why}"
+
+
+class Unresolved(ArithmeticError):
+    """Raised where a computation has no answer of use; another accountant must answer."""
+
+
+class Event:
+    """Base class of all events: frozen dataclasses that describe a release.
+
+    Every event raises ValueError for a field that is not what its ``Attributes`` say.
+
+    Attributes:
+        types: every event class by its ``type_name``.
+        type_name: as ``to_dict`` writes it; that of the class unless it says another.
+    """
+
+    types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
+    type_name: ClassVar[str]
+
+    @property
+    def block(self) -> int:
+        """The consecutive steps of a loop that are one such event: its ``steps``, or 1."""
+        return int(getattr(self, "steps", 1))
+
+    def refuses(self, relation: Relation) -> str:
+        """The reason why there is no bound under this relation, or ""."""
+        return ""
+
+    def __init_subclass__(cls, type_name: str = "") -> None:
+        super().__init_subclass__()
+        cls.type_name = type_name or cls.__name__
+        if not cls.__name__.startswith("_"):
+            Event.types[cls.type_name] = cls
+
+
+def an_event(name: str, value: object) -> Event:
+    """Returns the value, if it is an event."""
+    if not isinstance(value, Event):
+        raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
+    return value
 
 
 def a_gaussian(name: str, value: object) -> "Gaussian":
@@ -83,6 +221,15 @@ class FixedSizeSampled(Event):
         n, b = self.dataset_size, self.batch_size
         if b > n:
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``Event.refuses``."""
+        if relation is not ADD or self.batch_size in (0, self.dataset_size):
+            return ""
+        return (
+            "batches of a fixed size only have neighbours of equal size; ask with relation "
+            "replace_one or replace_special"
+        )
 
 
 @dataclass(frozen=True)
@@ -199,18 +346,8 @@ class CorrelatedNoise(Event):
     def __post_init__(self) -> None:
         check.fields(self, event=a_gaussian, steps=check.size)
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
-    @property
-    def independent(self) -> Event:
-        """The releases with independent noise at whose cost it is charged."""
-        return self.event
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -221,7 +358,7 @@ class CorrelatedNoise(Event):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson(Event):
+class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     """``steps`` sums with noise correlated over ``bands`` steps, on batches drawn group by group.
 
     Every record is in one of the groups 0, ..., bands - 1, by a function of the record alone; step
@@ -254,19 +391,8 @@ class CyclicPoisson(Event):
         check.fields(self, event=a_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
 
-    @property
-    def block(self) -> int:
-        """As ``Event.block``."""
-        return self.steps
-
-    @property
-    def independent(self) -> Event:
-        """The releases with independent noise at whose cost it is charged."""
-        rounds = -(-self.steps // self.bands)
-        return Repeated(PoissonSampled(self.event, self.sampling_prob), rounds)
-
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is not Relation.REPLACE_ONE:
             return ""
         return (
@@ -326,6 +452,15 @@ class HiddenState(Event):
             raise ValueError(f"exposed={self.exposed!r}: expected a sentence")
         object.__setattr__(self, "blocks", blocks)
 
+    def refuses(self, relation: Relation) -> str:
+        """As ``Event.refuses``."""
+        if relation is Relation.REPLACE_ONE:
+            return ""
+        return (
+            "records are put into batches of public sizes, so that neighbours have equal size; ask "
+            "with relation replace_one"
+        )
+
 
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     """Several Gaussian releases computed from ONE draw of records, as the one event they are.
@@ -384,7 +519,7 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 def to_dict(event: Event) -> dict[str, Any]:
     """The event in plain JSON types; ``from_dict`` gives an equal event back."""
     an_event("event", event)
-    out: dict[str, Any] = {"type": type(event).__name__}
+    out: dict[str, Any] = {"type": event.type_name}
     for key, value in vars(event).items():
         if key == "event":
             value = to_dict(value)

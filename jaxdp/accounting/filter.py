@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import ADD, Event, Relation
 from jaxdp.accounting.curves import renyi_curve
+from jaxdp.accounting.events import ADD, Event, Relation
 from jaxdp.accounting.rdp import rdp_to_epsilon
 
 DEFAULT_ORDERS: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)

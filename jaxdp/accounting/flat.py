@@ -1,28 +1,17 @@
 """Flattens events to distinct releases with counts, and pairs these for a certificate."""
 
 import math
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdp.accounting import hidden_state
-from jaxdp.accounting.base import (
-    Array,
-    Event,
-    Pair,
-    PairedEvent,
-    Relation,
-    Release,
-    UnsupportedEventError,
-)
 from jaxdp.accounting.certificate import Direction
-from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.events import (
+    Array,
     Composed,
     CorrelatedNoise,
-    CyclicPoisson,
+    CyclicPoissonSampled,
+    Event,
     FixedSizeSampled,
     Gaussian,
     GridNoise,
@@ -30,21 +19,16 @@ from jaxdp.accounting.events import (
     NonPrivate,
     PerUser,
     PoissonSampled,
+    Relation,
     Repeated,
+    UnsupportedEventError,
 )
-from jaxdp.accounting.pairs import BatchGaussian, gaussian_pairs
+from jaxdp.accounting.hidden_state import batch_values
+from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are told apart: each costs the time of a transform and more.
 _KINDS, _FEW = 100, 24
-_PARTITION = (
-    "records are put into batches of public sizes, so that neighbours have equal size; ask with "
-    "relation replace_one"
-)
-_FIXED_SIZE = (
-    "batches of a fixed size only have neighbours of equal size; ask with relation "
-    "replace_one or replace_special"
-)
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
 _DISTANCES = {
     Relation.REPLACE_ONE: ((2, 2, 2),),
@@ -74,7 +58,10 @@ class GaussianStep:
         """
         z, q = self.noise_multiplier, self.sampling_prob
         if self.sampling == "poisson":
-            return gaussian_pairs(z, q, relation)
+            forward = SampledGaussian(z, q, relation)
+            if relation is Relation.REPLACE_ONE:
+                return (forward,)
+            return forward, SampledGaussian(z, q, relation, reverse=True)
         # All other records contribute -1, the record 1 and its replacement -1; or all others 0.
         far = int(relation.separation)
         distances = _DISTANCES[relation] if upper else ((far, 0, far), (0, far, far))
@@ -111,27 +98,11 @@ class FlatRun:
     parts: tuple[tuple[PairedEvent, int], ...] = ()
     distance: float = 0.0
 
-    @property
-    def empty(self) -> bool:
-        """True if nothing that depends on the data was released."""
-        return not (self.steps or self.parts or self.infinite)
-
-    @property
-    def full_batch(self) -> bool:
-        """True if Gaussians on full batches are all that was released."""
-        return not self.parts and all(
-            step == GaussianStep(step.noise_multiplier) for step, _ in self.steps
-        )
-
-    @property
-    def releases(self) -> tuple[tuple[Release, int], ...]:
-        """(release, count) of the steps and the parts."""
-        return (*self.steps, *self.parts)
-
     def renyi(self, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
         """Renyi divergence of the whole at each order, [k]: the sum over its steps and parts."""
         alphas, total = np.asarray(orders, dtype=np.float64), np.zeros(len(orders))
-        for release, n in self.releases:
+        releases: list[tuple[GaussianStep | PairedEvent, int]] = [*self.steps, *self.parts]
+        for release, n in releases:
             total += n * release.renyi(relation, alphas)
         return total
 
@@ -142,27 +113,151 @@ class FlatRun:
 
     def __str__(self) -> str:
         """The kinds of releases, for a message; a long list is counted."""
-        names = [str(release) for release, _ in self.releases]
+        names = [str(release) for release, _ in (*self.steps, *self.parts)]
         more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
         return ", ".join(names[:8] + more)
 
 
-def flatten(event: Event, relation: Relation) -> FlatRun:
+def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     """The flat run of ``event``, equal steps merged: the cost does not depend on their order.
 
     Full-batch Gaussians compose exactly to one with z = (sum n_i z_i^-2)^-1/2 (Dong, Roth and Su
     2022, "Gaussian differential privacy", Corollary 3.3), and so do Gaussians inside one sampled
     event, which saw one draw of records.
 
+    Args:
+        event: what was released.
+        relation: which data sets are neighbours.
+        sampled: name of the sampled event that the event is within, or "".
+
     Raises:
-        ValueError: when ``relation`` is not a ``Relation``.
+        ValueError: for something that is no event, or no ``Relation``.
         UnsupportedEventError: when the event, or the event under this relation, has no bound here.
     """
+    if not isinstance(event, Event):
+        raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
-    found = _Found(relation)
-    found.collect(event, 1)
-    return found.run()
+    counts: dict[GaussianStep, int] = {}
+    worst: dict[GaussianStep, int] = {}  # no better than the hidden-state events
+    hidden: dict[HiddenState, int] = {}
+    parts: dict[PairedEvent, int] = {}
+    reasons: list[str] = []
+    distance = 0.0
+    todo: list[tuple[Event, int]] = [(event, 1)]
+    while todo:
+        event, times = todo.pop()
+        if times == 0:
+            continue
+        name = event.type_name
+        if reason := event.refuses(relation):
+            raise UnsupportedEventError(f"{name} under {relation.value}: {reason}")
+        steps: list[GaussianStep] = []
+        match event:
+            case Repeated(inner, n):
+                todo.append((inner, times * n))
+            case Composed(events):
+                todo += [(inner, times) for inner in reversed(events)]
+            case NonPrivate(reason):
+                reasons.append(reason)
+            case Gaussian(z):
+                steps = [GaussianStep(z)]
+            case PoissonSampled() | FixedSizeSampled():
+                if isinstance(event, FixedSizeSampled):
+                    q, kind = event.batch_size / event.dataset_size, "fixed_size"
+                else:
+                    q, kind = event.sampling_prob, "poisson"
+                if q == 0 and not isinstance(event.event, NonPrivate):
+                    continue
+                # Everything inside saw one draw, so it is one joint Gaussian.
+                run = flatten(event.event, relation, name)
+                if run.hidden:
+                    raise UnsupportedEventError(
+                        f"{name} of a HiddenState event: its partition is of all records, not of a "
+                        "draw, and no bound is known"
+                    )
+                for part, _ in run.parts:
+                    raise UnsupportedEventError(
+                        f"{name} of a {part.type_name} event: its amplification by sampling "
+                        "has no bound here; put it beside the sampled event"
+                    )
+                if any(step.sampling_prob < 1 for step, _ in run.steps):
+                    raise UnsupportedEventError(
+                        f"{name} of a sampled event: nested sampling has no bound here"
+                    )
+                if run.infinite:
+                    reasons.append(run.infinite)
+                kind = kind if q < 1 else "poisson"
+                steps = [GaussianStep(step.noise_multiplier, q, kind) for step, _ in run.steps]
+            case HiddenState():
+                hidden[event] = hidden.get(event, 0) + times
+                # A Gaussian that is no better than the event's worst batch. Under replace-one a
+                # Gaussian of multiplier z is 2/z-GDP.
+                mu = math.sqrt(2 * float(batch_values(event).max()))
+                if not math.isfinite(mu):
+                    reasons.append(
+                        "inner iterates left a loop whose start is not the same for all records"
+                    )
+                elif mu > 0:
+                    steps = [GaussianStep(min(2 / mu, 1e30))]
+            case PerUser(inner, _):
+                todo.append((inner, times))
+            case GridNoise(inner, apart):
+                if sampled:
+                    raise UnsupportedEventError(
+                        f"{sampled} of a GridNoise event: put it around the sampled event"
+                    )
+                distance += times * apart
+                todo.append((inner, times))
+            case CorrelatedNoise() | CyclicPoissonSampled():
+                if sampled:
+                    raise UnsupportedEventError(
+                        f"{sampled} of a {name} event: it is a whole run with draws of its own, "
+                        "and its amplification by sampling has no bound here"
+                    )
+                # At the cost of releases with independent noise: one, or a round of groups each.
+                if isinstance(event, CyclicPoissonSampled):
+                    inner = PoissonSampled(event.event, event.sampling_prob)
+                    todo.append((inner, times * -(-event.steps // event.bands)))
+                else:
+                    todo.append((event.event, times))
+            case PairedEvent():
+                if event.infinite():
+                    reasons.append(event.infinite())
+                else:
+                    parts[event] = parts.get(event, 0) + times
+            case _:
+                raise ValueError(f"event={event!r}: expected an event that jaxdp.accounting knows")
+        into = worst if isinstance(event, HiddenState) else counts
+        for step in steps:
+            z = step.noise_multiplier
+            if z == 0:
+                reasons.append("a release has no noise (noise multiplier 0)")
+            elif z < 1e-30:
+                reasons.append(f"noise multiplier {z:g} is too small to be any noise")
+            else:
+                into[step] = into.get(step, 0) + times
+    # All full-batch Gaussians are merged into one, without the hidden states and with them.
+    merged = []
+    for found in ([*counts.items()], [*counts.items(), *worst.items()]):
+        full = [(s, n) for s, n in found if s.sampling_prob == 1]
+        kinds = [(s, n) for s, n in found if s.sampling_prob < 1]
+        if full:
+            precision = 0.0
+            for step, n in full:
+                precision += n * step.noise_multiplier**-2
+            alone = sum(n for _, n in full) == 1
+            z = full[0][0].noise_multiplier if alone else precision**-0.5
+            kinds.append((GaussianStep(z), 1))
+        merged.append(tuple(sorted(kinds)))
+    return FlatRun(
+        merged[1],
+        "; ".join(dict.fromkeys(reasons)),
+        tuple(hidden.items()),
+        merged[0] if hidden else None,
+        tuple(parts.items()),
+        distance * (1 + 1e-9),
+    )
 
 
 def flatten_exactly(event: Event, relation: Relation) -> FlatRun:
@@ -174,161 +269,6 @@ def flatten_exactly(event: Event, relation: Relation) -> FlatRun:
             "epsilon at a delta and no other bound here"
         )
     return run
-
-
-def batch_values(
-    event: HiddenState, bound: Callable[[NoisyChain], Array] = hidden_state.shifted
-) -> Array:
-    """S of each batch that may hold the record, [batches], summed over the blocks."""
-    bound = hidden_state.composed if event.exposed else bound
-    values = np.zeros(event.blocks[0].batches)
-    for chain, n in Counter(event.blocks).items():
-        values = values + n * bound(chain)
-    return values
-
-
-class _Found:
-    """The parts that an event is made of, under one relation.
-
-    Args:
-        relation: which data sets are neighbours.
-        sampled: name of the sampled event that the event is within, or "".
-    """
-
-    def __init__(self, relation: Relation, sampled: str = "") -> None:
-        self.relation, self.sampled = relation, sampled
-        self.counts: dict[GaussianStep, int] = {}
-        self.reasons: list[str] = []
-        self.hidden: dict[HiddenState, int] = {}
-        self.parts: dict[PairedEvent, int] = {}
-        self.distance = 0.0
-
-    def run(self) -> FlatRun:
-        """The flat form of everything collected."""
-        others = self._merged()
-        for event, n in self.hidden.items():
-            # A Gaussian that is no better than the event's worst batch. Under replace-one a
-            # Gaussian of multiplier z is 2/z-GDP.
-            mu = math.sqrt(2 * float(batch_values(event).max()))
-            if not math.isfinite(mu):
-                self.reasons.append(
-                    "inner iterates left a loop whose start is not the same for all records"
-                )
-            elif mu > 0:
-                self.add(GaussianStep(min(2 / mu, 1e30)), n)
-        return FlatRun(
-            self._merged() if self.hidden else others,
-            "; ".join(dict.fromkeys(self.reasons)),
-            tuple(self.hidden.items()),
-            others if self.hidden else None,
-            tuple(self.parts.items()),
-            self.distance * (1 + 1e-9),
-        )
-
-    def _merged(self) -> tuple[tuple[GaussianStep, int], ...]:
-        """The steps sorted, with all full-batch Gaussians merged into one."""
-        full = [(s, n) for s, n in self.counts.items() if s.sampling_prob == 1]
-        sampled = {s: n for s, n in self.counts.items() if s.sampling_prob < 1}
-        if full:
-            precision = 0.0
-            for step, n in full:
-                precision += n * step.noise_multiplier**-2
-            alone = sum(n for _, n in full) == 1
-            z = full[0][0].noise_multiplier if alone else precision**-0.5
-            sampled[GaussianStep(z)] = 1
-        return tuple(sorted(sampled.items()))
-
-    def collect(self, event: Event, times: int) -> None:
-        """Adds ``times`` occurrences of ``event``."""
-        if times == 0:
-            return
-        match event:
-            case Repeated(inner, n):
-                self.collect(inner, times * n)
-            case Composed(events):
-                for inner in events:
-                    self.collect(inner, times)
-            case NonPrivate(reason):
-                self.reasons.append(reason)
-            case Gaussian(z):
-                self.add(GaussianStep(z) if z > 0 else None, times)
-            case PoissonSampled(inner, q):
-                self._sampled(event, inner, q, "poisson", times)
-            case FixedSizeSampled(inner, n, b):
-                if 0 < b < n:
-                    self._unless(event, "" if self.relation in _DISTANCES else _FIXED_SIZE)
-                self._sampled(event, inner, b / n, "fixed_size", times)
-            case HiddenState():
-                if self.relation is not Relation.REPLACE_ONE:
-                    self._unless(event, _PARTITION)
-                self.hidden[event] = self.hidden.get(event, 0) + times
-            case PerUser(inner, _):
-                self.collect(inner, times)
-            case GridNoise(inner, distance):
-                if self.sampled:
-                    raise UnsupportedEventError(
-                        f"{self.sampled} of a GridNoise event: put it around the sampled event"
-                    )
-                self.distance += times * distance
-                self.collect(inner, times)
-            case CorrelatedNoise() | CyclicPoisson():
-                if self.sampled:
-                    raise UnsupportedEventError(
-                        f"{self.sampled} of a {type(event).__name__} event: it is a whole run with "
-                        "draws of its own, and its amplification by sampling has no bound here"
-                    )
-                self._unless(event, event.refuses(self.relation))
-                self.collect(event.independent, times)
-            case PairedEvent():
-                self._unless(event, event.refuses(self.relation))
-                if event.infinite():
-                    self.reasons.append(event.infinite())
-                else:
-                    self.parts[event] = self.parts.get(event, 0) + times
-            case _:
-                raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
-
-    def _unless(self, event: Event, refusal: str) -> None:
-        if refusal:
-            name = type(event).__name__
-            raise UnsupportedEventError(f"{name} under {self.relation.value}: {refusal}")
-
-    def _sampled(self, event: Event, inner: Event, q: float, sampling: str, times: int) -> None:
-        """Adds a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
-        if q == 0 and not isinstance(inner, NonPrivate):
-            return
-        found = _Found(self.relation, type(event).__name__)
-        found.collect(inner, 1)
-        run = found.run()
-        if run.hidden:
-            raise UnsupportedEventError(
-                f"{type(event).__name__} of a HiddenState event: its partition is of all records, "
-                "not of a draw, and no bound is known"
-            )
-        for part, _ in run.parts:
-            raise UnsupportedEventError(
-                f"{type(event).__name__} of a {type(part).__name__} event: its amplification by "
-                "sampling has no bound here; put it beside the sampled event"
-            )
-        if run.infinite:
-            self.reasons.append(run.infinite)
-        for step, _ in run.steps:
-            if step.sampling_prob < 1:
-                raise UnsupportedEventError(
-                    f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
-                )
-            sampled = GaussianStep(step.noise_multiplier, q, sampling if q < 1 else "poisson")
-            self.add(sampled, times)
-
-    def add(self, step: GaussianStep | None, times: int) -> None:
-        """Adds a Gaussian step; None is one without noise."""
-        if step is None:
-            self.reasons.append("a release has no noise (noise multiplier 0)")
-        elif step.noise_multiplier < 1e-30:
-            z = step.noise_multiplier
-            self.reasons.append(f"noise multiplier {z:g} is too small to be any noise")
-        else:
-            self.counts[step] = self.counts.get(step, 0) + times
 
 
 def directions(
@@ -344,26 +284,21 @@ def directions(
         both: prepare a lower end too.
     """
     groups, spread = _alike(run.steps, _KINDS)
-    ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
-    for upper in (True, False) if both else (True,):
-        releases: list[tuple[Release, int]] = [(group[not upper], n) for group, n in groups]
-        found = [(one.pairs(relation, upper), n) for one, n in (*releases, *run.parts)]
-        ends.append(found if all(pairs for pairs, _ in found) else None)
-    high, low = ends[0], ends[-1] if both else None
-    assert high is not None
-    count = max(len(pairs) for found in ends if found for pairs, _ in found)
-    goal = max(tolerance, 3 * spread)
-
-    out = []
-    for i in range(count):
+    above = [(least.pairs(relation, True), n) for (least, _), n in groups]
+    above += [(part.pairs(relation, True), n) for part, n in run.parts]
+    below = [(most.pairs(relation, False), n) for (_, most), n in groups if both]
+    below += [(part.pairs(relation, False), n) for part, n in run.parts if both]
+    known = both and all(pairs for pairs, _ in below)
+    found = []
+    for i in range(max(len(pairs) for pairs, _ in above + (below if known else []))):
         # What has one pair for both directions is in each of them.
-        above, below = (
-            None if found is None else tuple((p[min(i, len(p) - 1)], n) for p, n in found)
-            for found in (high, low)
+        upper, lower = (
+            tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in end if pairs)
+            for end in (above, below)
         )
-        assert above is not None
-        out.append(Direction(above, below, log_delta, goal))
-    return out
+        goal = max(tolerance, 3 * spread)
+        found.append(Direction(upper, lower if known else None, log_delta, goal))
+    return found
 
 
 def _alike(

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.base import Relation
-from jaxdp.accounting.pairs import SampledGaussian, normal_cells
-from jaxdp.accounting.roots import bracket_decreasing, expand_right
+from jaxdp.accounting.events import Relation
+from jaxdp.accounting.pairs import SampledGaussian, bracket_decreasing, expand_right, normal_cells
 
 _SQRT_2PI = math.sqrt(2 * math.pi)
 

@@ -1,25 +1,33 @@
-"""Pairs of finitely many losses on a grid, above and below a dominating pair (docs/certificate.md).
+"""Losses on a grid, above and below a dominating pair, and the law of a sum of many.
 
-Above: the mass between two grid points goes to both of them such that its probability under both
-laws is kept (Doroshenko et al. 2022, "Connect the dots", arXiv:2207.04380v2, Section 4). Below: a
-cell is merged into one outcome, which is post-processing, and that outcome is split between its two
-neighbours on the grid where the cell's own profile is found to lie above the split one's.
+docs/certificate.md holds the argument. Above: the mass between two grid points goes to both of them
+such that its probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
+arXiv:2207.04380v2, Section 4). Below: a cell is merged into one outcome, which is post-processing,
+and that outcome is split between its two neighbours on the grid where the cell's own profile is
+found to lie above the split one's.
 
 Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both is
 long. A step is dominated by two released together: which of the two it is, with a large loss if it
 is one (``Outer``), and always a small loss (``Inner``; Theorem 9).
+
+The sum's law is found by a tilted FFT whose rounding is bounded: Theorems 6 and 7 of one transform,
+Theorem 8 of bunches.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdp.accounting.base import Array, Masses, Pair, Unresolved
+from jaxdp.accounting.events import Array, Unresolved
+from jaxdp.accounting.pairs import Masses, Pair
 
-Index = NDArray[np.int64]
 _U = 2.0**-53
+OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
+_LARGEST = 21  # log2 of the points of a bunch
+_NEARER = (0, 2, 4, 6, 9, 13, 18, 24, 30, 36)  # orders between the best of coarse losses and c
 # Grid widths of a merged cell: two are the least for which the split of an evenly filled cell lies
 # below its profile.
 CELL = 2.4
@@ -89,12 +97,13 @@ def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     edges = center + width * np.concatenate([-left[::-1] - half, right + half])
     # As above, the highest cell ends at the cap.
     edges = np.append(edges[edges < cap], cap)
-    cells = _Merged(pair, edges, center, width)
-    if cells.lost() > 1e-5 * width and edges.size > 2:
+    cells = _split(pair, edges, center, width)
+    if cells.lost > 1e-5 * width and edges.size > 2:
         # Cells that are filled on one side only, such as the lowest, go with their neighbours.
         bad = np.flatnonzero(~cells.good & (cells.up > 1e-5))
         again = np.delete(edges, np.minimum(bad + (edges[bad] < center), edges.size - 2))
-        cells = min(cells, _Merged(pair, again, center, width), key=_Merged.lost)
+        other = _split(pair, again, center, width)
+        cells = other if other.lost < cells.lost else cells
     up = np.where(cells.good, cells.up, 0.0)
     indices = np.concatenate([cells.index, cells.index + 1])
     mass = np.concatenate([cells.p - up, up]) * (1 - 3 * r - 16 * _U)
@@ -126,7 +135,8 @@ def merged(pair: Pair, width: float, low: float, cap: float, fine: float) -> tup
     return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
 
 
-class _Merged:
+@dataclass(frozen=True)
+class _Cells:
     """Cells as one outcome each, and their splits between two points of the grid.
 
     Attributes:
@@ -135,60 +145,59 @@ class _Merged:
         p: [m] P mass.
         up: [m] what of it goes to the upper point.
         good: [m] True where the split is found to lie below the cell's own profile.
+        lost: the mean loss given up by the cells that are rounded down whole.
     """
 
-    def __init__(self, pair: Pair, edges: Array, center: float, width: float) -> None:
-        self._pair, self._width = pair, width
-        masses = pair.masses(edges)
-        p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
-        near = int(np.searchsorted(edges, center)) - 1
-        middle = float(loss[min(max(near, 0), loss.size - 1)])
-        self.offset = middle if np.isfinite(middle) else center
-        kept = np.isfinite(loss) & (p > 1e-290)
-        self.p, loss = np.where(kept, p, 0.0), np.where(kept, loss, edges[:-1])
-        self.index = np.floor((loss - self.offset) / width)
-        grid = self.offset + self.index * width
-        self.up = np.clip(self.p * np.expm1(grid - loss) / np.expm1(-width), 0.0, self.p)
-        self.good: NDArray[np.bool_] = self.up <= 4 * _U * self.p
-        self.up = np.where(self.good, 0.0, self.up)
-        share = np.nan_to_num(self.up / np.maximum(self.p, 1e-300) * np.exp(loss - grid - width))
-        first, last = edges[:-1].copy(), edges[1:].copy()
-        cut = last - (last - first) * np.clip(share, 0.0, 1.0)
-        for _ in range(8):
-            left = np.flatnonzero(~self.good & (self.up > 1e-6 * self.p))
-            if not left.size:
-                break
-            low = self._try(left, edges, cut[left], grid[left])
-            first[left[low]], last[left[~low]] = cut[left[low]], cut[left[~low]]
-            cut[left] = 0.5 * (first[left] + last[left])
+    offset: float
+    index: Array
+    p: Array
+    up: Array
+    good: NDArray[np.bool_]
+    lost: float
 
-    def lost(self) -> float:
-        """The mean loss given up by the cells that are rounded down whole."""
-        return float(self._width * (self.up * ~self.good).sum())
 
-    def _try(self, left: Index, edges: Array, cut: Array, grid: Array) -> NDArray[np.bool_]:
-        """Marks the cells of ``left`` of whose profile a tangent lies above the split's profile.
+def _split(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
+    """Merges the cells between ``edges`` and splits each outcome as far as its profile allows."""
+    masses = pair.masses(edges)
+    p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
+    near = int(np.searchsorted(edges, center)) - 1
+    middle = float(loss[min(max(near, 0), loss.size - 1)])
+    offset = middle if np.isfinite(middle) else center
+    kept = np.isfinite(loss) & (p > 1e-290)
+    p, loss = np.where(kept, p, 0.0), np.where(kept, loss, edges[:-1])
+    index = np.floor((loss - offset) / width)
+    grid = offset + index * width
+    up = np.clip(p * np.expm1(grid - loss) / np.expm1(-width), 0.0, p)
+    good: NDArray[np.bool_] = up <= 4 * _U * p
+    up = np.where(good, 0.0, up)
 
-        The part of a cell beyond a cut has P* - u Q* in u = e^epsilon, a tangent of the cell's
-        profile. The split's profile is a line between its points, so that its ends decide.
-
-        Returns:
-            [k] True where a cut that is too low was the reason for the failure.
-        """
-        last = edges[left + 1]
-        cut = np.clip(cut, edges[left], last)
-        masses = self._pair.masses(np.stack([cut, last], axis=1).ravel())
+    # The part of a cell beyond a cut has P* - u Q* in u = e^epsilon, a tangent of the cell's
+    # profile. The split's profile is a line between its two points, so that their ends decide.
+    # The cut is found by bisection, all cells at once.
+    share = np.nan_to_num(up / np.maximum(p, 1e-300) * np.exp(loss - grid - width))
+    first, last = edges[:-1].copy(), edges[1:].copy()
+    cut = last - (last - first) * np.clip(share, 0.0, 1.0)
+    r = pair.rounding
+    for _ in range(8):
+        left = np.flatnonzero(~good & (up > 1e-6 * p))
+        if not left.size:
+            break
+        end = edges[left + 1]
+        at = np.clip(cut[left], edges[left], end)
+        masses = pair.masses(np.stack([at, end], axis=1).ravel())
         q, gain, error = (v[::2] for v in masses[1:4])
         base = np.broadcast_to(masses.base, masses.p.shape)[::2]
-        up, r = self.up[left], self._pair.rounding
         with np.errstate(over="ignore", invalid="ignore"):
-            near, far = np.expm1(grid - base), np.expm1(grid + self._width - base)
-            slack = error + 3 * r * (q * np.abs(far) + up * self._width)
-            slack += 4 * _U * self.p[left] * self._width
-            at_far = gain - q * far - slack
-            at_near = gain - q * near - slack + up * np.expm1(-self._width)
-        self.good[left] = (at_far >= 0) & (at_near >= 0)
-        return np.asarray(at_far < 0)
+            lower, upper = np.expm1(grid[left] - base), np.expm1(grid[left] + width - base)
+            slack = error + 3 * r * (q * np.abs(upper) + up[left] * width)
+            slack += 4 * _U * p[left] * width
+            at_far = gain - q * upper - slack
+            at_near = gain - q * lower - slack + up[left] * np.expm1(-width)
+        good[left] = (at_far >= 0) & (at_near >= 0)
+        low = at_far < 0  # a cut that is too low was the reason for the failure
+        first[left[low]], last[left[~low]] = cut[left[low]], cut[left[~low]]
+        cut[left] = 0.5 * (first[left] + last[left])
+    return _Cells(offset, index, p, up, good, float(width * (up * ~good).sum()))
 
 
 def _merged(masses: Masses, least: Array, r: float) -> Array:
@@ -322,3 +331,397 @@ class Outer(Pair):
         pair, ends = self.inner.pair, np.asarray([-np.inf, self.inner.low])
         above = float(pair.tails(np.asarray([self.inner.high]))[0][0])
         return (float(pair.cells(ends)[0][0]) + above) * (1 + 2 * pair.rounding)
+
+
+Counted = Sequence[tuple[Atoms, int]]
+Steps = Callable[[float], Counted]  # from the width of a grid to the atoms on it, with numbers
+Put = Callable[[Pair, float, float, float, float], Atoms]
+
+
+def grown(rate: float) -> float:
+    """e^rate - 1; infinite, an error that leaves nothing known, where that is beyond floats."""
+    return math.expm1(rate) if rate < 700 else math.inf
+
+
+def log_moments(atoms: Counted, width: float, orders: Array) -> Array:
+    """log E[exp(order * sum)] of the sums of atoms, [k]; -inf where there is no atom."""
+    total: Array = np.zeros(orders.size)
+    for atom, n in atoms:
+        with np.errstate(divide="ignore"):
+            log_mass = np.log(atom.mass)
+        exponent = orders[:, None] * (width * atom.index) + log_mass
+        peak = exponent.max(axis=1)
+        total += n * (orders * atom.offset + peak)
+        total += n * np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
+    return total
+
+
+class Law:
+    """The law of a sum of losses, tilted by exp(c loss), on ``size`` points of a grid.
+
+    Attributes:
+        loss: [size] increasing.
+        width: of their grid.
+        weight: [size] the tilted probability of each loss, over exp(log_scale - c reference).
+        c: the tilt.
+        log_scale: log E[exp(c sum)], the sum without the tilt.
+        error: bound on the l2 norm of the error of ``weight`` by rounding.
+        relative: bound on a relative error of all weights together.
+        alias: bound on the tilted probability outside the window, which is wrapped into it.
+        above: bound on the part of that which lies above the window.
+    """
+
+    def __init__(
+        self,
+        atoms: Counted,
+        width: float,
+        first: float,
+        size: int,
+        c: float,
+        outside: tuple[float, float],
+    ) -> None:
+        """Convolves the atoms.
+
+        Args:
+            atoms: (losses of a step, number of such steps).
+            width: of the grid.
+            first: about the smallest loss of the window.
+            size: number of points, a power of two.
+            c: the tilt.
+            outside: bounds on the tilted probability below and above the window.
+
+        Raises:
+            Unresolved: a step has no loss on so coarse a grid, or one beyond all digits.
+        """
+        self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
+        self.width = width
+        offset = math.fsum(n * a.offset for a, n in atoms)
+        start = math.floor((first - offset) / width)
+        self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
+        reach = abs(float(self.loss[0])) + abs(float(self.loss[-1]))
+        reach += sum(n * abs(a.offset) for a, n in atoms)
+        self.reach = reach
+        self.log_scale, self.relative = c * offset, 16 * _U * (1 + c * reach)
+        # Error of an FFT of a power of two, over the input's norm: l2 of l2, or largest of l1.
+        # Higham 2002, "Accuracy and Stability of Numerical Algorithms", Theorem 24.2, with twiddle
+        # factors good to an ulp; each output is a sum over paths of log2(size) factors, hence also
+        # by l1.
+        transform = math.log2(size) * 8 * _U
+        # Only frequencies at which the product is not negligible are kept.
+        live = np.arange(size // 2 + 1)
+        logs, turned = np.zeros(live.size, dtype=complex), np.zeros(live.size)
+        lines: list[tuple[int, Array, float, float]] = []
+        for atom, n in atoms:
+            if n == 0:
+                continue
+            law, log_total, largest = tilt(atom, c * width)
+            self.log_scale += n * log_total
+            self.relative += n * 4 * _U * (largest + abs(log_total) + 8)
+            # Without the mass at 0, whose transform is 1: what is left may be tiny.
+            index, values = np.append(atom.index % size, 0), np.append(law, -1.0)
+            line = np.bincount(index, values, size)
+            moved = np.fft.rfft(line)[live]
+            square = 2 * moved.real + moved.real**2 + moved.imag**2
+            kept = n * square / 2 + logs.real > -70
+            live, moved, square = live[kept], moved[kept], square[kept]
+            modulus = np.log(np.maximum(np.abs(1 + moved), 1e-300))
+            real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), modulus)
+            imag = np.arctan2(moved.imag, 1 + moved.real)
+            logs = logs[kept] + n * (real + 1j * imag)
+            turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
+            lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
+            self.relative += (
+                n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
+            )
+            lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
+        self.relative = grown(self.relative + 4 * _U * abs(self.log_scale))
+        values = np.exp(logs)
+        spectrum = np.zeros(size // 2 + 1, dtype=complex)
+        spectrum[live] = values
+        both = np.where((live == 0) | (live == size // 2), 1.0, 2.0)
+        norm = math.sqrt(float(both @ np.abs(values) ** 2) / size)
+        off = math.sqrt(float(both @ (np.abs(values) * (16 + 16 * turned)) ** 2) / size) * _U
+        weight = np.fft.irfft(spectrum, size)
+        self.error = off + 2 * transform * norm + 1e-28
+        for n, real, l2, l1 in lines:
+            # One factor of the product less, and a modulus above 1 by rounding grows with n.
+            rest = np.exp(np.minimum(logs.real - real, 0.0))
+            others = math.sqrt(float(both @ (rest * rest)) / size)
+            growth = 1 + grown(2 * n * transform * min(l1, l2 * math.sqrt(size)))
+            self.error += n * transform * min(l2, l1 * others) * growth
+        self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
+
+    def mean(self, weight: Array, payoff: Array) -> tuple[float, float]:
+        """(sum of weights times payoffs, its rounding error) of an untilted law."""
+        value = float(weight @ payoff)
+        error = self.error * math.sqrt(float(payoff @ payoff))
+        scale = math.exp(self.log_scale)
+        return value * scale, (error + (self.relative + 4 * _U * 20) * value) * scale
+
+
+class LawProfile:
+    """delta(epsilon) = E[(1 - e^(epsilon - sum))+], from sums over the tail of a tilted law."""
+
+    def __init__(self, law: Law, reference: float) -> None:
+        self._law, self._reference = law, reference
+        # Only about the reference, where e^(-c x) is tame.
+        self._least = reference - min(max(0.4 * reference, 1e-6), 300.0 / law.c)
+        self._first = int(np.searchsorted(law.loss, self._least))
+        self._loss = law.loss[self._first :]
+        self._damped = law.weight[self._first :] * np.exp(-law.c * (self._loss - reference))
+        self._mass = np.cumsum(self._damped[::-1])[::-1]
+        # Of the second law at once, where e^(reference - loss) is tame too.
+        below = (1 + law.c) * (reference - self._least)
+        tame = max(float(law.loss[-1]) - self._least, below) < 600
+        second = np.exp(reference - self._loss) * self._damped if tame else np.empty(0)
+        self._second = np.cumsum(second[::-1])[::-1]
+        self._log_scale = law.log_scale - law.c * reference
+        self._slack = 2 * _U * (self._loss.size + 300)
+
+    def __call__(self, epsilon: float, log_unit: float) -> tuple[float, float]:
+        """(delta, bound on its error) over exp(log_unit)."""
+        law, c = self._law, self._law.c
+        first, far = np.searchsorted(self._loss, [epsilon, epsilon + 45.0], side="right")
+        # Beyond that scale the weights that decide are less than the smallest numbers.
+        if epsilon < self._least or self._log_scale - log_unit > 650:
+            return 0.0, math.inf
+        ratio = epsilon - self._reference
+        mass = float(self._mass[first]) if first < self._mass.size else 0.0
+        # Beyond 45 nats the second law has less than e^-45 of the first.
+        if first < self._second.size:
+            moved = math.exp(ratio) * float(self._second[first])
+        else:
+            moved = float(self._damped[first:far] @ np.exp(epsilon - self._loss[first:far]))
+        value = max(mass - moved, 0.0)
+        # The rounding of losses, epsilon and the unit, as of a relative error.
+        inexact = 4 * _U * ((1 + c) * law.reach + abs(log_unit))
+        error = (self._slack + inexact + 3e-20) * (mass + moved) + law.relative * value
+        # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
+        peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
+        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
+        late = math.exp(-c * max(float(law.loss[-1]) - epsilon, 0.0))
+        outside = law.alias * peak + law.above * late
+        there = math.exp(min(-c * ratio, 700.0))
+        error += (law.error * norm + outside) * there + 1e-310 * (self._loss.size + norm)
+        scale = math.exp(self._log_scale - log_unit)
+        return value * scale, error * scale
+
+
+def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
+    """(law tilted by exp(rate * index), log of its total before, largest number in an exponent)."""
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(atom.mass)
+    exponent = log_mass + rate * atom.index
+    peak = float(exponent.max(initial=-math.inf))
+    if not math.isfinite(peak):
+        raise Unresolved("no loss on the grid, or one beyond all digits")
+    law = np.exp(exponent - peak)
+    total = math.fsum(law)
+    heavy = exponent >= peak - 50
+    largest = float((np.abs(log_mass) + rate * np.abs(atom.index))[heavy].max())
+    return law / total, peak + math.log(total), largest
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Grids on which a sum is found.
+
+    Attributes:
+        widths: of the only grid; or of that of the steps' losses and of that of the bunches'.
+        bunches: how many bunches make the sum.
+        size: points of the window of the whole sum, a power of two.
+        points: points of all windows together.
+        small: (least, largest) small loss of each kind of steps; then the large ones are put on the
+            last grid at once, beside the sum of the small ones. Empty if all are on the first.
+        outside: nats of tilted probability that all windows of one grid leave outside.
+    """
+
+    widths: tuple[float, ...]
+    bunches: int
+    size: int
+    points: float
+    small: tuple[tuple[float, float], ...] = ()
+    outside: float = OUTSIDE
+
+
+class TiltedMoments:
+    """Chernoff's bounds on sums of atoms, tilted by ``c``.
+
+    Attributes:
+        c: the tilt.
+        orders: the orders on both sides of c at which they are tried, [k].
+        gain: log E[exp((order - c) loss)] of the tilted losses of each kind, [kinds, k].
+    """
+
+    def __init__(self, atoms: Counted, width: float, c: float) -> None:
+        self.c = c
+        if c == 0:
+            far = np.geomspace(1e-3, 1e9, 37)
+            self.orders = np.concatenate([-far[::-1], far])
+        else:
+            ratio = np.geomspace(0.02, 30, 15)
+            self.orders = np.concatenate([c - ratio[::-1] * c, c + ratio * c])
+        orders = np.append(self.orders, c)
+        rows = [log_moments([(atom, 1)], width, orders) for atom, _ in atoms]
+        self.gain = np.asarray([row[:-1] - row[-1] for row in rows])
+        # Without digits: a difference of numbers that are too large.
+        offsets = np.asarray([abs(atom.offset) for atom, _ in atoms])
+        self._size = np.abs(self.orders) * offsets[:, None] + np.abs(self.gain)
+
+    def of(self, counts: Array) -> Array:
+        """log E[exp((order - c) sum)] of the tilted sum, [k]; infinite where it has no digits."""
+        used = counts > 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            gain = counts[used] @ self.gain[used]
+            size = counts[used] @ self._size[used]
+        return np.where(size < 1e12, gain, np.inf)
+
+    def window(self, counts: Array, nats: float) -> tuple[float, float]:
+        """(first, last) loss of a window that leaves e^-nats of the tilted law on either side."""
+        gain, c = self.of(counts) + nats, self.c
+        up, down = self.orders > c, self.orders < c
+        last = (gain[up] / (self.orders[up] - c)).min()
+        return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
+
+
+def law_of_sum(
+    steps: Steps,
+    put: Put,
+    layout: Layout,
+    moments: TiltedMoments,
+    first: float,
+    apart: tuple[Steps, TiltedMoments] | None = None,
+) -> Law:
+    """The law of the sum of all steps' losses, tilted, on a window that begins at ``first``.
+
+    A sum of n losses on one grid needs a grid as fine as sqrt(n) roundings ask for. So a run of
+    many steps is first summed in bunches of n/r steps, in a window and on a grid of their own; the
+    law of a bunch is put on a coarser grid, above or below; and r bunches are summed
+    (docs/certificate.md, Theorem 8).
+
+    Args:
+        steps: those that are summed in bunches, if there are any.
+        put: puts a bunch on a grid, above or below.
+        layout: the grids.
+        moments: of coarse atoms, from which windows and orders are chosen; with the tilt.
+        first: about the least loss of the window.
+        apart: what is put on the coarser grid at once, and the moments without it.
+    """
+    atoms = steps(layout.widths[0])
+    counts = np.asarray([n for _, n in atoms])
+    if len(layout.widths) == 1:
+        return _law(atoms, moments, counts, layout.widths[0], first, layout.size)
+
+    def counted(kinds: Counted, some: Array) -> list[tuple[Atoms, int]]:
+        return [(atom, int(n)) for (atom, _), n in zip(kinds, some, strict=True) if n]
+
+    # What is on the coarse grid at once: large losses, and the steps that fill no bunch.
+    (fine, width), r = layout.widths, layout.bunches
+    bunched = apart[1] if apart else moments
+    rest = list(apart[0](width)) if apart else []
+    part = counts // r
+    if (counts % r).any():
+        rest += counted(steps(width), counts % r)
+    # One bunch, in a window of which r leave no more outside than the last one does.
+    low, high = bunched.window(part, layout.outside + 2 + math.log(r))
+    points = math.ceil(math.log2((high - low) / fine + 2))
+    bunch = _law(counted(atoms, part), bunched, part, fine, low, 1 << min(max(points, 6), _LARGEST))
+    atom, log_scale, inexact, cut = _coarser(bunch, width, put)
+    found = _law([(atom, r), *rest], moments, counts, width, first, layout.size)
+    found.log_scale += r * log_scale
+    found.relative += grown(r * (bunch.relative + inexact))
+    # What was wrapped is missing in one place and too much in another. It is relative to a
+    # total that the coarse atoms have but for their width.
+    lost = r * (2 * bunch.alias + math.sqrt(bunch.loss.size) * bunch.error + cut)
+    total = r * bunch.log_scale + float(log_moments(rest, width, np.asarray([moments.c]))[0])
+    ratio = 1 + grown(max(total - found.log_scale, 0.0))
+    found.alias += grown(lost) * ratio
+    return found
+
+
+def _law(
+    kinds: Counted, hint: TiltedMoments, counts: Array, width: float, first: float, size: int
+) -> Law:
+    """The law of the kinds' sum, on one grid; ``hint`` and ``counts`` choose orders.
+
+    What lies outside the window is bounded by Chernoff with moments of the same atoms.
+    """
+    c, last = hint.c, first + (size - 2) * width
+    # The orders that may well give the best bounds below ``first`` and above ``last``. Sums of
+    # coarser losses have larger moments at far orders.
+    coarse, half = hint.of(counts), hint.orders.size // 2
+    above = np.where(hint.orders > c, coarse - (hint.orders - c) * last, np.inf)
+    below = np.where(hint.orders < c, coarse + (c - hint.orders) * first, np.inf)
+    best = int(np.argmin(above)), int(np.argmin(below))
+    used = {max(best[0] - i, half) for i in _NEARER} | {min(best[1] + i, half - 1) for i in _NEARER}
+    orders = hint.orders[sorted(used)]
+    moments = log_moments(kinds, width, np.append(orders, c))
+    gain = moments[:-1] - moments[-1]
+    total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
+    gain = np.where(total < 1e12, gain, np.inf)
+    up = orders > c
+    high = float((gain - (orders - c) * last)[up].min(initial=0.0))
+    low = float((gain + (c - orders) * first)[~up].min(initial=0.0))
+    outside = 1.01 * math.exp(min(low, 0.0)), 1.01 * math.exp(min(high, 0.0))
+    return Law(kinds, width, first, size, c, outside)
+
+
+class SummedPair(Pair):
+    """The computed law of a bunch's sum, as a pair.
+
+    Args:
+        loss: [m] increasing losses.
+        p: [m] masses under P; those under Q are p e^-loss.
+    """
+
+    center = 0.0
+
+    def __init__(self, loss: Array, p: Array) -> None:
+        self.loss, self.p = loss, p
+        # Sums of m non-negative terms: Higham 2002, Section 4.2.
+        self.rounding = 2.3e-16 * (loss.size + 4)
+
+    def masses(self, edges: Array) -> Masses:
+        """As ``Pair.masses``, each cell beside its lower edge."""
+        ends = np.searchsorted(self.loss, edges, side="right")
+        inside = slice(ends[0], ends[-1])
+        base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
+        index = np.repeat(np.arange(base.size), np.diff(ends))
+        p, lower = self.p[inside], base[index] - self.loss[inside]
+        # Not p - gain, which has no digits where the cell is many nats wide.
+        terms = p, p * np.exp(lower), -p * np.expm1(lower)
+        first, second, gain = (
+            np.asarray(np.bincount(index, v, base.size), np.float64) for v in terms
+        )
+        # The terms of one cell's gain have the same sign.
+        return Masses(first, second, gain, 2 * self.rounding * np.abs(gain), base)
+
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``; none is asked for but that of the largest loss."""
+        return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
+
+    def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
+        return float(self.loss[0]), float(self.loss[-1])
+
+
+def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, float]:
+    """(a bunch's atoms on a coarse grid, log of what their masses are over, errors).
+
+    The errors are a relative one, and the tilted probability of sums that rounding or wrapping
+    drowns: those are left out, for the moments' sake.
+    """
+    k = int(np.argmax(bunch.weight))
+    middle = float(bunch.loss[k])
+    loss = bunch.width * (np.arange(bunch.loss.size, dtype=np.float64) - k)
+    kept = bunch.weight > bunch.error / math.sqrt(loss.size)
+    # What was wrapped lies at the window's ends.
+    kept &= np.minimum(np.cumsum(bunch.weight), np.cumsum(bunch.weight[::-1])[::-1]) > bunch.alias
+    # Nor is what has no float without the tilt.
+    kept &= np.abs(bunch.c * loss) < 600
+    kept[k] = True
+    pair = SummedPair(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
+    atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)
+    inexact = 8 * _U * (1 + abs(bunch.log_scale) + (1 + bunch.c) * 2 * bunch.reach)
+    moved = replace(atom, offset=atom.offset + middle)
+    return moved, bunch.log_scale - bunch.c * middle, inexact, float(bunch.weight[~kept].sum())

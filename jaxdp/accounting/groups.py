@@ -5,18 +5,22 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import ADD, Bound, Event, Relation
 from jaxdp.accounting.events import (
+    ADD,
+    Bound,
     Composed,
     CorrelatedNoise,
+    Event,
     Gaussian,
     GridNoise,
     NonPrivate,
     PerUser,
     PoissonSampled,
+    Relation,
     Repeated,
 )
 from jaxdp.accounting.flat import flatten_exactly
+from jaxdp.accounting.pairs import bracket_decreasing
 from jaxdp.accounting.primitives import (
     ZCDP,
     DiscreteGaussian,
@@ -29,7 +33,6 @@ from jaxdp.accounting.primitives import (
 )
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
-from jaxdp.accounting.roots import bracket_decreasing
 
 _MOST = 1000  # records of a group that a mixture is made of
 _FARTHEST = 1e6
@@ -47,7 +50,24 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
         case Gaussian(z):
             return Gaussian(z / k)
         case PoissonSampled():
-            return _sampled(event, k, relation)
+            run = flatten_exactly(event, relation)
+            if run.infinite or not run.steps:
+                return event
+            step = run.steps[0][0]
+            z, q = step.noise_multiplier, step.sampling_prob
+            if q == 1:
+                return Gaussian(z / k)
+            if relation is Relation.REPLACE_ONE or k > _MOST:
+                return None
+            # P(0), ..., P(k) of a binomial law, to a relative 1e-13. The last is more than all
+            # those together that underflow, so that the law is no smaller.
+            rest = math.log1p(-q)
+            logs = [
+                math.log(math.comb(k, j)) + j * math.log(q) + (k - j) * rest for j in range(k + 1)
+            ]
+            chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
+            chances[-1] = max(chances[-1], 1e-300)
+            return MixtureOfGaussians(z, tuple(range(k + 1)), tuple(chances))
         case (
             Repeated(inner, n)
             | PerUser(inner, n)
@@ -77,30 +97,6 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
         case ZCDP(rho, 0.0):  # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9
             return ZCDP(k * k * rho, relation=event.relation)
     return None
-
-
-def _sampled(event: PoissonSampled, k: int, relation: Relation) -> Event | None:
-    run = flatten_exactly(event, relation)
-    if run.empty or run.infinite:
-        return event
-    step = run.steps[0][0]
-    if step.sampling_prob == 1:
-        return Gaussian(step.noise_multiplier / k)
-    if relation is Relation.REPLACE_ONE or k > _MOST:
-        return None
-    chances = _binomial(k, step.sampling_prob)
-    return MixtureOfGaussians(step.noise_multiplier, tuple(range(k + 1)), chances)
-
-
-def _binomial(k: int, q: float) -> tuple[float, ...]:
-    """P(0), ..., P(k) of a binomial law, to a relative 1e-13; the last is at least 1e-300.
-
-    That is more than all those together that underflow, so that the law is no smaller.
-    """
-    rest = math.log1p(-q)
-    logs = [math.log(math.comb(k, j)) + j * math.log(q) + (k - j) * rest for j in range(k + 1)]
-    chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
-    return (*chances[:-1], max(chances[-1], 1e-300))
 
 
 def group_epsilon(

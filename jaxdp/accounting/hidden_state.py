@@ -1,13 +1,25 @@
 """Bounds for the last iterate of a chain of noisy contractions, where nothing else is released.
 
-Every function here answers with S, one value for each batch in which the changed record may be: the
-Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of zCDP). For
-``shifted`` and ``composed`` more holds: the release is sqrt(2 S)-GDP. The relation is replace-one.
+Every function of a chain answers with S, one value for each batch in which the changed record may
+be: the Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of
+zCDP). For ``shifted`` and ``composed`` more holds: the release is sqrt(2 S)-GDP. The relation is
+replace-one.
 """
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.chains import Array, NoisyChain, log_gains
+from jaxdp.accounting.events import Bound, HiddenState, Relation
+
+if TYPE_CHECKING:
+    from jaxdp.accounting.flat import FlatRun
 
 _FADED = -300.0  # log of a gain whose square is close to what float64 cannot hold
 
@@ -51,7 +63,7 @@ def composed(chain: NoisyChain) -> Array:
     return _upwards(value, chain)
 
 
-def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: float = 0.0) -> Array:
+def log_sobolev(chain: NoisyChain, published: bool = False) -> Array:
     """S of the last iterate, [batches], by log-Sobolev inequalities; never below ``shifted``.
 
     V_k, the constant of the iterate's law in the units of a variance: V <- p^2 (c^2 V + v). A step
@@ -62,7 +74,6 @@ def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: floa
         chain: the steps; it must start at the same place under both neighbours.
         published: raise the divisor to 1/p^2, as DP-SBCD's Corollary 4.5 does. WRONG for p < 1:
             weight decay is a bijection, so it cannot change a divergence. For claims only.
-        start_variance: V of the start's law; 0 for a start that may be known.
 
     Raises:
         ValueError: when the starts may differ.
@@ -72,12 +83,16 @@ def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: floa
             f"start_distance={chain.start_distance!r}: expected 0, the log-Sobolev recursion needs "
             "equal starts"
         )
-    v, p = chain.table("variances"), chain.table("proximal")
-    kept = _kept_variance(chain, start_variance)
+    c, v, p = (chain.table(name) for name in ("contractions", "variances", "proximal"))
+    kept, variance = np.empty(chain.steps), 0.0  # c^2 V of the law before; V
+    steps = zip((c**2).ravel().tolist(), (p**2).ravel().tolist(), v.ravel().tolist(), strict=True)
+    for k, (c2, p2, added) in enumerate(steps):
+        kept[k] = c2 * variance
+        variance = p2 * (kept[k] + added)
     with np.errstate(divide="ignore"):
-        decay = -np.log1p(v / kept)
+        decay = -np.log1p(v / kept.reshape(v.shape))
     # Nothing is left to decay where the law was a point: no record has been read before.
-    decay[0, 0] = 0.0 if kept[0, 0] == 0 else decay[0, 0]
+    decay[0, 0] = 0.0
     if published:
         decay = decay / p**2
     _, between = _around(decay)
@@ -156,18 +171,87 @@ def _around(table: Array) -> tuple[Array, Array]:
     return left[0], between
 
 
-def _kept_variance(chain: NoisyChain, start_variance: float) -> Array:
-    """c_k^2 V_{k-1}, [epochs, batches]."""
-    c2, p2 = (chain.table(name).ravel() ** 2 for name in ("contractions", "proximal"))
-    kept = np.empty(chain.steps)
-    variance = start_variance
-    steps = zip(c2.tolist(), p2.tolist(), chain.table("variances").ravel().tolist(), strict=True)
-    for k, (c, p, v) in enumerate(steps):
-        kept[k] = c * variance
-        variance = p * (kept[k] + v)
-    return kept.reshape(chain.epochs, chain.batches)
-
-
 def _upwards(values: Array, chain: NoisyChain) -> Array:
     """Above the rounding of sums and products over all steps."""
     return values * (1 + 4e-15 * (chain.steps + 100))
+
+
+def batch_values(event: HiddenState, bound: Callable[[NoisyChain], Array] = shifted) -> Array:
+    """S of each batch that may hold the record, [batches], summed over the event's blocks."""
+    bound = composed if event.exposed else bound
+    values = np.zeros(event.blocks[0].batches)
+    for chain, n in Counter(event.blocks).items():
+        values = values + n * bound(chain)
+    return values
+
+
+# Runs with hidden-state events: averaged over the batches, or by log-Sobolev inequalities.
+
+ASSUMED = (
+    "holds while the partition is secret and nothing but the last iterate of each block leaves it"
+)
+
+
+def assumption(run: "FlatRun") -> str:
+    """The assumption behind the bound, or the reason why there is none."""
+    lost = [event.exposed for event, _ in run.hidden if event.exposed]
+    if lost:
+        reasons = "; ".join(dict.fromkeys(lost))
+        return f"the hidden-state number is lost ({reasons}): every step is charged"
+    even = any(event.average for event, _ in run.hidden)
+    return ASSUMED + ("; averaged, so all batches must have one size" if even else "")
+
+
+def refuses_log_sobolev(run: "FlatRun", relation: Relation) -> str:
+    """The reason why the log-Sobolev bound does not cover the run, or ""."""
+    if not run.hidden:
+        return "it has no hidden-state event"
+    if any(block.start_distance > 0 for event, _ in run.hidden for block in event.blocks):
+        return "the log-Sobolev recursion needs equal starts"
+    return ""
+
+
+def averaged_bound(of: str, run: "FlatRun", relation: Relation, value: float) -> Bound:
+    """Epsilon at a delta, or delta at an epsilon, where a hidden-state event is averaged.
+
+    Given the record's batch j, the whole run is a mu_j-GDP mechanism, where every other release is
+    a full-batch Gaussian too. Revealing j gives a pair that dominates the run (joint convexity of
+    the hockey-stick divergence), whose delta is the mean of the deltas. Where no such closed form
+    exists the Renyi divergences are averaged.
+    """
+    averaged = [(event, n) for event, n in run.hidden if event.average]
+    others = run.others or ()
+    sampled = any(s.sampling_prob < 1 for s, _ in others)
+    if run.parts or sampled or [n for _, n in averaged] != [1]:
+        return renyi_bound(of, run, relation, value, shifted)
+    squares = 2 * batch_values(averaged[0][0])
+    squares = squares + math.fsum(n * (2 / s.noise_multiplier) ** 2 for s, n in others)
+    for event, n in run.hidden:
+        if not event.average:
+            squares = squares + 2 * n * float(batch_values(event).max())
+    mus, counts = np.unique(np.sqrt(squares), return_counts=True)
+    laws = list(zip(mus.tolist(), (counts / counts.sum()).tolist(), strict=True))
+
+    def delta(epsilon: float) -> float:
+        return math.fsum(w * gaussian.gaussian_delta(mu, epsilon) for mu, w in laws)
+
+    if of == "delta":
+        return Bound(0.0, None, min(1.0, delta(value) * (1 + 1e-9) + 1e-300), "gdp")
+    if delta(0.0) <= value:
+        return Bound(0.0, 0.0, 0.0, "gdp", "delta(0) is already below the target")
+    largest = float(mus.max())
+    margin = min(gaussian.PROFILE_ERROR + 4e-15 * largest, 0.5)
+    _, upper = gaussian.bracket_epsilon(delta, value, max(largest, largest**2), margin)
+    return Bound(0.0, None, upper, "gdp")
+
+
+def renyi_bound(
+    of: str, run: "FlatRun", relation: Relation, value: float, bound: Callable[[NoisyChain], Array]
+) -> Bound:
+    """As ``averaged_bound``, from Renyi divergences with S of each chain by ``bound``."""
+    orders = np.asarray(rdp.DEFAULT_ORDERS)
+    total = replace(run, steps=run.others or ()).renyi(relation)
+    for event, n in run.hidden:
+        s = batch_values(event, bound)
+        total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))
+    return Bound(0.0, None, rdp.convert(of, total, value), "rdp")

@@ -14,18 +14,115 @@ for one Gaussian query on a draw; for several on one draw it assumes that they w
 docs/sampling_bounds.md derives those of other batches (Theorem 1).
 """
 
+import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.base import Array, Masses, Pair, Relation
+from jaxdp.accounting.events import Array, Event, Relation
 
 _U = 2.0**-53
 _SQRT2, _SQRT_2PI = math.sqrt(2), math.sqrt(2 * math.pi)
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
+
+
+class Masses(NamedTuple):
+    """Masses of cells of losses.
+
+    Attributes:
+        p: [m] under P.
+        q: [m] under Q, times e^base.
+        gain: [m] p - q, with the digits that both have in common left out.
+        error: [m] bound on the error of ``gain``.
+        base: [m] a loss near the cell's, or 0 for all.
+    """
+
+    p: Array
+    q: Array
+    gain: Array
+    error: Array
+    base: Array | float = 0.0
+
+
+class Pair(abc.ABC):
+    """A dominating pair (P, Q) of one release in one direction, by its loss L = log dP/dQ under P.
+
+    A record's presence can be told from the release no better than P from Q: delta(epsilon) of the
+    release is at most P(L > epsilon) - e^epsilon Q(L > epsilon) (Zhu, Dong and Wang 2022,
+    arXiv:2106.08567v2, Definition 7), for a tight pair the same. A composition is dominated by the
+    products of its pairs (Theorem 10 there).
+
+    Attributes:
+        center: a loss near which most of the probability lies; grids are aligned with it.
+        infinite: P(L = infinity).
+        rounding: bound on the relative error of every mass that ``masses`` and ``tails`` return.
+    """
+
+    center: float
+    infinite: float = 0.0
+    rounding: float
+
+    @abc.abstractmethod
+    def masses(self, edges: Array) -> Masses:
+        """Masses of edges[i] < L <= edges[i + 1], [m] each; edges increase, +-inf allowed.
+
+        An infinite loss is in no cell.
+        """
+
+    @abc.abstractmethod
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """P(L > loss) with the infinite losses, and Q(L > loss), [m] each; any order of losses."""
+
+    @abc.abstractmethod
+    def span(self, tail: float) -> tuple[float, float]:
+        """(low, high) finite losses: P(L < low) and P(high < L < infinity) are about ``tail``.
+
+        Only a hint where to put a grid; nothing proven rests on it.
+        """
+
+    def slack(self, edges: Array) -> float:
+        """The largest distance, in loss, of cells and tails as computed from finite ``edges``."""
+        return 0.0
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        """P and Q masses of the cells between ``edges``, [m] each."""
+        p, q, *_ = self.masses(edges)
+        return p, q
+
+
+class PairedEvent(Event):
+    """An event that accountants read as it is: neither a composition nor a Gaussian step.
+
+    Subclasses are frozen dataclasses. An accountant asks ``refuses`` first.
+    """
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """Pairs for an upper (or a lower) bound on delta: one for each direction, or one for both.
+
+        Forward is the record's presence (P with the record), reverse its absence. An empty tuple
+        where no pair is known: then ``renyi`` bounds the event, or for a lower end nothing does.
+        For a lower bound the pair must be dominated by one that the release attains.
+        """
+        return ()
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """Renyi divergence of each order > 1, [k], in the larger direction; never below the truth.
+
+        Infinite where none is known.
+        """
+        return np.full(orders.shape, np.inf)
+
+    def pure(self, relation: Relation) -> float:
+        """The largest loss, that is epsilon at delta 0; infinite unless a finite one is known."""
+        return math.inf
+
+    def infinite(self) -> str:
+        """The reason why nothing at all can be guaranteed (no noise), or ""."""
+        return ""
 
 
 class Discrete(Pair):
@@ -347,12 +444,6 @@ class SampledGaussian(Pair):
         return np.asarray(z * z * np.where(direct, far, near) + 0.5)
 
 
-def gaussian_pairs(z: float, q: float, relation: Relation) -> tuple[SampledGaussian, ...]:
-    """The pairs of one Poisson-sampled or full-batch step, one for each direction."""
-    both = (False,) if relation is Relation.REPLACE_ONE else (False, True)
-    return tuple(SampledGaussian(z, q, relation, reverse) for reverse in both)
-
-
 class BatchGaussian(Pair):
     """The pair of (1-k) A + k B against (1-k) A + k C, for the worst unit Gaussians at distances.
 
@@ -671,3 +762,67 @@ class MixedGaussian(Pair):
                 break
         out[finite] = y
         return out
+
+
+def bracket_decreasing(
+    f: Callable[[float], float], lo: float, hi: float, rtol: float = 1e-13, max_iter: int = 200
+) -> tuple[float, float]:
+    """The narrowed bracket [lo, hi] of the sign change of a decreasing ``f``.
+
+    A secant step that falls back to bisection whenever three steps did not halve the bracket.
+
+    Args:
+        f: decreasing; f(lo) > 0 >= f(hi). Infinite values are allowed.
+        lo: left end.
+        hi: right end.
+        rtol: stop when the bracket is this narrow, relative to its right end.
+        max_iter: evaluations at most.
+
+    Returns:
+        (lo, hi) with f(lo) > 0 >= f(hi), both evaluated.
+
+    Raises:
+        ValueError: when the ends given have no sign change between them.
+    """
+    f_lo, f_hi = f(lo), f(hi)
+    if not (f_lo > 0 >= f_hi):
+        raise ValueError(f"[{lo}, {hi}]: expected a sign change, got {f_lo} and {f_hi}")
+    reference, stale = hi - lo, 0
+    for _ in range(max_iter):
+        if hi - lo <= rtol * abs(hi) or f_hi == 0:
+            break
+        x = 0.5 * (lo + hi)
+        if stale < 3 and math.isfinite(f_lo) and math.isfinite(f_hi):
+            # A secant point, pushed past the root by a sliver, so that the farther end moves.
+            x = lo + (hi - lo) * f_lo / (f_lo - f_hi)
+            sliver = max(0.25 * rtol * abs(hi), 1e-3 * min(x - lo, hi - x))
+            x -= sliver if f_lo > -f_hi else -sliver
+        if not lo < x < hi:
+            x = 0.5 * (lo + hi)
+            if not lo < x < hi:
+                break
+        fx = f(x)
+        if fx > 0:
+            lo, f_lo = x, fx
+        else:
+            hi, f_hi = x, fx
+        stale += 1
+        if hi - lo <= 0.5 * reference:
+            reference, stale = hi - lo, 0
+        elif stale > 3:
+            stale = 3
+    return lo, hi
+
+
+def expand_right(f: Callable[[float], float], start: float, factor: float = 2.0) -> float:
+    """The first of start, start*factor, ... where the decreasing ``f`` is <= 0.
+
+    Raises:
+        OverflowError: when none exists below 1e300.
+    """
+    x = start
+    while not f(x) <= 0:
+        x *= factor
+        if x > 1e300:
+            raise OverflowError(f"no sign change between {start} and 1e300")
+    return x

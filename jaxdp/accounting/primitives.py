@@ -16,11 +16,13 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
+from jaxdp.accounting.events import Array, Relation
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
     MixedGaussian,
+    Pair,
+    PairedEvent,
     discrete,
     mixture_log_ratio,
     symmetric,
@@ -217,7 +219,7 @@ class MixtureOfGaussians(PairedEvent):
         object.__setattr__(self, "probabilities", tuple(merged.values()))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "no worst pair is proven where the amounts of two records may point apart"
         return ""
@@ -293,7 +295,7 @@ class _Stated(PairedEvent):
             raise ValueError(f"relation={self.relation!r}: expected one of {expected}") from None
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
         covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
         if covered or relation is self.relation:
@@ -436,7 +438,7 @@ class RandomizedResponse(PairedEvent):
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return "the number of answers is seen; ask with relation replace_one"
@@ -489,7 +491,7 @@ class ObjectivePerturbation(PairedEvent):
         check.fields(self, noise_multiplier=check.positive, curvature=check.positive)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "it is proven for adding, removing and zeroing out a record"
         if not self.pairs(relation, True):

@@ -1,29 +1,32 @@
-"""Privacy queries and the accountants that answer them: epsilon at a delta, delta at an epsilon.
+"""Privacy queries: epsilon at a delta, delta at an epsilon, and what fits a budget.
 
 A query flattens its event to releases with counts, and asks an accountant for a ``Bound``. Noise
 that is a Gaussian's but for a total-variation distance (``GridNoise``) is charged to delta here.
+Calibration searches over events; its answer was checked by a query of the proven epsilon.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting import certificate, contour, gaussian, last_iterate
-from jaxdp.accounting.base import (
+from jaxdp.accounting import certificate, contour, gaussian, hidden_state
+from jaxdp.accounting.events import (
     ADD,
-    Array,
     Bound,
     Event,
+    Gaussian,
+    PoissonSampled,
     Relation,
+    Repeated,
     Unresolved,
     UnsupportedEventError,
 )
-from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.flat import FlatRun, directions, flatten
 from jaxdp.accounting.rdp import convert, rdp_to_delta
 
@@ -35,6 +38,9 @@ _UPPER_ONLY = "upper bound only: no lower end is proven"
 _UNPROVEN = "an estimate alone was asked for: no end is proven"
 _ROUGH = 1e-2  # tolerance from which on an upper end is enough
 _MARGIN = 1 + 1e-9  # of the rounding of what a distance costs
+_JUMP = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
+_FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
+_NEAR_ESTIMATE = ("auto", "exact", "gdp")  # accountants whose upper end is hardly above it
 
 
 def epsilon(
@@ -74,8 +80,10 @@ def epsilon(
         1.83
     """
     at = check.target("delta", delta)
+    if tolerance is not None and tolerance != math.inf:
+        tolerance = check.positive("tolerance", tolerance)
     run = flatten(event, relation)
-    question = Question("epsilon", run, relation, at, _aim(tolerance))
+    question = Question("epsilon", run, relation, at, tolerance)
     _check(run, relation, accountant)
     if at == 1:
         found = Bound(0, 0, 0, "none", "any release has it")
@@ -105,8 +113,10 @@ def delta(
     if at != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         at = min(check.non_negative("epsilon", epsilon), 1e100)
+    if tolerance is not None and tolerance != math.inf:
+        tolerance = check.positive("tolerance", tolerance)
     run = flatten(event, relation)
-    question = Question("delta", run, relation, at, _aim(tolerance))
+    question = Question("delta", run, relation, at, tolerance)
     _check(run, relation, accountant)
     if run.distance:
         found = _near_delta(question, accountant)
@@ -130,36 +140,11 @@ def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -
     return True
 
 
-def epsilons_over_steps(
-    event: Event,
-    steps: Sequence[int],
-    delta: float,
-    relation: Relation = ADD,
-    accountant: str = "auto",
-) -> Array:
-    """The upper epsilon after each of the given numbers of repetitions of ``event``.
-
-    Arguments and errors as for ``epsilon`` of one step; ``steps``, [k] counts >= 0, in any order.
-
-    Returns:
-        [k] upper epsilons (infinite where nothing is guaranteed).
-    """
-    counts = check.each("steps", steps, check.count)
-    uppers = [epsilon(Repeated(event, n), delta, relation, accountant).upper for n in counts]
-    return np.asarray(uppers, dtype=np.float64)
-
-
-def _aim(tolerance: float | None) -> float | None:
-    if tolerance is None or tolerance == math.inf:
-        return tolerance
-    return check.positive("tolerance", tolerance)
-
-
 def trivial(run: FlatRun) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(0.0, None, math.inf, "none", f"no guarantee: {run.infinite}")
-    if run.empty:
+    if not (run.steps or run.parts):
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None
 
@@ -280,10 +265,10 @@ def _check(run: FlatRun, relation: Relation, accountant: str) -> None:
     if accountant not in ACCOUNTANTS:
         expected = sorted(name for name in ACCOUNTANTS if name != "auto")
         raise ValueError(f"accountant={accountant!r}: expected 'auto' or one of {expected}")
-    if run.empty or run.infinite:
+    if trivial(run):
         return
     if run.parts and accountant not in ("auto", "rdp"):
-        name = type(run.parts[0][0]).__name__
+        name = run.parts[0][0].type_name
         raise UnsupportedEventError(f"{name} by accountant {accountant}: not covered")
     if reason := ACCOUNTANTS[accountant][1](run, relation):
         raise UnsupportedEventError(f"{reason} by accountant {accountant} under {relation.value}")
@@ -308,7 +293,7 @@ def _ask(question: Question, accountant: str) -> Bound:
             return bound
         # Of hidden states an upper end only, averaged over their batches where that is allowed.
         if accountant == "auto" and any(event.average for event, _ in run.hidden):
-            averaged = last_iterate.averaged(question.of, run, question.relation, question.at)
+            averaged = hidden_state.averaged_bound(question.of, run, question.relation, question.at)
             bound = min(bound, averaged, key=lambda b: b.upper)
     except Unresolved as error:
         raise UnsupportedEventError(
@@ -316,67 +301,80 @@ def _ask(question: Question, accountant: str) -> Bound:
             f"({error}); use accountant 'auto'"
         ) from None
     name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
-    words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
+    words = "; ".join(part for part in (bound.note, hidden_state.assumption(run)) if part)
     return Bound(0.0, None, bound.upper, name, words)
 
 
-def _auto(question: Question) -> Bound:
-    """The certificate where there are pairs; Renyi bounds where there are none or they are less."""
-    run, relation = question.run, question.relation
-    if run.full_batch:
-        return _gdp(question)
-    if _only_pairs(run, relation):
-        return _rdp(question)
-    try:
-        bound, by_moments = _certified(question)
-    except Unresolved:
-        return _rdp(question)
-    both = question.tolerance is None or question.tolerance < _ROUGH
-    if by_moments or (both and bound.upper - bound.lower > 3e-2 * bound.upper):
-        return _tighter(bound, _rdp(question))
-    return bound
+def _certified(question: Question, renyi: bool = False) -> Bound:
+    """The certificate's bound; with ``renyi`` Renyi's where there are no pairs, or it is less.
 
-
-def _exact(question: Question) -> Bound:
-    return _certified(question)[0]
-
-
-def _certified(question: Question) -> tuple[Bound, bool]:
-    """The certificate's bound, and True if an end of it rests on moments alone."""
+    Raises:
+        Unresolved: no upper end was found.
+    """
     run, relation, at = question.run, question.relation, question.at
     aim, of_epsilon = question.tolerance, question.of == "epsilon"
+    poisson = all(step.sampling == "poisson" for step, _ in run.steps) and not run.parts
+    full = poisson and all(step.sampling_prob == 1 for step, _ in run.steps)
+    if renyi and full:
+        return _gdp(question)
+    if renyi and not all(part.pairs(relation, True) for part, _ in run.parts):
+        return _rdp(question)
     # One Gaussian step on a Poisson sample has a closed form.
-    single = len(run.steps) == 1 and run.steps[0][1] == 1 and not run.parts
-    if single and run.steps[0][0].sampling == "poisson":
-        return _single(question), False
-    if of_epsilon and _total_variation(run, relation) <= at:
-        return Bound(0.0, 0.0, 0.0, "exact", _ZERO), False
-    if aim is not None and aim >= _ROUGH:
-        estimate = _estimate(question) if aim == math.inf else None
-        if estimate is not None:
-            return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN), False
-        run, goal, both = run.fewer(), aim, False
-        if aim == math.inf:
-            goal = 2e-4 if of_epsilon else _ROUGH
+    if poisson and len(run.steps) == 1 and run.steps[0][1] == 1:
+        return _single(question)
+    if of_epsilon and poisson:
+        # The total variations of steps add up to more than delta(0) of all: below it every delta
+        # has epsilon exactly 0.
+        total = 0.0
+        for step, n in run.steps:
+            mu = relation.separation / step.noise_multiplier
+            total += n * step.sampling_prob * float(special.erf(mu / (2 * math.sqrt(2))))
+        if total * (1 + 1e-12) <= at:
+            return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
+
+    # The contour integral's value, which is no bound, says where to look.
+    estimate, rough = None, aim is not None and aim >= _ROUGH
+    if poisson and not run.hidden and (not rough or aim == math.inf):
+        try:
+            if not of_epsilon:
+                estimate = contour.delta(run, relation, at)
+            elif full:
+                estimate = _gdp(question).estimate
+            else:
+                estimate = contour.epsilon(run, relation, at)
+        except Unresolved:
+            pass
+    if aim == math.inf and estimate is not None:
+        return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN)
+    if rough:
+        run, estimate = run.fewer(), None
+        goal = (2e-4 if of_epsilon else _ROUGH) if aim == math.inf else aim or _ROUGH
     else:
-        estimate, both = _estimate(question), True
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
-        usual = (9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3
-        goal = aim or usual
-    if of_epsilon:
-        found = directions(run, relation, math.log(at), goal, both)
-        lower, upper = certificate.epsilon_bounds(found, estimate or None)
-    else:
-        guess = estimate or rdp_to_delta(run.renyi(relation), at)
-        for _ in range(8):
-            found = directions(run, relation, math.log(max(guess, 1e-300)), goal, both)
-            lower, upper = certificate.delta_bounds(found, at)
-            # Tails were cut for the delta that was expected.
-            if upper >= 1e-3 * guess or guess < 1e-290:
-                break
-            guess = max(upper, 1e-300)
-    bound = _joined(lower, upper, estimate, found[0].two_sided, question.of)
-    return bound, any(direction.by_moments for direction in found)
+        goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)
+
+    try:
+        if of_epsilon:
+            found = directions(run, relation, math.log(at), goal, not rough)
+            lower, upper = certificate.bounds(found, near=estimate or None)
+        else:
+            guess = estimate or rdp_to_delta(run.renyi(relation), at)
+            for _ in range(8):
+                found = directions(run, relation, math.log(max(guess, 1e-300)), goal, not rough)
+                lower, upper = certificate.bounds(found, at)
+                # Tails were cut for the delta that was expected.
+                if upper >= 1e-3 * guess or guess < 1e-290:
+                    break
+                guess = max(upper, 1e-300)
+    except Unresolved:
+        if not renyi:
+            raise
+        return _rdp(question)
+    bound = _joined(lower, upper, estimate, found[0].lower is not None, question.of)
+    wide = not rough and bound.upper - bound.lower > 3e-2 * bound.upper
+    if renyi and (wide or any(direction.by_moments for direction in found)):
+        return _tighter(bound, _rdp(question))
+    return bound
 
 
 def _joined(lower: float, upper: float, estimate: float | None, both: bool, of: str) -> Bound:
@@ -418,21 +416,6 @@ def _tighter(bound: Bound, other: Bound) -> Bound:
     return Bound(bound.lower, estimate, other.upper, other.accountant, bound.note)
 
 
-def _estimate(question: Question) -> float | None:
-    """The contour integral's value, which is no bound; None where there is none."""
-    run = question.run
-    poisson = all(step.sampling == "poisson" for step, _ in run.steps)
-    if run.parts or run.hidden or not poisson:
-        return None
-    if question.of == "epsilon" and run.full_batch:
-        return _gdp(question).estimate
-    ask = contour.epsilon if question.of == "epsilon" else contour.delta
-    try:
-        return ask(run, question.relation, question.at)
-    except Unresolved:
-        return None
-
-
 def _single(question: Question) -> Bound:
     """One step by its closed form."""
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
@@ -453,21 +436,6 @@ def _around(delta: Callable[[float], float], margin: float, name: str) -> Bound:
     """
     value, low, high = delta(0.0), delta(2e-15) * (1 - margin), delta(-2e-15) * (1 + margin)
     return Bound(min(low, value), value, min(max(high + 1e-300, value), 1.0), name)
-
-
-def _total_variation(run: FlatRun, relation: Relation) -> float:
-    """An upper bound on delta(0) of a composition: the sum over its steps of q TV(N(0), N(s)).
-
-    Infinite when a release is no Poisson-sampled Gaussian. Below it every delta has epsilon
-    exactly 0.
-    """
-    total = 0.0
-    for step, n in run.steps:
-        if step.sampling != "poisson":
-            return math.inf
-        mu = relation.separation / step.noise_multiplier
-        total += n * step.sampling_prob * float(special.erf(mu / (2 * math.sqrt(2))))
-    return math.inf if run.parts else total * (1 + 1e-12)
 
 
 def _gdp(question: Question) -> Bound:
@@ -503,32 +471,297 @@ def _rdp(question: Question) -> Bound:
 
 
 def _log_sobolev(question: Question) -> Bound:
-    return last_iterate.log_sobolev(question.of, question.run, question.relation, question.at)
-
-
-def _only_pairs(run: FlatRun, relation: Relation) -> str:
-    bad = [type(part).__name__ for part, _ in run.parts if not part.pairs(relation, True)]
-    return f"{', '.join(bad)}: no privacy loss distribution is known" if bad else ""
+    of, run, relation, at = question.of, question.run, question.relation, question.at
+    return hidden_state.renyi_bound(of, run, relation, at, hidden_state.log_sobolev)
 
 
 def _no_replace_one(run: FlatRun, relation: Relation) -> str:
-    bad = [s for s, _ in run.steps if s.sampling != "poisson"]
-    if bad or run.parts or relation is Relation.REPLACE_ONE:
+    bad = any(step.sampling != "poisson" for step, _ in run.steps)
+    if bad or relation is Relation.REPLACE_ONE:
         only = "the central limit is stated for adding or removing a record from Poisson samples"
         return f"{run}: {only}"
     return ""
 
 
 def _only_full_batch(run: FlatRun, relation: Relation) -> str:
-    return "" if run.full_batch else f"{run}: there is no exact GDP curve"
+    full = all(step.sampling_prob == 1 for step, _ in run.steps)
+    return "" if full else f"{run}: there is no exact GDP curve"
 
 
 # Name: (the accountant, the reason why it refuses a run under a relation, or "").
 ACCOUNTANTS: dict[str, tuple[Callable[[Question], Bound], Callable[[FlatRun, Relation], str]]] = {
-    "auto": (_auto, lambda run, relation: ""),
-    "exact": (_exact, _only_pairs),
+    "auto": (functools.partial(_certified, renyi=True), lambda run, relation: ""),
+    "exact": (_certified, lambda run, relation: ""),
     "gdp": (_gdp, _only_full_batch),
     "clt": (_clt, _no_replace_one),
     "rdp": (_rdp, lambda run, relation: ""),
-    "log_sobolev": (_log_sobolev, last_iterate.refuses_log_sobolev),
+    "log_sobolev": (_log_sobolev, hidden_state.refuses_log_sobolev),
 }
+
+
+# Calibration.
+
+_epsilon_of = epsilon  # where the name is that of a number
+
+
+def calibrate(
+    make_event: Callable[[Any], Event],
+    epsilon: float,
+    delta: float,
+    relation: Relation = ADD,
+    accountant: str = "auto",
+    *,
+    between: tuple[float, float] = (1e-9, 1e9),
+    most: bool = False,
+    whole: bool = False,
+    tolerance: float = 1e-4,
+    otherwise: float | None = None,
+) -> float:
+    """The smallest (or largest) value whose event is proven to be within (epsilon, delta).
+
+    The value is whatever makes an event more private as it grows (a noise multiplier, the factor of
+    a schedule) or, with ``most``, less private (steps, epochs, a sampling probability).
+
+    Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
+    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. Quick
+    estimates lead the search, or the accountant's own answers where they are no tighter than it, 60
+    at most; as many proofs at most, mostly one.
+
+    Args:
+        make_event: from a value to everything that would be released.
+        epsilon: target > 0.
+        delta: in (0, 1).
+        relation: which data sets are neighbours.
+        accountant: as for ``epsilon``.
+        between: the least and the greatest value that are tried, both > 0.
+        most: find the largest value instead of the smallest.
+        whole: try whole numbers only, as int. The answer is then the last that is within, or
+            within a relative 1e-7 of it.
+        tolerance: how close, relative, the answer is to the best one, or its epsilon to the target.
+        otherwise: is returned when no value is within; None raises.
+
+    Returns:
+        The value: a float, or an int. An end of ``between`` when all values are within.
+
+    Raises:
+        ValueError: for an argument out of its range, or a target that no value meets.
+        UnsupportedEventError: the accountant refuses an event.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> def training(epochs):
+        ...     return acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 100 * epochs)
+        >>> acc.calibrate(training, 3.0, 1e-5, between=(1, 10**6), most=True, whole=True)
+        26
+    """
+    epsilon = check.positive("epsilon", epsilon)
+    delta = check.error_probability("delta", delta)
+    tolerance = check.positive("tolerance", tolerance)
+    try:
+        low, high = between
+    except (TypeError, ValueError):
+        raise ValueError(f"between={between!r}: expected two numbers") from None
+    for end in (low, high):
+        check.count("between", end, 1) if whole else check.positive("between", end)
+    if not low < high:
+        raise ValueError(f"between={between!r}: expected the smaller number first")
+    wide, safe = (high, low) if most else (low, high)
+
+    def quick(value: float) -> float:
+        event = make_event(value)
+        if accountant not in _NEAR_ESTIMATE:
+            return _log_ratio(_epsilon_of(event, delta, relation, accountant).upper, epsilon)
+        found = _epsilon_of(event, delta, relation, tolerance=math.inf)
+        about = found.upper if found.estimate is None else found.estimate
+        # A little inside, so that the first proof succeeds.
+        return _log_ratio(about, epsilon * (1 - tolerance / 2))
+
+    # One step more or less is less than the usual width.
+    finer = 1e-5 if whole else None
+
+    def proven(value: float) -> float:
+        found = _epsilon_of(make_event(value), delta, relation, accountant, tolerance=finer)
+        return _log_ratio(found.upper, epsilon)
+
+    start, slope = least(quick, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole)
+    start = safe if start is None else start
+    # Where epsilon jumps, the next value tried is the neighbour that shows it.
+    value, _ = least(proven, start, slope, (wide, safe), tolerance, whole, tolerance / 5)
+    if value is None and otherwise is None:
+        reached = epsilon * math.exp(proven(safe))
+        raise ValueError(
+            f"epsilon={epsilon!r}: expected a target that can be met; at {safe:g}, the most "
+            f"private value tried, {reached:.6g} is proven"
+        )
+    return otherwise if value is None else value  # type: ignore[return-value]
+
+
+def calibrate_count(
+    make_event: Callable[[int], Event],
+    epsilon: float,
+    delta: float,
+    relation: Relation = ADD,
+    accountant: str = "auto",
+) -> int:
+    """The largest number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
+
+    It is a number of steps, or of anything else of which more is less private; 1e12 at most.
+    Arguments and errors as for ``calibrate``.
+    """
+    found = calibrate(
+        make_event, epsilon, delta, relation, accountant,
+        between=(1, 10**12), most=True, whole=True, otherwise=0,
+    )  # fmt: skip
+    return int(found)
+
+
+def calibrate_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_prob: float,
+    steps: int,
+    relation: Relation = ADD,
+    accountant: str = "auto",
+) -> float:
+    """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
+
+    0 when nothing is released. ``sampling_prob`` in [0, 1] is that of Poisson samples (1 is the
+    full batch), ``steps`` >= 0. Other arguments and errors as for ``calibrate``.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> noise = acc.calibrate_noise_multiplier(3.0, 1e-5, sampling_prob=0.01, steps=1_000)
+        >>> step = acc.PoissonSampled(acc.Gaussian(noise), sampling_prob=0.01)
+        >>> acc.epsilon(acc.Repeated(step, 1_000), delta=1e-5).upper <= 3.0
+        True
+    """
+    check.positive("epsilon", epsilon)
+    check.error_probability("delta", delta)
+    q = check.share("sampling_prob", sampling_prob)
+    if q == 0 or check.count("steps", steps) == 0:
+        return 0.0
+    return calibrate(
+        lambda z: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant, tolerance=_FINE
+    )
+
+
+def calibrate_steps(
+    epsilon: float,
+    delta: float,
+    sampling_prob: float,
+    noise_multiplier: float,
+    relation: Relation = ADD,
+    accountant: str = "auto",
+) -> int:
+    """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
+
+    Arguments and errors as for ``calibrate_noise_multiplier``; 1e12 at most.
+
+    Raises:
+        ValueError: also for a ``sampling_prob`` of 0, with which any number fits.
+    """
+    q = check.share("sampling_prob", sampling_prob)
+    z = check.positive("noise_multiplier", noise_multiplier)
+    if q == 0:
+        raise ValueError(f"sampling_prob={sampling_prob!r}: expected above 0, or any steps fit")
+    return calibrate_count(lambda n: _dp_sgd(z, q, n), epsilon, delta, relation, accountant)
+
+
+def calibrate_sampling_prob(
+    epsilon: float,
+    delta: float,
+    steps: int,
+    noise_multiplier: float,
+    relation: Relation = ADD,
+    accountant: str = "auto",
+) -> float:
+    """The largest Poisson sampling probability (to a relative 1e-6) within the target, at most 1.
+
+    Arguments and errors as for ``calibrate_noise_multiplier``; 0 if not even 1e-26 is within.
+    """
+    steps = check.count("steps", steps)
+    z = check.positive("noise_multiplier", noise_multiplier)
+    return calibrate(
+        lambda q: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant,
+        between=(1e-26, 1.0), most=True, tolerance=_FINE, otherwise=0.0,
+    )  # fmt: skip
+
+
+def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
+    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
+
+
+def _log_ratio(value: float, target: float) -> float:
+    """log(value/target), <= 0 exactly when value <= target; defined for 0 and infinity."""
+    if value <= target:
+        return -math.inf if value == 0 else min(0.0, math.log(value / target))
+    return max(5e-324, math.log(value / target))
+
+
+def least(
+    excess: Callable[[float], float],
+    start: float,
+    slope: float,
+    ends: tuple[float, float],
+    tolerance: float,
+    whole: bool = False,
+    reach: float = 2.0,
+) -> tuple[float | None, float]:
+    """The value nearest to ends[0] at which ``excess`` was evaluated and found <= 0.
+
+    ``excess`` falls from ends[0] to ends[1], whichever is larger. Secant steps in the logs of the
+    values aim a hair inside; a bracket of evaluated values keeps them honest.
+
+    Args:
+        excess: log of (what a value costs / target); infinities allowed.
+        start: first value.
+        slope: of ``excess`` in the log of the value towards ends[1], roughly.
+        ends: values > 0, the second the safe one.
+        tolerance: relative, of the value and of the cost, at which the search stops; at least 1e-4
+            after ten evaluations where the costs are seen to jump.
+        whole: values are whole numbers; then the bracket is closed up to 1, or to 1e-7 of it.
+        reach: first step, in the log of the value, from an infinite cost.
+
+    Returns:
+        (value, last slope); None when even the safe end exceeds, or after 60 evaluations.
+    """
+    sign, aim = (1 if ends[1] > ends[0] else -1), (0.0 if whole else tolerance / 3)
+    low, high = min(ends), max(ends)
+    inside: float | None = None
+    outside: float | None = None
+    value, last, before = start, 0.0, math.nan
+    gain, excess_cost = -math.inf, math.inf  # the costs inside and outside
+    for turn in range(1, 61):
+        cost, x = excess(value), sign * math.log(value)
+        if cost <= 0:
+            inside, gain = value, cost
+            if value == ends[0] or (cost > -tolerance and not whole):
+                break
+        else:
+            outside, excess_cost = value, cost
+            if value == ends[1]:
+                break
+        if turn >= 10 and inside and outside:
+            steep = (excess_cost - gain) / abs(math.log(inside / outside))
+            tolerance = max(tolerance, 1e-4) if steep > _JUMP else tolerance
+        if inside and outside:
+            apart = abs(inside - outside) if whole else abs(math.log(inside / outside))
+            if apart <= max(1, 1e-7 * inside) if whole else apart < tolerance / 4:
+                break
+        fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan
+        slope = fall if math.isfinite(fall) and fall < 0 else slope
+        last, before = x, cost
+        if math.isfinite(cost):
+            step = -(cost + aim) / slope
+        else:
+            step, reach = math.copysign(reach, cost), 100 * reach
+        value = math.exp(sign * (x + min(max(step, -2.0 - turn), 2.0 + turn)))
+        if inside and outside:
+            bracket = min(inside, outside), max(inside, outside)
+            if not bracket[0] < value < bracket[1] or turn > 5 and turn % 3 == 0:
+                value = math.sqrt(inside) * math.sqrt(outside)
+            value = min(max(round(value), bracket[0] + 1), bracket[1] - 1) if whole else value
+        elif whole and round(value) == round(math.exp(sign * x)):
+            value = math.exp(sign * x) + (sign if cost > 0 else -sign)
+        value = min(max(round(value) if whole else value, low), high)
+    return inside, slope

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.events import Array
 from jaxdp.accounting.grid import above, merged
+from jaxdp.accounting.pairs import Pair
+
+Kinds = tuple[tuple[Pair, int], ...]
 
 _U = 2.0**-53
 _NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
@@ -29,13 +32,19 @@ class SumMoments:
         spread: standard deviation of the sum, roughly.
     """
 
-    def __init__(self, kinds: tuple[tuple[Pair, int], ...], high: bool, log_delta: float) -> None:
+    def __init__(self, kinds: Kinds, high: bool, log_delta: float) -> None:
         """Puts every kind of step on a fine grid of its own."""
         tail = math.exp(max(log_delta, -640.0) - 23) / sum(n for _, n in kinds)
         self._steps: list[tuple[Array, Array, int]] = []
         self.over, variance = 0.0, 0.0
         for pair, n in kinds:
-            grid = _grid(pair.span(tail))
+            # A cell is at most a share of its distance from where most losses are, or a tenth of
+            # that at the far end; it is a small part of what its losses differ by anyhow. The tail
+            # of least floats is too large for many steps: so far out it is less.
+            low, end = pair.span(tail)
+            reach = max(end - low, 1e-12 * max(abs(low), abs(end), 1e-9))
+            fine = min(max(0.01 / math.sqrt(reach), 1e-5), 3e-4)
+            grid = 0.1 * fine * reach, low, end + 0.1 * reach, fine
             if high:
                 atoms = above(pair, *grid)
                 loss, mass = atoms.offset + atoms.index * grid[0], atoms.mass + _NO_DIGITS
@@ -69,54 +78,55 @@ def _log_sum(exponent: Array) -> Array:
     return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
 
-def upper_epsilon(total: SumMoments, log_delta: float) -> float:
-    """An epsilon that is proven at exp(log_delta), from a sum above; infinite if none is."""
-    left = log_delta + _log_rest(total.over * math.exp(-log_delta))
+def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> float:
+    """An epsilon that is proven at exp(log_delta), infinite if none is; or a delta at ``epsilon``.
+
+    Arguments as of ``SumMoments``.
+    """
+    total = SumMoments(kinds, True, log_delta)
+    # What is over is taken off delta; log(1 - share) is rounded down.
+    share = total.over * math.exp(-log_delta)
+    rest = math.log1p(-share) * (1 + 1e-12) - 1e-14 if share < 0.5 else -math.inf
+    left = log_delta + rest
 
     def at(orders: Array) -> Array:
         log_moment, error = total.moments(orders)
-        peak, off = _log_peak(orders)
-        found = log_moment + error + peak + off - left
-        return np.asarray((found + 4 * _U * np.abs(found)) / orders)
+        # The largest e^(-cx) (1 - e^-x), and what rounding may do to its log.
+        first, second = orders * np.log(orders), (1 + orders) * np.log1p(orders)
+        off = 4 * _U * (np.abs(first) + second)
+        if epsilon is None:
+            found = log_moment + error + (first - second) + off - left
+            return np.asarray((found + 4 * _U * np.abs(found)) / orders)
+        away = orders * epsilon
+        return np.asarray(log_moment + error - away + 4 * _U * away + (first - second) + off)
 
     found = _least(at, total.spread)
-    return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
+    if epsilon is None:
+        return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
+    return min((math.exp(min(found, 0.0)) + total.over) * (1 + 1e-12), 1.0)
 
 
-def upper_delta(total: SumMoments, epsilon: float) -> float:
-    """A proven delta at epsilon, from a sum above."""
+def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> float:
+    """An epsilon whose delta is proven to be above exp(log_delta), or 0; or a delta at ``epsilon``.
 
-    def at(orders: Array) -> Array:
-        log_moment, error = total.moments(orders)
-        peak, off = _log_peak(orders)
-        away = orders * epsilon
-        return np.asarray(log_moment + error - away + 4 * _U * away + peak + off)
-
-    found = math.exp(min(_least(at, total.spread), 0.0)) + total.over
-    return min(found * (1 + 1e-12), 1.0)
-
-
-def lower_epsilon(total: SumMoments, log_delta: float) -> float:
-    """An epsilon whose delta is proven to be above exp(log_delta), from a sum below; or 0."""
+    Arguments as of ``SumMoments``.
+    """
+    total = SumMoments(kinds, False, log_delta)
 
     def at(window: Windows) -> Array:
-        share = np.exp(np.minimum(log_delta + 8 * _U * abs(log_delta) - window.log_weight, 1.0))
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(window.first + np.log1p(-share * (1 + 1e-9)))
-
-    return max(_largest(total, at) * (1 - 1e-13), 0.0)
-
-
-def lower_delta(total: SumMoments, epsilon: float) -> float:
-    """A delta that is proven to be exceeded at epsilon, from a sum below; or 0."""
-
-    def at(window: Windows) -> Array:
-        # Of losses that rounding may have moved.
-        above = np.maximum(window.first * (1 - 4 * _U) - epsilon, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
+            if epsilon is None:
+                rounded = log_delta + 8 * _U * abs(log_delta)
+                share = np.exp(np.minimum(rounded - window.log_weight, 1.0))
+                return np.asarray(window.first + np.log1p(-share * (1 + 1e-9)))
+            # Of losses that rounding may have moved.
+            above = np.maximum(window.first * (1 - 4 * _U) - epsilon, 0.0)
             return np.asarray(window.log_weight + np.log(-np.expm1(-above)))
 
-    return math.exp(min(_largest(total, at), 0.0)) * (1 - 1e-9)
+    found = _largest(total, at)
+    if epsilon is None:
+        return max(found * (1 - 1e-13), 0.0)
+    return math.exp(min(found, 0.0)) * (1 - 1e-9)
 
 
 @dataclass(frozen=True)
@@ -213,27 +223,3 @@ def _least(at: Callable[[Array], Array], spread: float) -> float:
         best = min(best, float(value[k]))
         orders = np.geomspace(orders[max(k - 1, 0)], orders[min(k + 1, orders.size - 1)], 17)
     return best
-
-
-def _grid(span: tuple[float, float]) -> tuple[float, float, float, float]:
-    """(width, least loss, largest loss, share) of a step's cells.
-
-    A cell is at most a share of its distance from where most losses are, or a tenth of that at the
-    far end; it is a small part of what its losses differ by anyhow.
-    """
-    low, high = span
-    reach = max(high - low, 1e-12 * max(abs(low), abs(high), 1e-9))
-    fine = min(max(0.01 / math.sqrt(reach), 1e-5), 3e-4)
-    # The tail of least floats is too large for many steps: so far out it is less.
-    return 0.1 * fine * reach, low, high + 0.1 * reach, fine
-
-
-def _log_rest(share: float) -> float:
-    """log(1 - share), rounded down; -inf where too little is left."""
-    return math.log1p(-share) * (1 + 1e-12) - 1e-14 if share < 0.5 else -math.inf
-
-
-def _log_peak(c: Array) -> tuple[Array, Array]:
-    """(log of max over x of e^(-cx) (1 - e^-x), a bound on its rounding error), [k] each."""
-    first, second = c * np.log(c), (1 + c) * np.log1p(c)
-    return first - second, 4 * _U * (np.abs(first) + second)

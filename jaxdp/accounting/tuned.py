@@ -14,17 +14,9 @@ import numpy as np
 
 from jaxdp import arguments as check
 from jaxdp.accounting import rdp
-from jaxdp.accounting.base import (
-    Array,
-    Event,
-    Pair,
-    PairedEvent,
-    Relation,
-    UnsupportedEventError,
-    an_event,
-)
+from jaxdp.accounting.events import Array, Event, Relation, UnsupportedEventError, an_event
 from jaxdp.accounting.flat import flatten_exactly
-from jaxdp.accounting.pairs import symmetric
+from jaxdp.accounting.pairs import Pair, PairedEvent, symmetric
 from jaxdp.accounting.queries import delta
 
 _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
@@ -220,14 +212,14 @@ class Tuned(PairedEvent):
             raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``PairedEvent.refuses``."""
+        """As ``Event.refuses``."""
         try:
             run = flatten_exactly(self.event, relation)
         except UnsupportedEventError as error:
             return str(error)
         if run.infinite or np.isfinite(run.renyi(relation)).any():
             return ""
-        names = ", ".join(type(part).__name__ for part, _ in run.parts)
+        names = ", ".join(part.type_name for part, _ in run.parts)
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:

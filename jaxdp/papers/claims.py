@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Claim, Relation
 from jaxdp.accounting.chains import NoisyChain
+from jaxdp.accounting.events import Claim, Relation
 from jaxdp.accounting.hidden_state import averaged_renyi, log_sobolev
 from jaxdp.accounting.rdp import poisson_renyi
 from jaxdp.papers.wbk import wbk_rdp

@@ -77,7 +77,7 @@ def _affordable(epsilon: float, delta: float, noise: float, rate: float) -> int:
     """About the steps that a budget buys: by Rényi accounting, which is quick, without DP-PCA."""
     step = acc.PoissonSampled(acc.Gaussian(noise), rate)
     make = functools.partial(acc.Repeated, step)
-    return acc.calibration.calibrate_count(make, epsilon, delta, accountant="rdp")
+    return acc.queries.calibrate_count(make, epsilon, delta, accountant="rdp")
 
 
 def _of_a_step(config: RunConfig) -> float:

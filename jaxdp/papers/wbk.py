@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.base import Array
+from jaxdp.accounting.events import Array
 
 
 def wbk_rdp(sampling_prob: float, noise_multiplier: float, orders: tuple[float, ...]) -> Array:

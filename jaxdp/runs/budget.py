@@ -51,7 +51,7 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
                 noise_multiplier=config.noise_multiplier,
             )
         )
-    return acc.calibration.calibrate_count(
+    return acc.queries.calibrate_count(
         lambda steps: _total(config, steps=steps), config.epsilon, config.delta, relation
     )
 

@@ -12,7 +12,7 @@ import pytest
 from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp._entries import event_counts
-from jaxdp.accounting import allocation, batches
+from jaxdp.accounting import batches
 from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
@@ -90,11 +90,12 @@ def test_other_relations_are_refused_and_what_does_not_fit():
     assert all("replace_special" in capped.refuses(relation) for relation in (ADD, REPLACE))
     assert not capped.refuses(SPECIAL)
     assert "replace_special" in epoch(0.5, 2).refuses(ADD)
-    assert "no dominating pair" in allocation.refuses(8, REPLACE)
-    assert allocation.pairs(1.0, 8, 1, REPLACE, True) == ()
-    assert "too many" in allocation.refuses(10**8, ADD)
-    assert not allocation.refuses(8, SPECIAL)
-    assert allocation.pairs(1.0, 8, 1, SPECIAL, True) is allocation.pairs(1.0, 8, 1, ADD, True)
+    one, long = (acc.RandomlyAllocated(acc.Gaussian(1.0), t) for t in (8, 10**8))
+    assert "no dominating pair" in one.refuses(REPLACE)
+    assert one.pairs(REPLACE, True) == ()
+    assert "too many" in long.refuses(ADD)
+    assert not one.refuses(SPECIAL)
+    assert one.pairs(SPECIAL, True) is one.pairs(ADD, True)
     inside = acc.Composed([GAUSS, acc.Repeated(acc.PerUser(CYCLIC, 2), 3)])
     whole = "PoissonSampled of a CyclicPoisson event: it is a whole run"
     rows = (
@@ -124,6 +125,12 @@ def test_other_relations_are_refused_and_what_does_not_fit():
         budget.charge(acc.Repeated(CYCLIC, 1_000))
     with pytest.raises(acc.UnsupportedEventError):
         budget.charge(ORDERED)
+
+
+def allocated(z, steps, participations, relation, upper):
+    """Pairs of an epoch of random allocation."""
+    event = acc.RandomlyAllocated(acc.Gaussian(z), steps, participations)
+    return event.pairs(relation, upper)
 
 
 # Truncated Poisson batches.
@@ -248,7 +255,7 @@ def interval(z, steps, epsilon, direction, participations=1):
     """(lower, upper) delta of an epoch, direction 0 forward and 1 reverse."""
     ends = []
     for upper, sign in ((False, -1), (True, 1)):
-        found = allocation.pairs(z, steps, participations, ADD, upper)
+        found = allocated(z, steps, participations, ADD, upper)
         if found:
             pair = found[direction]
             ends.append(of_losses(pair, epsilon) * (1 + sign * pair.rounding))
@@ -259,7 +266,7 @@ def epsilons(z, steps, delta):
     """(lower, upper) epsilon of an epoch."""
     return [
         max(epsilon_at(lambda e, pair=pair: of_losses(pair, e), delta) for pair in found)
-        for found in (allocation.pairs(z, steps, 1, ADD, upper) for upper in (False, True))
+        for found in (allocated(z, steps, 1, ADD, upper) for upper in (False, True))
     ]
 
 
@@ -269,7 +276,7 @@ def test_one_group_of_all_steps_is_a_plain_gaussian_and_two_steps_a_double_integ
         epsilon = relative * max(mu, mu * mu / 2)
         truth = gaussian_delta(mu, epsilon)
         for upper in (False, True):
-            found = largest(allocation.pairs(z, full, full, ADD, upper), epsilon)
+            found = largest(allocated(z, full, full, ADD, upper), epsilon)
             assert found == pytest.approx(truth, rel=1e-8), (z, full, relative)
     # Two steps match a double integral, the inner in closed form and the outer on a grid.
     for z, epsilon, *truths in (
@@ -337,15 +344,15 @@ def test_intervals_hold_sampled_deltas(z, steps, participations):
 
 
 def test_more_participations_than_one_have_an_upper_bound_between_one_group_and_no_sampling():
-    lone, several = (allocation.pairs(1.0, 20, count, ADD, True)[0] for count in (1, 4))
-    assert allocation.pairs(1.0, 20, 4, ADD, False) == ()
+    lone, several = (allocated(1.0, 20, count, ADD, True)[0] for count in (1, 4))
+    assert allocated(1.0, 20, 4, ADD, False) == ()
     for epsilon in (0.5, 2.0, 5.0):
         most = gaussian_delta(2.0, epsilon)
         assert of_losses(lone, epsilon) < of_losses(several, epsilon) < most
     # Seven steps, three participations: groups of 2, 2 and 3 steps.
     factors = np.exp(np.random.default_rng(1).normal(size=(500_000, 7)) - 0.5)
     ratios = factors[:, :2].mean(1) * factors[:, 2:4].mean(1) * factors[:, 4:].mean(1)
-    upper = allocation.pairs(1.0, 7, 3, ADD, True)[0]
+    upper = allocated(1.0, 7, 3, ADD, True)[0]
     for epsilon in (0.5, 1.5):
         value = np.maximum(ratios - math.exp(epsilon), 0)
         error = 5 * value.std() / 700
@@ -354,18 +361,20 @@ def test_more_participations_than_one_have_an_upper_bound_between_one_group_and_
 
 def test_means_and_masses_are_kept_and_noise_too_small_is_charged_without_sampling():
     for z, loss in ((0.1, 90.0), (0.001, 1e6), (1e-20, 1e40)):
-        (pair,) = allocation.pairs(z, 50, 2, ADD, True)
+        (pair,) = allocated(z, 50, 2, ADD, True)
         truth = gaussian_delta(math.sqrt(2) / z, loss)
         at = np.asarray([loss])
         beyond, _ = pair.tails(at - pair.slack(at))  # what is subtracted is 3 % at most
         assert truth <= beyond[0] * (1 + pair.rounding) < truth * 1.05, z
-        assert allocation.pairs(z, 50, 1, ADD, False) == (), z
-    assert allocation.renyi(2.0, 3, np.array([2.0, 16.0])) == pytest.approx([0.75, 6.0])
+        assert allocated(z, 50, 1, ADD, False) == (), z
+    assert acc.RandomlyAllocated(acc.Gaussian(2.0), 9, 3).renyi(
+        ADD, np.array([2.0, 16.0])
+    ) == pytest.approx([0.75, 6.0])
     for z, steps in ((0.4, 50), (1.0, 20_003), (8.0, 300)):
-        for pair in allocation.pairs(z, steps, 1, ADD, True):
+        for pair in allocated(z, steps, 1, ADD, True):
             assert pair.p.sum() + pair.infinite == pytest.approx(1, abs=1e-6)
             assert pair.infinite < 1e-19, z
-        for pair in allocation.pairs(z, steps, 1, ADD, False):
+        for pair in allocated(z, steps, 1, ADD, False):
             assert 1 - 1e-6 < pair.p.sum() < 1 + 1e-9, z
             assert pair.infinite == 0
 

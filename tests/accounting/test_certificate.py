@@ -10,13 +10,12 @@ import pytest
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import certificate, flat, plan, rdp, tails
-from jaxdp.accounting.base import Pair
-from jaxdp.accounting.certificate import Direction, delta_bounds, epsilon_bounds
+from jaxdp.accounting import certificate, flat, rdp, tails
+from jaxdp.accounting.certificate import Direction, bounds
 from jaxdp.accounting.flat import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.grid import Atoms
-from jaxdp.accounting.pairs import Discrete, gaussian_pairs
+from jaxdp.accounting.pairs import Discrete, Pair, SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, directions, plain, run
 from tests.refusing import all_refused
 
@@ -31,7 +30,7 @@ RELATIONS = pytest.mark.parametrize("relation", [ADD, REPLACE])
 ])  # fmt: skip
 def test_both_ends_hold_the_plain_convolutions_value(steps, delta, span, relation):
     event = acc.Composed([run(*kind) for kind in steps])
-    lower, upper = epsilon_bounds(directions(event, relation, delta), None)
+    lower, upper = bounds(directions(event, relation, delta))
     assert 0 < upper - lower <= 1e-3 * upper
     # The plain convolution lies above by its grid.
     truth = plain(steps, relation, span)
@@ -47,7 +46,7 @@ def test_random_rare_steps_of_little_noise(seed):
     steps = max(1, round(10.0 ** rng.uniform(-4, 0.5) / q))
     relation, epsilon = (ADD, REPLACE)[seed % 2], rng.uniform(0.3, 3.0)
     truth = plain(((q, z, steps),), relation, 200.0)(epsilon)
-    lower, upper = delta_bounds(directions(run(q, z, steps), relation, truth), epsilon)
+    lower, upper = bounds(directions(run(q, z, steps), relation, truth), epsilon)
     # The plain convolution rounds, and its coarse grid lies above.
     assert lower - 1e-13 - 2e-4 * truth <= truth <= upper + 1e-13 + 4e-3 * truth
     assert upper - lower <= 1e-2 * upper
@@ -84,7 +83,7 @@ def test_randomised_responses():
         (((response(1.0, 0.3), 3),), 0.5),
     ):
         truth = tuples_delta(steps, epsilon)
-        lower, upper = delta_bounds([one_way(steps, truth)], epsilon)
+        lower, upper = bounds([one_way(steps, truth)], epsilon)
         assert lower <= truth * (1 + 1e-13), (epsilon, lower)
         assert truth * (1 - 1e-13) <= upper, (epsilon, upper)
         # No finer than the grid's own splits of point masses.
@@ -92,8 +91,7 @@ def test_randomised_responses():
     # An upper bound alone has no lower end.
     kinds = ((response(0.5), 10),)
     direction = Direction(kinds, None, math.log(1e-2), 1e-4)
-    assert not direction.two_sided
-    lower, upper = delta_bounds([direction], 2.0)
+    lower, upper = bounds([direction], 2.0)
     assert lower == 0 < tuples_delta(kinds, 2.0) <= upper
 
 
@@ -103,29 +101,28 @@ def test_the_chance_of_two_or_more(seed):
     chances = list(zip((1, 2, 4), drawn.tolist(), strict=True))
     none = math.prod((1 - p) ** n for n, p in chances)
     exactly = sum(n * p / (1 - p) for n, p in chances) * none
-    value, error = plan.two_or_more(chances)
+    value, error = certificate.two_or_more(chances)
     pairs = list(itertools.chain.from_iterable([p] * n for n, p in chances))
     # In the rare case the leading term, where 1 - none - exactly has no digits.
     leading = sum(a * b for a, b in itertools.combinations(pairs, 2))
     assert abs(value - (1 - none - exactly)) <= error + 1e-14
     assert leading * (1 - sum(pairs)) - error <= value <= leading + error
-    assert plan.one_or_more(chances) == pytest.approx(1 - none, abs=1e-15, rel=1e-9)
 
 
 def test_a_shortfall_counts_only_what_raises_it():
     """Of steps that may be small: E[(e^-(epsilon' + sum) - 1)+], of any number of them."""
     below = Atoms(np.asarray([-1, 1]), np.asarray([0.5, 0.4]), 0.0, 2.0, (0.1, 0.0))
     above = Atoms(np.asarray([3, 4]), np.asarray([0.5, 0.4]), 0.0, 4.0, (0.1, 0.0))
-    alone = plan.shortfall([([(below, 3)], 0.5)], 1.0)
+    alone = certificate.shortfall([([(below, 3)], 0.5)], 1.0)
     assert -math.inf < alone
     # Gains of steps that can only gain do not pay for the losses of others: they may be the large.
-    assert plan.shortfall([([(below, 3)], 0.5), ([(above, 5)], 0.5)], 1.0) >= alone - 1e-9
+    assert certificate.shortfall([([(below, 3)], 0.5), ([(above, 5)], 0.5)], 1.0) >= alone - 1e-9
 
 
 def test_ends_that_cross_are_an_error():
     crossed = SimpleNamespace(
         size=lambda _: 1 << 13,
-        two_sided=True,
+        lower=(),
         tolerance=1e-4,
         epsilon_end=None,
         delta_end=lambda high, *_: 0.5 if high else 0.6,
@@ -149,10 +146,10 @@ def test_the_worse_direction_decides_however_little_worse():
         loss = np.asarray([-math.log(3.0), math.log(3.0)])
         return one_way(((Discrete(loss, np.asarray([1 - p, p]), rounding=1e-15), 6),), 0.1)
 
-    alone = epsilon_bounds([direction(0.75)], None)
-    assert alone[0] > 1.02 * epsilon_bounds([direction(0.73)], None)[1]
+    alone = bounds([direction(0.75)])
+    assert alone[0] > 1.02 * bounds([direction(0.73)])[1]
     for pair in ((0.75, 0.73), (0.73, 0.75)):
-        lower, upper = epsilon_bounds([direction(p) for p in pair], None)
+        lower, upper = bounds([direction(p) for p in pair])
         assert lower <= alone[1]
         assert upper >= alone[0]
 
@@ -161,7 +158,7 @@ def test_two_losses_above_their_cap_are_counted(monkeypatch):
     """With a cap so low that often two steps are above it, the upper end still is one."""
     event = run(0.001, 0.8, 300)
     truths = {delta: acc.epsilon(event, delta).estimate for delta in (1e-3, 1e-5)}
-    monkeypatch.setattr(plan, "best", lambda k, e, log_delta: plan.plan(k, e, log_delta, 0.6))
+    monkeypatch.setattr(certificate, "plan", lambda k, e, d: certificate.capped(k, e, d, 0.6))
     for delta, truth in truths.items():
         direction = directions(event, ADD, delta, 1e-4)[0]
         low, high = (direction.delta_end(high, truth, 1e-4) for high in (False, True))
@@ -228,18 +225,18 @@ def normal_delta(epsilon):
 
 
 def test_nothing_rests_on_the_delta_or_the_span_that_is_expected():
-    kinds = ((gaussian_pairs(3.0, 1.0, ADD)[0], 9),)
+    kinds = ((SampledGaussian(3.0, 1.0, ADD), 9),)
     for epsilon in (0.0, 0.5, 2.0):
         truth = gaussian_delta(1.0, epsilon)
         for log_delta in (-690.0, -60.0, -1.0, -0.1) if epsilon == 0.5 else (-13.8,):
-            lower, upper = delta_bounds([Direction(kinds, kinds, log_delta, 1e-4)], epsilon)
+            lower, upper = bounds([Direction(kinds, kinds, log_delta, 1e-4)], epsilon)
             assert lower <= truth * (1 + 1e-9), (epsilon, log_delta)
             assert upper >= truth * (1 - 1e-9), (epsilon, log_delta)
     truth = gaussian_delta(1.0, 1.0)
     # The second was a fault (certificate.py): no loss above 0 is believed, and delta said to be 0.
     for span in ((-5.0, 50.0), (-3.0, -1.0)):
-        kinds = ((Misplaced(gaussian_pairs(3.0, 1.0, ADD)[0], span), 9),)
-        lower, upper = delta_bounds([one_way(kinds, truth)], 1.0)
+        kinds = ((Misplaced(SampledGaussian(3.0, 1.0, ADD), span), 9),)
+        lower, upper = bounds([one_way(kinds, truth)], 1.0)
         assert lower <= truth * (1 + 1e-9), span
         assert upper >= truth * (1 - 1e-9), span
 
@@ -369,14 +366,13 @@ def test_moments_alone_hold_what_the_convolution_finds(seed, relation):
     q, z = 10.0 ** rng.uniform(-4, -0.3), 10.0 ** rng.uniform(-0.7, 0.5)
     steps, delta = round(10.0 ** rng.uniform(0.5, 3)), 10.0 ** rng.uniform(-20, -2)
     for direction in directions(run(q, z, steps), relation, delta, 1e-4):
-        lower, upper = certificate.epsilon_bounds([direction], None)
-        above, below = direction.total(True), direction.total(False)
-        assert tails.lower_epsilon(below, direction.log_delta) <= upper
-        assert tails.upper_epsilon(above, direction.log_delta) >= lower
+        lower, upper = bounds([direction])
+        assert tails.lower_end(direction.lower, direction.log_delta) <= upper
+        assert tails.upper_end(direction.upper, direction.log_delta) >= lower
         at = max(upper, 0.1)
-        least, most = certificate.delta_bounds([direction], at)
-        assert tails.lower_delta(below, at) <= most
-        assert tails.upper_delta(above, at) >= least
+        least, most = bounds([direction], at)
+        assert tails.lower_end(direction.lower, direction.log_delta, at) <= most
+        assert tails.upper_end(direction.upper, direction.log_delta, at) >= least
 
 
 def test_an_integrand_that_comes_back_late_or_never_has_an_estimate():
@@ -439,7 +435,7 @@ def test_closed_forms_that_lose_digits():
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-6, 1e-3])
 def test_one_randomised_response(delta):
-    """sums.py: under a steep tilt the weights that decide fell below all floats: delta 0.
+    """grid.py: under a steep tilt the weights that decide fell below all floats: delta 0.
 
     Randomised response has delta = p - q e^epsilon in closed form.
     """

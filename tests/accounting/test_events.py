@@ -45,6 +45,17 @@ def test_json_round_trip(event):
     assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(event)))) == event
 
 
+def test_what_ledgers_hold_keeps_its_names():
+    for name, event in {
+        "CyclicPoisson": acc.CyclicPoissonSampled(GAUSS, 0.1, 3, 10),
+        "RandomAllocation": acc.RandomlyAllocated(GAUSS, 5),
+        "TruncatedPoisson": acc.TruncatedPoissonSampled(GAUSS, 0.1, 30, 200),
+    }.items():
+        assert acc.events.to_dict(event)["type"] == name
+        assert acc.events.from_dict(acc.events.to_dict(event)) == event
+        assert getattr(acc, name) is type(event)
+
+
 def test_bad_input_is_named():
     # fmt: off
     rows = [
@@ -83,7 +94,6 @@ def test_bad_input_is_named():
         ("steps", lambda: acc.calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10.5)),
         ("noise_multiplier", lambda: acc.calibrate_steps(1.0, 1e-5, 0.1, 0.0)),
         ("sampling_prob", lambda: acc.calibrate_steps(1.0, 1e-5, 0.0, 1.0)),
-        (r"steps\[1\]", lambda: acc.epsilons_over_steps(GAUSS, [1, -1], 1e-5)),
         ("records", lambda: acc.group_epsilon(GAUSS, 1e-5, 0)),
         *(("distance", lambda bad=bad: acc.GridNoise(STEP, bad)) for bad in (-1e-9, 1.5, math.nan)),
     ]
@@ -165,14 +175,28 @@ def test_a_refusal_names_every_step_it_is_about(monkeypatch):
     with pytest.raises(acc.UnsupportedEventError, match=words):
         acc.epsilon(event, 1e-5, REPLACE, accountant="gdp")
 
-    def unresolved(*given):
+    def unresolved(*given, near):
         raise certificate.Unresolved("no upper end was found")
 
-    monkeypatch.setattr(certificate, "epsilon_bounds", unresolved)
+    monkeypatch.setattr(certificate, "bounds", unresolved)
     words = r"(?s)noise_multiplier=1e-09.*noise_multiplier=2e-09"
     both = acc.Composed([run(1e-7, z, 5) for z in (1e-9, 2e-9)])
     with pytest.raises(acc.UnsupportedEventError, match=words):
         acc.epsilon(both, 1e-7, accountant="exact")
+
+
+def test_an_event_that_nobody_knows_is_refused_wherever_it_stands():
+    class Foreign(acc.Event):
+        pass
+
+    acc.Event.types.pop("Foreign")
+    for event in (
+        Foreign(), acc.Repeated(Foreign(), 2), acc.Composed([GAUSS, Foreign()]),
+        acc.PoissonSampled(Foreign(), 0.1), acc.PerUser(acc.GridNoise(Foreign(), 1e-9), 2),
+    ):  # fmt: skip
+        for ask in (acc.epsilon, acc.delta):
+            with pytest.raises(ValueError, match=r"that jaxdp\.accounting knows"):
+                ask(event, 0.5)
 
 
 def test_an_epoch_is_charged_whole_and_once():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import contour, gaussian, queries
-from jaxdp.accounting.base import Bound
 from jaxdp.accounting.contour import Line
+from jaxdp.accounting.events import Bound
 from jaxdp.accounting.flat import GaussianStep, flatten
 from jaxdp.accounting.pairs import SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
@@ -153,7 +153,9 @@ def test_a_tolerance_narrows_the_interval_and_the_cost_does_not_grow_with_the_st
     sizes = []
     for steps in (100, 10**7):
         composition = contour.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
-        sizes.append(contour.settle(composition, 1e-5)[0].y.size)
+        c, tables = contour.choose_order(composition, -11.5)
+        epsilon = composition.saddle(tables, c)[0]
+        sizes.append(contour.draw(composition, tables, c, epsilon, -11.5).y.size)
     assert sizes[1] <= 3 * sizes[0]
 
 
@@ -185,14 +187,13 @@ def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeyp
     assert line(1e-5, 0.0).doubt(0.0) < 1e-10
     assert line(1.1e-5, 0.0).doubt(0.0) == pytest.approx(0.1)
     assert line(1e-5, 0.01).doubt(1.0) == pytest.approx(0.01)
-    flat, real = flatten(run(0.2, 1.0, 50), ADD), Line.doubt
+    event, real = run(0.2, 1.0, 50), Line.doubt
     for doubt in (0.0, 1e-3):
         monkeypatch.setattr(Line, "doubt", lambda *args, doubt=doubt: real(*args) + doubt)
-        for found in (
-            queries._estimate(queries.Question("epsilon", flat, ADD, 1e-5)),
-            queries._estimate(queries.Question("delta", flat, ADD, 10.0)),
-        ):
-            assert (found is None) == (doubt > 0)
+        for ask, at in ((acc.epsilon, 1e-5), (acc.delta, 10.0)):
+            # Without an estimate a proof answers.
+            unproven = "no end is proven" in ask(event, at, tolerance=math.inf).note
+            assert unproven == (doubt == 0), ask
 
 
 def test_a_contradiction_is_an_error_that_names_both():
@@ -254,9 +255,11 @@ def test_one_sampled_step_has_the_profile_of_its_pair_and_total_variations_add_u
             found = gaussian.sampled_delta(z, q, ADD, epsilon)
             assert found == pytest.approx(forward, abs=1e-13), (z, q, epsilon)
             assert reverse <= forward + 1e-15, (z, q, epsilon)
-    for relation, apart in ((ADD, 0.3829249225), (REPLACE, 0.6826894921)):
-        found = queries._total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
-        assert found == pytest.approx(10 * 0.01 * apart)
+    # So little noise that the steps' total variations hardly overlap; in closed form.
+    for relation, apart in ((ADD, 0.9991419), (REPLACE, 1.0)):
+        for share in (0.998, 1 + 1e-6):
+            bound = acc.epsilon(run(1e-6, 0.15, 10), share * 10 * 1e-6 * apart, relation)
+            assert (bound.upper == 0) == (share > 1), (relation, share)
 
 
 # The unsampled Gaussian mechanism.

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp.accounting import grid
-from jaxdp.accounting.base import Masses, Unresolved
+from jaxdp.accounting.events import Unresolved
+from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.grid import above, below
 from jaxdp.accounting.pairs import (
     BatchGaussian,
     Branches,
     Discrete,
+    Masses,
     SampledGaussian,
-    gaussian_pairs,
     normal_cells,
 )
 from jaxdp.accounting.rdp import poisson_renyi
@@ -103,7 +104,7 @@ def test_tails_are_sums_of_cells(relation, reverse):
 
 
 def test_a_span_leaves_about_the_tail_outside():
-    pairs = [gaussian_pairs(1.0, 0.01, relation) for relation in (ADD, REPLACE)]
+    pairs = [GaussianStep(1.0, 0.01).pairs(relation, True) for relation in (ADD, REPLACE)]
     assert [len(of) for of in pairs] == [2, 1]
     for pair in sum(pairs, ()):
         low, high = pair.span(1e-9)

@@ -484,7 +484,7 @@ def test_wrong_laws_and_runs_without_a_renyi_curve_are_refused_by_name():
         ("event='run'", lambda: acc.Tuned("run", acc.Geometric(0.5))),
     ])  # fmt: skip
 
-    class Unknown(acc.base.PairedEvent):
+    class Unknown(acc.pairs.PairedEvent):
         pass
 
     unknown, stated, gaussian = (
@@ -497,4 +497,4 @@ def test_wrong_laws_and_runs_without_a_renyi_curve_are_refused_by_name():
         (r"Tuned .*EpsilonDelta", lambda: acc.epsilon(stated, 1e-5)),
         (not_covered, lambda: acc.epsilon(gaussian, 1e-5, accountant="exact")),
     ], acc.UnsupportedEventError)  # fmt: skip
-    acc.base.Event.types.pop("Unknown")
+    acc.Event.types.pop("Unknown")

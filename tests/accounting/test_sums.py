@@ -10,20 +10,24 @@ from scipy import stats
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import certificate
-from jaxdp.accounting import sums as summing
-from jaxdp.accounting.base import Unresolved
-from jaxdp.accounting.grid import Atoms, Inner, Outer, above, below
-from jaxdp.accounting.pairs import Discrete, SampledGaussian
-from jaxdp.accounting.plan import most
-from jaxdp.accounting.sums import (
+from jaxdp.accounting import grid as summing
+from jaxdp.accounting.certificate import most
+from jaxdp.accounting.events import Unresolved
+from jaxdp.accounting.grid import (
+    Atoms,
+    Inner,
     Law,
     LawProfile,
     Layout,
+    Outer,
     SummedPair,
     TiltedMoments,
+    above,
+    below,
     law_of_sum,
     log_moments,
 )
+from jaxdp.accounting.pairs import Discrete, SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, directions, run
 
 
@@ -344,9 +348,10 @@ def first_direction():
 
 def test_a_lower_end_gives_up_small_losses_and_their_probability(monkeypatch):
     direction, truth = first_direction(), RUNS[0][-1]
+    plan = certificate.plan(direction.upper, truth, direction.log_delta)
     upper, lower = (
-        certificate.PartsOnGrids(kinds, direction._plan(truth), high, 7e-5)
-        for kinds, high in ((direction._upper, True), (direction._lower, False))
+        certificate.PartsOnGrids(kinds, plan, high, 7e-5)
+        for kinds, high in ((direction.upper, True), (direction.lower, False))
     )
     assert upper.layout.small
     assert lower.layout.small
