@@ -171,20 +171,16 @@ def arranged(
     if groups is not None and top:
         keys |= groups.astype(np.uint64) << np.uint64(64 - top)
     keys.sort()
-    _shuffle_ties(rng, keys, np.uint64(low))
-    keys &= np.uint64(2**low - 1)
-    return keys.view(np.int64)
-
-
-def _shuffle_ties(rng: np.random.Generator, keys: np.ndarray, low: np.uint64) -> None:
-    """Shuffles sorted keys [k] in place wherever all bits but the last ``low`` are equal."""
-    labels = keys >> low if low < 64 else np.zeros_like(keys)
+    # Keys that are equal but for the value: each stretch of them is shuffled.
+    labels = keys >> np.uint64(low) if low < 64 else np.zeros_like(keys)
     tied = np.flatnonzero(labels[1:] == labels[:-1])
-    ends = np.flatnonzero(np.diff(tied) > 1)
-    first, last = np.append(0, ends + 1), np.append(ends, len(tied) - 1)
     if len(tied):
+        ends = np.flatnonzero(np.diff(tied) > 1)
+        first, last = np.append(0, ends + 1), np.append(ends, len(tied) - 1)
         for start, end in zip(tied[first].tolist(), tied[last].tolist(), strict=True):
             rng.shuffle(keys[start : end + 2])
+    keys &= np.uint64(2**low - 1)
+    return keys.view(np.int64)
 
 
 def _enough(below: int, size: int) -> int:
