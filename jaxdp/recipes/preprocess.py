@@ -24,10 +24,6 @@ _ROWS = 256
 _U = 2.0**-53
 # Squares of norms, and of these squares, are far from the ends of float64 between these.
 _BOUNDS = 1e-60, 1e60
-# Of the mean variance, added to every variance: the noise of a usual release is of that size.
-_FLOOR = 1.0
-# Between 0, which leaves the channels as they are, and 1/2, which makes all variances equal.
-_POWER = 0.25
 
 
 def dp_pca(
@@ -108,16 +104,16 @@ def dp_whitening(
     *,
     size: int,
     row_norm: float | None = None,
-    power: float = _POWER,
     ledger: Ledger | None = None,
 ) -> Whitening:
     """The private mean of the records, and a matrix that evens out their channels' variances.
 
     Few directions hold most of what features vary in, and a clipped gradient spends its norm on
-    them. With Σ the channels' covariance over records and places, the matrix is (Σ + τ I)^-p,
-    τ the mean variance, scaled to a mean square of 1 by what the noise leaves of Σ (Coates, Lee and
-    Ng 2011, "An analysis of single-layer networks in unsupervised feature learning", whiten with
-    p = 1/2; a smaller p asks less of a noisy covariance).
+    them. With Σ the channels' covariance over records and places, the matrix is (Σ + τ I)^-1/4,
+    τ the mean variance (the noise of a usual release is of that size), scaled to a mean square of 1
+    by what the noise leaves of Σ. Coates, Lee and Ng 2011, "An analysis of single-layer networks in
+    unsupervised feature learning", whiten with power 1/2, which makes all variances equal; a
+    smaller one asks less of a noisy covariance.
 
     Formal guarantee: a record x = (x_1, .., x_P) of P places is shortened to norm R. Added to the
     sums are x / R, of norm at most 1, and the upper triangle of S = Σ_p x_p x_pᵀ / R², of norm at
@@ -133,7 +129,6 @@ def dp_whitening(
         size: the declared number of records, by which sums are divided.
         row_norm: R, public, from 1e-60 to 1e60; None for the square root of a record's numbers,
             which features of ``jaxdp.features.group_normalised`` exceed by rounding alone.
-        power: p, from 0 to 1/2.
         ledger: where the release is charged before it is made.
 
     Returns:
@@ -148,8 +143,6 @@ def dp_whitening(
     x = np.asarray(x)
     places = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
     arguments.integer("size", size, least=1)
-    if not 0 <= arguments.non_negative("power", power) <= 0.5:
-        raise ValueError(f"power must be from 0 to 1/2, got {power}")
     row_norm = bound("row_norm", math.prod(x.shape[1:]) ** 0.5 if row_norm is None else row_norm)
     # As a float: a number of 16 bits would round the deviation, and away from what is charged.
     noise_multiplier = arguments.non_negative("noise_multiplier", noise_multiplier)
@@ -164,12 +157,12 @@ def dp_whitening(
     mean = first * (row_norm / size)
     covariance = second * (row_norm**2 / (size * len(mean))) - mean.T @ mean / len(mean)
 
-    # (Σ + τ I)^-p, scaled to whitened variances of mean 1; the identity of nothing.
+    # (Σ + τ I)^-1/4, scaled to whitened variances of mean 1; the identity of nothing.
     values, vectors = np.linalg.eigh(covariance)
     values = np.maximum(values, 0.0)
     matrix = np.eye(len(values))
     if values.mean() > 0:
-        scales = (values + _FLOOR * values.mean()) ** -power
+        scales = (values + values.mean()) ** -0.25
         scales /= np.sqrt(np.mean(values * scales**2))
         matrix = (vectors * scales) @ vectors.T
     return Whitening(mean.astype(np.float32), matrix.astype(np.float32))

@@ -10,7 +10,6 @@ the uniform number's bits do not say on which side of it they are, more of them 
 import bisect
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -65,13 +64,26 @@ def _bounds(trials: int, prob: float, bits: int) -> tuple[int, list[int], list[i
     yes, whole = prob.as_integer_ratio()
     no = whole - yes
     mode = min(trials, (trials + 1) * yes // whole)
+    # Bounds (low, high) on the weights from the mode outwards, up and down, where the mode has the
+    # weight ``one``, and in ``left`` one on all that follow; the ratio of weight i + 1 to weight i
+    # falls with i.
     one, most_left = 1 << (bits + _GUARD), 1 << (_GUARD - 2)
-    up, over = _from_mode(
-        one, most_left, lambda i: ((trials - mode - i) * yes, (mode + i + 1) * no)
-    )
-    down, under = _from_mode(
-        one, most_left, lambda i: ((mode - i) * no, (trials - mode + i + 1) * yes)
-    )
+    sides: list[tuple[list[tuple[int, int]], int]] = []
+    for ratio in (
+        lambda i: ((trials - mode - i) * yes, (mode + i + 1) * no),
+        lambda i: ((mode - i) * no, (trials - mode + i + 1) * yes),
+    ):
+        outwards, left = [(one, one)], most_left + 1
+        while left > most_left:
+            low, high = outwards[-1]
+            numerator, denominator = ratio(len(outwards) - 1)
+            if numerator < denominator:
+                left = -(-high * numerator // (denominator - numerator))
+            if left > most_left:
+                more = low * numerator // denominator, -(-high * numerator // denominator)
+                outwards.append(more)
+        sides.append((outwards, left))
+    (up, over), (down, under) = sides
     weights = down[:0:-1] + up
     least, most = sum(low for low, _ in weights), sum(high for _, high in weights) + under + over
     low, high = 0, under
@@ -81,29 +93,6 @@ def _bounds(trials: int, prob: float, bits: int) -> tuple[int, list[int], list[i
         lower.append((low << bits) // most)
         upper.append(-(-(high << bits) // least))
     return mode - len(down) + 1, lower, upper
-
-
-def _from_mode(
-    one: int, most_left: int, ratio: Callable[[int], tuple[int, int]]
-) -> tuple[list[tuple[int, int]], int]:
-    """Bounds (low, high) on the weights from the mode outwards, and one on all that follow.
-
-    Args:
-        one: the weight of the mode.
-        most_left: what may be left out.
-        ratio: of weight i + 1 to weight i, as (numerator, denominator); it falls with i.
-    """
-    weights = [(one, one)]
-    while True:
-        low, high = weights[-1]
-        numerator, denominator = ratio(len(weights) - 1)
-        if numerator == 0:
-            return weights, 0
-        if numerator < denominator:
-            left = -(-high * numerator // (denominator - numerator))
-            if left <= most_left:
-                return weights, left
-        weights.append((low * numerator // denominator, -(-high * numerator // denominator)))
 
 
 def subset(rng: np.random.Generator, below: int, size: int) -> np.ndarray:
@@ -171,20 +160,16 @@ def arranged(
     if groups is not None and top:
         keys |= groups.astype(np.uint64) << np.uint64(64 - top)
     keys.sort()
-    _shuffle_ties(rng, keys, np.uint64(low))
-    keys &= np.uint64(2**low - 1)
-    return keys.view(np.int64)
-
-
-def _shuffle_ties(rng: np.random.Generator, keys: np.ndarray, low: np.uint64) -> None:
-    """Shuffles sorted keys [k] in place wherever all bits but the last ``low`` are equal."""
-    labels = keys >> low if low < 64 else np.zeros_like(keys)
+    # Keys that are equal but for the value: each stretch of them is shuffled.
+    labels = keys >> np.uint64(low) if low < 64 else np.zeros_like(keys)
     tied = np.flatnonzero(labels[1:] == labels[:-1])
-    ends = np.flatnonzero(np.diff(tied) > 1)
-    first, last = np.append(0, ends + 1), np.append(ends, len(tied) - 1)
     if len(tied):
+        ends = np.flatnonzero(np.diff(tied) > 1)
+        first, last = np.append(0, ends + 1), np.append(ends, len(tied) - 1)
         for start, end in zip(tied[first].tolist(), tied[last].tolist(), strict=True):
             rng.shuffle(keys[start : end + 2])
+    keys &= np.uint64(2**low - 1)
+    return keys.view(np.int64)
 
 
 def _enough(below: int, size: int) -> int:

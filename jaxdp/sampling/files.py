@@ -8,7 +8,6 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,7 +16,9 @@ from numpy.lib import format as npy
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(
+    path: str | os.PathLike[str],
+) -> np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]:
     """Returns the arrays in a .npy or .npz file.
 
     ``.npy``: the array as a memory map, read where it is touched. ``.npz``: all its arrays in

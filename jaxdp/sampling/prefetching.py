@@ -1,33 +1,34 @@
 """Prefetching: a background thread makes the next items while the device works."""
 
 import collections
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Generic, NoReturn, TypeVar
 
 from jaxdp import arguments
-from jaxdp.types import PyTree
 
+Item = TypeVar("Item")
 # How long a wait may last before it looks whether the program is ending. Only who waits looks.
 _LOOK_AGAIN = 0.05
 
 
-class Prefetched(Iterator[Any]):
+class Prefetched(Iterator[Item]):
     """An iterator over items made ahead of time, in order; ``prefetch`` makes it.
 
     Leaving a ``with`` block, ``close`` and garbage collection stop the thread.
     """
 
-    def __init__(self, lane: "_Lane") -> None:
+    def __init__(self, lane: "_Lane[Item]") -> None:
         self._lane = lane
         # Not of the object itself: the thread holds the lane only, so that this can be collected.
         self._abandon = weakref.finalize(self, lane.abandon)
         self._abandon.atexit = False  # the thread notices by itself that the program ends
         lane.thread.start()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         return self._lane.take()
 
     def close(self) -> None:
@@ -41,23 +42,19 @@ class Prefetched(Iterator[Any]):
         self._abandon.detach()
         self._lane.close()
 
-    def __enter__(self) -> "Prefetched":
+    def __enter__(self) -> "Prefetched[Item]":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a prefetched iterator cannot be pickled: its thread is in this process")
 
 
 def prefetch(
-    producer: Iterable[PyTree] | Callable[[], Iterable[PyTree]],
-    size: int = 2,
-    *,
-    put: Callable[[PyTree], PyTree] | None = None,
-    unused: Callable[[PyTree], None] | None = None,
-) -> Prefetched:
+    producer: Iterable[Item], size: int = 2, *, unused: Callable[[Item], None] | None = None
+) -> Prefetched[Item]:
     """Returns an iterator over the items of ``producer``, made ahead of time in a thread.
 
     The thread begins at once. An error of the producer is raised, with its traceback, where its
@@ -66,41 +63,31 @@ def prefetch(
     still see an open producer and never run at the same time as it. An item that an interrupt
     loses on its way to the consumer counts as consumed.
 
-    ``put`` runs in the thread: ``prefetch(batches, put=jax.device_put)`` begins the transfer to the
-    device early. JAX's configuration contexts (``jax.default_device``, ``jax.enable_x64``) belong
-    to a thread: enter them in the producer, or give ``put`` the device by name.
+    JAX's configuration contexts (``jax.default_device``, ``jax.enable_x64``) belong to a thread:
+    enter them in the producer.
 
     Args:
-        producer: an iterable, or a function without arguments that returns one, called in the
-            thread.
+        producer: an iterable, such as a generator.
         size: the largest number of items made and not yet consumed, at least 1.
-        put: applied to each item in the thread; the consumer gets its result.
-        unused: called with each item as the producer gave it, before ``put``, that no consumer got.
+        unused: called with each item that no consumer got.
 
     Raises:
         ValueError: an argument is none of the above.
     """
     arguments.integer("size", size, least=1)
-    if not isinstance(producer, Iterable) and not callable(producer):
-        raise ValueError(
-            "producer must be an iterable or a function that returns one, got "
-            f"{type(producer).__name__}"
-        )
-    return Prefetched(_Lane(producer, int(size), put, unused))
+    if not isinstance(producer, Iterable):
+        raise ValueError(f"producer must be an iterable, got {type(producer).__name__}")
+    return Prefetched(_Lane(producer, int(size), unused))
 
 
-class _Lane:
+class _Lane(Generic[Item]):
     """A bounded queue of items, the thread that fills it, and its outcome."""
 
     def __init__(
-        self,
-        producer: Iterable[PyTree] | Callable[[], Iterable[PyTree]],
-        size: int,
-        put: Callable[[PyTree], PyTree] | None,
-        unused: Callable[[PyTree], None] | None,
+        self, producer: Iterable[Item], size: int, unused: Callable[[Item], None] | None
     ) -> None:
-        self._producer, self._size, self._put, self._unused = producer, size, put, unused
-        self._items: collections.deque[tuple[Any, Any]] = collections.deque()  # (given, put)
+        self._producer, self._size, self._unused = producer, size, unused
+        self._items: collections.deque[Item] = collections.deque()
         self._changed = threading.Condition()
         self._stop = False  # no item will be taken any more
         self._made_all = False
@@ -114,7 +101,7 @@ class _Lane:
 
     # What the consumer calls.
 
-    def take(self) -> Any:
+    def take(self) -> Item:
         """The next item, waiting for it if need be."""
         if os.getpid() != self._process:
             # Before the lock: the thread may have held it when the process was forked.
@@ -126,7 +113,7 @@ class _Lane:
                 self._changed.wait(_LOOK_AGAIN)
             if self._stop or not self._items:
                 raise self._ending()  # in no variable here: its traceback would hold itself
-            item = self._items.popleft()[1]
+            item = self._items.popleft()
             # Waking the thread for every item costs the consumer more than the items.
             if len(self._items) <= self._size // 2:
                 self._changed.notify_all()
@@ -161,27 +148,18 @@ class _Lane:
 
     def _run(self) -> None:
         """Makes items, then gives back what is left and closes the producer."""
-        iterator: Any = None
-        spoilt: list[Any] = []  # the item that put failed on
+        iterator: Iterator[Item] | None = None
         try:
-            producer = self._producer
-            iterator = iter(producer if isinstance(producer, Iterable) else producer())
+            iterator = iter(self._producer)
             while self._has_room():
                 try:
-                    given = next(iterator)
+                    item = next(iterator)
                 except StopIteration:
                     break
-                spoilt = [given]
-                try:
-                    item = given if self._put is None else self._put(given)
-                except StopIteration as error:  # it would look like the end of the items
-                    raise RuntimeError("put raised StopIteration") from error
-                # ``given`` is kept only where somebody wants it back: it may be a copy on the host.
-                pair, spoilt = (given if self._unused is not None else None, item), []
                 with self._changed:
-                    self._items.append(pair)
+                    self._items.append(item)
                     self._changed.notify_all()
-                del pair, item
+                del item  # or it would be held while the next one is made
         except BaseException as error:  # for the consumer, whatever it is
             self._failure = error
         with self._changed:
@@ -189,11 +167,11 @@ class _Lane:
             self._changed.notify_all()
             self._rest_until(lambda: not self._items)
 
-        left = [given for given, _ in self._items] + spoilt
+        left = list(self._items)
         self._items.clear()
         if self._unused is not None:
-            for given in left:
-                self._attempt(self._unused, given)
+            for item in left:
+                self._attempt(functools.partial(self._unused, item))
         self._attempt(getattr(iterator, "close", lambda: None))
         if self._abandoned and self._late is not None:
             raise self._late  # nobody is left to raise it to: the thread's hook prints it
@@ -216,8 +194,8 @@ class _Lane:
             else:
                 self._changed.wait(_LOOK_AGAIN)
 
-    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _attempt(self, call: Callable[[], None]) -> None:
         try:
-            call(*arguments)
+            call()
         except BaseException as error:
             self._late = self._late or error

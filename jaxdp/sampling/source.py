@@ -8,7 +8,7 @@ import dataclasses
 import mmap
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set, ValuesView
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +211,7 @@ class ArraySource:
         if not leaves:
             raise ValueError("data must hold at least one array [N, ...], got none")
         on_device = all(isinstance(leaf, jax.Array) for _, leaf in leaves)
-        held: list[Any] = []
+        held: list[np.ndarray | jax.Array] = []
         rows = []
         for path, given in leaves:
             name = named(path)
@@ -255,7 +255,9 @@ class ArraySource:
         # JAX wants indices of 32 bits, which reach every record on a device.
         asked = ascending.astype(np.int32) if self.on_device else ascending
 
-        def rows(path: LeafPath, like: jax.ShapeDtypeStruct, leaf: Any) -> np.ndarray:
+        def rows(
+            path: LeafPath, like: jax.ShapeDtypeStruct, leaf: np.ndarray | jax.Array
+        ) -> np.ndarray:
             _require_unchanged(int(leaf.shape[0]), self.size)
             # Always a new array: what a caller put on the device may still share its memory.
             out = np.zeros((len(mask), *like.shape), like.dtype)
@@ -418,7 +420,7 @@ def _flat(record: PyTree) -> tuple[list[tuple[LeafPath, PyTree]], PyTreeDef]:
     return jax.tree_util.tree_flatten_with_path(record, is_leaf=is_leaf)
 
 
-def _on_host(leaf: Any, name: str) -> Any:
+def _on_host(leaf: np.ndarray | jax.Array, name: str) -> np.ndarray:
     """The leaf as a NumPy array; one with a NumPy dtype is returned as it is, unread."""
     if isinstance(leaf, (np.ma.MaskedArray, jax.Array)):
         return as_numbers(leaf, name)

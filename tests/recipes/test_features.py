@@ -266,15 +266,3 @@ def test_leaves_are_a_function_of_the_seed_and_filters_those_of_whitened_patches
     raw = np.linalg.eigvalsh(np.cov(both.T))
     assert even.max() <= 1  # the ridge keeps what hardly varies small
     np.testing.assert_allclose(even, raw / (raw + pretrain.RIDGE), atol=1e-9)
-
-
-def test_no_image_has_a_digit_of_its_features_from_others():
-    """Before: an FFT of many images rounded each by its place, so one record moved others'."""
-    images = np.random.default_rng(0).normal(size=(57, 13, 9, 3)).astype(np.float32)
-    found = features.by_name("scattering", images)
-    order = np.random.default_rng(1).permutation(len(images))
-    np.testing.assert_array_equal(features.by_name("scattering", images[1:]), found[1:])
-    np.testing.assert_array_equal(features.by_name("scattering", images[order]), found[order])
-    images[0] = 1e30  # overflows
-    broken = features.by_name("scattering", images)
-    np.testing.assert_array_equal(broken[1:], found[1:])

@@ -47,7 +47,7 @@ class Producer:
         self.count, self.fail_at, self.pause = count, fail_at, pause
         self.made, self.events, self.threads = 0, [], set()
 
-    def __call__(self):
+    def __iter__(self):
         try:
             for item in range(self.count):
                 self.threads.add(threading.current_thread().name)
@@ -64,9 +64,9 @@ class Producer:
         self.events.append(item)
 
 
-def started(size=2, put=None, **options):
+def started(size=2, **options):
     producer = Producer(**options)
-    return producer, prefetch(producer, size, put=put, unused=producer.unused)
+    return producer, prefetch(producer, size, unused=producer.unused)
 
 
 def test_every_item_comes_once_and_in_order():
@@ -78,10 +78,8 @@ def test_every_item_comes_once_and_in_order():
         items.close()
         assert producer.events == ["finally"], (size, count)
         assert producer.threads <= {"jaxdp-prefetch"}
-    for producer in (range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)):
+    for producer in (range(3), iter([0, 1, 2]), (i for i in range(3))):
         assert list(prefetch(producer)) == [0, 1, 2]
-    found = list(prefetch(range(3), put=lambda item: (2 * item, threading.current_thread().name)))
-    assert found == [(number, "jaxdp-prefetch") for number in (0, 2, 4)]  # put in the thread
 
 
 def test_items_are_made_ahead_but_never_more_than_size():
@@ -110,46 +108,25 @@ def test_an_error_comes_at_its_place_with_its_traceback_and_bad_input_is_refused
             raise error
             yield
 
-        with prefetch(raising) as items, pytest.raises((type(error), RuntimeError)) as caught:
+        with prefetch(raising()) as items, pytest.raises((type(error), RuntimeError)) as caught:
             next(items)
         assert error in (caught.value, caught.value.__cause__)
 
-    def fails_before_the_first_item():
-        raise OSError("no such file")
+    class Broken(list):
+        def __iter__(self):
+            raise OSError("no such file")
 
-    refused("no such file", lambda: list(prefetch(fails_before_the_first_item)), error=OSError)
+    refused("no such file", lambda: list(prefetch(Broken())), error=OSError)
     for size in (0, -1, 1.5, True, None):
         refused("size", prefetch, range(3), size)
-    refused("producer", prefetch, 3)
+    refused("producer must be an iterable, got int", prefetch, 3)
     with prefetch(range(3)) as items:
         refused("this process", pickle.dumps, items, error=TypeError)
 
 
-@pytest.mark.parametrize("error", [ValueError("device"), StopIteration()])
-def test_an_item_that_put_failed_on_is_given_back_behind_the_others(error):
-    asked = []
-
-    def put(item):
-        asked.append(item)
-        if item == 2:
-            raise error
-        return str(item)
-
-    producer, items = started(5, put)
-    assert next(items) == "0"
-    until(lambda: 2 in asked)
-    items.close()
-    assert producer.events == [1, 2, "finally"]
-    producer, items = started(5, put)
-    assert [next(items), next(items)] == ["0", "1"]
-    refused("", next, items, error=(ValueError, RuntimeError))
-    items.close()
-    assert producer.events == [2, "finally"]
-
-
 def test_close_gives_back_in_order_then_closes_the_producer_and_no_item_is_lost(monkeypatch):
     for taken in (0, 1, 4):
-        producer, items = started(3, str)
+        producer, items = started(3)
         for _ in range(taken):
             next(items)
         until(lambda least=taken + 3, made=producer: made.made == least)
@@ -173,9 +150,7 @@ def test_close_gives_back_in_order_then_closes_the_producer_and_no_item_is_lost(
             getattr(worker, deed)()
     assert sorted(found[0] + found[1]) == list(range(200))
     # Closing wakes the thread though the line is full.
-    monkeypatch.setattr(
-        prefetching, "_LOOK_AGAIN", 120.0
-    )  # it does not look before `until` gives up
+    monkeypatch.setattr(prefetching, "_LOOK_AGAIN", 120.0)  # longer than `until` waits
     producer, items = started(1)
     until(lambda: producer.made == 1)
     closing = threading.Thread(target=items.close, daemon=True)
@@ -233,7 +208,7 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
         finally:
             raise OSError("disk full")
 
-    items = prefetch(ends_with_an_error)
+    items = prefetch(ends_with_an_error())
     next(items)
     refused("disk full", items.close, error=OSError)
     # It is waited for from the thread itself, or while an item is made, which is given back.
@@ -277,11 +252,11 @@ INTERRUPTED = """
         for _ in range(30):
             time.sleep(0.05)
         yield 2
-    slow = prefetch(sleeper)
+    slow = prefetch(sleeper())
     next(slow)
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
-        with prefetch(producer, unused=unused) as items:
+        with prefetch(producer(), unused=unused) as items:
             next(items)
             WAIT
     except KeyboardInterrupt:
@@ -291,18 +266,18 @@ INTERRUPTED = """
 PROGRAMS = {
     "nothing was closed": """
         atexit.register(lambda: print("atexit", flush=True))
-        items = prefetch(producer, unused=unused)
+        items = prefetch(producer(), unused=unused)
         print(next(items))
         time.sleep(0.05)
     """,
     "by an error": """
-        items = prefetch(producer)
+        items = prefetch(producer())
         next(items)
         raise SystemExit(5)
     """,
     "a consumer outlives the main thread": """
         def consume():
-            with prefetch(producer) as items:
+            with prefetch(producer()) as items:
                 for item in itertools.islice(items, 6):
                     time.sleep(0.08)
                 print("consumed", item)
@@ -311,7 +286,7 @@ PROGRAMS = {
     "a daemon consumer": """
         box = []
         def consume():
-            box.append(prefetch(producer))
+            box.append(prefetch(producer()))
             next(box[0])
             time.sleep(1000)
         threading.Thread(target=consume, daemon=True).start()
@@ -320,7 +295,7 @@ PROGRAMS = {
     "interrupted asleep": INTERRUPTED.replace("WAIT", "time.sleep(30)"),
     "interrupted waiting": INTERRUPTED.replace("WAIT", "next(slow)"),
     "another process": """
-        items = prefetch(producer, unused=unused)
+        items = prefetch(producer(), unused=unused)
         next(items)
         time.sleep(0.05)
         child = os.fork()
