@@ -19,7 +19,7 @@ from scipy import special
 from jaxdp import arguments
 from jaxdp.audit.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
-from jaxdp.clipping.forms import form_of
+from jaxdp.clipping.losses import form_of
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation

@@ -19,7 +19,7 @@ from scipy import special
 from jaxdp._shards import hashed
 from jaxdp.audit import canaries
 from jaxdp.audit.canaries import checked_coins, with_canaries
-from jaxdp.clipping.forms import form_of
+from jaxdp.clipping.losses import form_of
 from jaxdp.clipping.rules import Rule
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sources import Source, as_source
