@@ -9,6 +9,8 @@ import jax
 from jax._src.interpreters import batching  # its public face cannot be read
 from jax.extend import core
 
+from jaxdp.clipping.ghost.program import inner_jaxprs
+
 # Their code is handed the whole batch under ``vmap``, or other code is run than was traced.
 _OUTSIDE = ("pure_callback", "io_callback", "buffer_callback", "ffi_call", "custom_vmap_call")
 # Bits of all rows from the first row's key, and kernels whose memory goes from row to row.
@@ -45,7 +47,7 @@ def parts(
         own: Any = ()  # the axes that a shard_map inside the loss brings in for its body
         if eqn.primitive.name == "shard_map":
             own = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ()))
-        for inner in _inside(eqn):
+        for inner in inner_jaxprs(eqn):
             yield from parts(inner, axes | frozenset(own))
 
 
@@ -98,7 +100,7 @@ def refuse(traced: core.ClosedJaxpr) -> None:
             for given in (params.get("axes", ()), params.get("axis_name", ())):
                 several = isinstance(given, tuple | list | set | frozenset)
                 named += given if several else [given]
-            if not _inside(eqn):
+            if not inner_jaxprs(eqn):
                 effects: Any = eqn.effects
                 named += [e.name for e in effects if type(e).__name__ == "NamedAxisEffect"]
             outer = {axis for axis in named if not isinstance(axis, numbers.Integral)} - part.axes
@@ -113,9 +115,3 @@ def refuse(traced: core.ClosedJaxpr) -> None:
 def has_rules(traced: core.ClosedJaxpr) -> bool:
     """True if the function has custom gradient rules, which only the traced gradient shows."""
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
-
-
-def _inside(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
-    """The traced functions among an operation's parameters."""
-    leaves = jax.tree.leaves(dict(eqn.params), is_leaf=lambda value: hasattr(value, "eqns"))
-    return [value for value in leaves if hasattr(value, "eqns")]

@@ -5,13 +5,12 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.views import Label
+from jaxdp.clipping.ghost.sites import Key, Site
 from jaxdp.clipping.rounding import exact
 
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
@@ -33,7 +32,7 @@ class Use:
             them, and the axis of the rows. To move them is to copy them, so blocks are cut there.
     """
 
-    site: Any
+    site: Site
     data: jax.Array
     cotangent: jax.Array
     stacked: tuple[jax.Array, jax.Array, int] | None = None
@@ -47,7 +46,11 @@ class Use:
 
         return Use(self.site, cut(data), cut(cotangent))
 
-    def ab(self, key: tuple[Label, Label, Label]) -> tuple[jax.Array, jax.Array]:
+    def kept(self, keep: jax.Array) -> "Use":
+        """The use with zeros in the rows not to keep."""
+        return Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
+
+    def ab(self, key: Key) -> tuple[jax.Array, jax.Array]:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
 
         In bfloat16 where both are, else in float32.
@@ -65,7 +68,7 @@ class Use:
         b = self.site.cotangent(self.cotangent).astype(jnp.float32)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
         scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
-        return scatter(self.site.rows(self.data), b[:, 0])[:, None]
+        return scatter(self.site.inputs(self.data), b[:, 0])[:, None]
 
     def _products(self, size: int) -> jax.Array:
         """Per-example gradients, the factors of ``size`` rows at a time."""
@@ -99,13 +102,17 @@ class LookedUp:
         grads: float32 [m, t, q]; zero where there is no row.
     """
 
-    site: Any
+    site: Site
     rows: jax.Array
     grads: jax.Array
 
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
         return rounding.squares(self._divided(scale))
+
+    def kept(self, keep: jax.Array) -> "LookedUp":
+        """The lookups with zeros in the rows not to keep."""
+        return dataclasses.replace(self, grads=kept(self.grads, keep))
 
     def total(self, weights: jax.Array) -> jax.Array:
         """sum_i weights_i g_i, [1, p, q]."""
@@ -137,7 +144,7 @@ def looked_up(uses: Sequence[Use]) -> LookedUp | None:
     if not found:
         return None
     size = found[0].site.sizes[2]
-    rows = jnp.concatenate([use.site.rows(use.data) for use in found], axis=1)
+    rows = jnp.concatenate([use.site.inputs(use.data) for use in found], axis=1)
     each = rounding.alike([use.site.cotangent(use.cotangent)[:, 0] for use in found])
     grads = jnp.concatenate(each, axis=1)
     grads = jnp.where((rows < size)[..., None], grads, jnp.zeros([], grads.dtype))
@@ -174,7 +181,7 @@ def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
     return rounding.pairwise(exact("ntmgp,ntmgq->ngpq", a, b))
 
 
-def reference(uses: Sequence[Use]) -> Any:
+def reference(uses: Sequence[Use]) -> Site:
     """The site whose arrangement the others follow: a lookup, if there is one."""
     lookups = [use.site for use in uses if use.site.looks_up]
     return (lookups or [use.site for use in uses])[0]

@@ -9,8 +9,8 @@ A convolution that is cropped on one side and padded on the other reads memory t
 on XLA's CPU backend, other examples' included. So what is not ordinary padding is done beforehand.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,17 @@ from jax.extend import core
 from jaxdp.clipping.ghost import sites, views
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.program import (
+    COND,
     Node,
     Program,
     Traced,
     apply_node,
+    depends,
     inner_jaxprs,
     reached,
     trace,
 )
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.rounding import exact
 from jaxdp.types import PyTree
 
@@ -42,57 +45,68 @@ _OPTIONS = (
 )
 
 
-class Apart:
-    """Runs the convolutions of a traced loss so that ``vmap`` keeps its examples separate."""
+def applied(
+    node: Node, operands: Sequence[jax.Array], of_examples: Collection[int]
+) -> list[jax.Array]:
+    """The results of an operation of one example, so that ``vmap`` keeps examples separate.
 
-    def __init__(self, traced: Traced) -> None:
-        self._of_examples = reached(traced.program, traced.program.ins[traced.num_params :])
+    Args:
+        node: the operation.
+        operands: of one example.
+        of_examples: the values that depend on the example.
+    """
+    if node.name != CONVOLUTION:
+        return apply_node(node, operands)
+    site = sites.site(node, views.of_parameter(-1, node.shape_of(1)), 1, node.shape_of(0))
+    if site is None:
+        return [convolved(node, *operands)]
+    data, kernel = operands
+    if not depends(node.ins[1], of_examples):
+        return [_with_apart_gradients(node, site, data, kernel)]
 
-    def apply(self, node: Node, operands: Sequence[Any]) -> list[Any] | None:
-        """The results of a convolution of one example; None for other operations."""
-        if node.name != CONVOLUTION:
-            return None
-        if (site := _site(node)) is None:
-            return [convolved(node, *operands)]
-        kernel = node.ins[1]
-        if isinstance(kernel, int) and kernel in self._of_examples:
-            return [_by_patches(site, *operands)]
-        return [_with_apart_gradients(site, *operands)]
+    # The kernel is of the example: products of patches, from [g, t, q] to the result.
+    weights = site.of_view(kernel.astype(jnp.float32))
+    outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
+    images, features, *space = node.eqn.params["dimension_numbers"].out_spec
+    order, shape = (images, *space, features), node.out_shape()
+    flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])
+    found = jnp.transpose(flat, [order.index(axis) for axis in range(len(order))])
+    return [found.astype(node.out_dtype())]
 
 
-def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree) -> bool:
+def mixes(
+    traced: Traced, one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree
+) -> bool:
     """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
 
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
     the example, or any convolution inside another operation, such as ``cond``.
 
+    Args:
+        traced: the loss. Where it neither convolves nor has rules of its own, nothing mixes.
+        one: what is run of one example.
+        params: shapes of its first argument.
+        example: shapes of its second.
+
     Raises:
         ValueError: a convolution there would read memory that is not its own.
     """
-    traced = trace(one, params, example, differentiated=True)
-    for node in _nodes(traced.program):
+
+    def hidden(node: Node) -> bool:
+        return node.name != CONVOLUTION and any(map(_convolves, inner_jaxprs(node.eqn)))
+
+    names = [node.name for node in _nodes(traced.program)]
+    rules = any(name == CONVOLUTION or name.startswith("custom_") for name in names)
+    if not rules and not any(map(hidden, _nodes(traced.program))):
+        return False
+    run = trace(one, params, example, differentiated=True)
+    for node in _nodes(run.program):
         _refuse_crossed(node.eqn)
-    of_example = reached(traced.program, traced.program.ins[traced.num_params :])
-    return any(_mixes(node, of_example) for node in _nodes(traced.program))
-
-
-def may_mix(traced: Traced) -> bool:
-    """True if the loss itself convolves, or has rules of its own, which might."""
+    of_example = reached(run.program, run.program.ins[run.num_params :])
     return any(
-        node.name == CONVOLUTION or node.name.startswith("custom_") or _hides(node)
-        for node in _nodes(traced.program)
+        hidden(node) or (node.name == CONVOLUTION and depends(node.ins[1], of_example))
+        for node in _nodes(run.program)
     )
-
-
-def _mixes(node: Node, of_example: Collection[int]) -> bool:
-    if node.name == CONVOLUTION:
-        kernel = node.ins[1]
-        return isinstance(kernel, int) and kernel in of_example
-    return _hides(node)
-
-
-def _hides(node: Node) -> bool:
-    return any(_convolves(inner) for inner in inner_jaxprs(node.eqn))
 
 
 def convolved(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -130,17 +144,13 @@ def _refuse_crossed(eqn: core.JaxprEqn) -> None:
             _refuse_crossed(inner)
 
 
-def _by_patches(site: sites.Convolution, data: jax.Array, kernel: jax.Array) -> jax.Array:
-    weights = site.of_view(kernel.astype(jnp.float32))
-    outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
-    return site.result(outs).astype(site.node.out_dtype())
-
-
-def _with_apart_gradients(site: sites.Convolution, data: jax.Array, kernel: jax.Array) -> jax.Array:
+def _with_apart_gradients(node: Node, site: Site, data: jax.Array, kernel: jax.Array) -> jax.Array:
     def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
-        return convolved(site.node, data, kernel)
+        return convolved(node, data, kernel)
 
-    def backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
+    def backward(
+        residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         data, kernel = residuals
         (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
         grads = Use(site, data[None], cotangent[None]).gradients()[0]
@@ -151,18 +161,14 @@ def _with_apart_gradients(site: sites.Convolution, data: jax.Array, kernel: jax.
     return convolve(data, kernel)
 
 
-def _site(node: Node) -> sites.Convolution | None:
-    view = views.of_parameter(-1, node.shape_of(1))
-    site = sites.site(node, view, 1, node.shape_of(0))
-    return site if isinstance(site, sites.Convolution) else None
-
-
 def _nodes(program: Program) -> Iterator[Node]:
+    """The operations, those of checkpoints and loops in their place."""
     for node in program.nodes:
-        yield from (node,) if node.body is None else _nodes(node.body)
+        inside = node.bodies if node.name != COND else ()
+        yield from itertools.chain(*map(_nodes, inside)) if inside else (node,)
 
 
-def _convolves(jaxpr: core.Jaxpr) -> bool:
+def _convolves(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
     return any(
         eqn.primitive.name == CONVOLUTION or any(map(_convolves, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns

@@ -1,4 +1,4 @@
-"""One parameter's per-example gradients in three forms: arrays, per layer, factors only.
+"""One parameter's per-example gradients: as arrays, as factors only, as slices of either.
 
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
 clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. How far
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
 from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.views import Label, Sliced
 from jaxdp.types import PyTree
+
+# Pytrees of arrays [m, ...], all by the same rows.
+Rows = PyTree
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
@@ -118,83 +121,67 @@ class Leaf(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arrays:
-    """Per-example gradients [m, *shape].
+    """Per-example gradients [m, *shape]; of a layer [m, g·p·q], arranged as its site has them.
+
+    Those of a layer are flat because XLA copied arrays with a group of one among their axes, to lay
+    them out anew: 8 % of a transformer's step on a CPU. Cut over devices they are [m, g, p, q].
 
     Attributes:
         grads: the gradients.
         cut: where the parameter is cut over devices, or None; ``axis`` is one of *shape.
+        site: of a layer, else None.
     """
 
     grads: jax.Array
     cut: Cut | None = None
+    site: Site | None = None
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
         rows = self._divided(scale)
-        if self.cut is None:
-            return rounding.squares(rows)
-        return self.cut.squares(rounding.squares, (rows, self.cut.axis + 1))
+        if self.cut is not None:
+            return self.cut.squares(rounding.squares, (rows, self.cut.axis + 1))
+        if self.site is not None and scale is None:
+            # Long sums are cut where the axes are: for nothing.
+            groups, _, p, q = self.site.sizes
+            rows = rows.reshape(len(rows), groups * p, q)
+        return rounding.squares(rows)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
         """See ``Leaf``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
 
         Of large ones rows are dropped by their weight of zero: a select is one more pass over them
-        (6 % of a transformer's step), taken only where a row is not finite.
+        (6 % of a transformer's step), taken only where a row is not finite. A loop of one pass at
+        most works in place; a branch would hold the rows twice.
         """
-        rows, large = self._divided(None), self.grads.size >= _LARGE
-        rows = _finite_rows(rows, finite) if large else kept(rows, keep)
+        rows = self._divided(None)
+        if self.grads.size >= _LARGE:
+            passes = jnp.any(~finite).astype(jnp.int32)
+            rows = jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
+        else:
+            rows = kept(rows, keep)
         size = rounding.even(rows.shape[0], rounding.ROWS)
         rows, weights = rounding.cut((rows, weights), size)
-        return rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows))
+        return self._to_leaf(rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows)))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``."""
         rows = boxed(kept(self._divided(scale), keep), bound)
         blocks = rounding.cut(rows, rounding.even(rows.shape[0], rounding.ROWS))
-        return rounding.pairwise(jnp.sum(blocks, axis=1))
+        return self._to_leaf(rounding.pairwise(jnp.sum(blocks, axis=1)))
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         grads = self.grads.astype(jnp.float32)
-        return grads if scale is None else grads / scale[None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
-    """Per-example gradients of one layer, [m, g·p·q], arranged as ``site`` has them.
-
-    They are flat because XLA copied arrays with a group of one among their axes, to lay them out
-    anew: 8 % of a transformer's step on a CPU. Cut over devices they are [m, g, p, q].
-    """
-
-    site: Any
-    grads: jax.Array
-    cut: Cut | None = None
-
-    def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``Leaf``."""
-        arranged = None if scale is None else self._arranged(scale)
-        if self.cut is not None:
-            return Arrays(self.grads, self.cut).squares(arranged)
-        if arranged is None:
-            # Long sums are cut where the axes are: for nothing.
-            groups, _, p, q = self.site.sizes
-            return rounding.squares(self.grads.reshape(len(self.grads), groups * p, q))
-        return Arrays(self.grads).squares(arranged)
-
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``Leaf``."""
-        return self._to_leaf(Arrays(self.grads).weighted_sum(weights, keep, finite))
-
-    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``Leaf``."""
-        arranged = None if scale is None else self._arranged(scale)
-        return self._to_leaf(Arrays(self.grads).boxed_sum(bound, keep, arranged))
-
-    def _arranged(self, scale: jax.Array) -> jax.Array:
-        arranged = _arranged(self.site, scale)
-        return arranged.reshape(-1) if self.cut is None else arranged
+        if scale is None:
+            return grads
+        if self.site is not None:
+            scale = _arranged(self.site, scale)
+            scale = scale.reshape(-1) if self.cut is None else scale
+        return grads / scale[None]
 
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
+        if self.site is None:
+            return gradient
         groups, _, p, q = self.site.sizes
         return self.site.view.to_leaf(self.site.to_view(gradient.reshape(groups, p, q)))
 
@@ -228,20 +215,19 @@ class Factors:
         return self._square_norms(self._dense, self._lookups)
 
     def _square_norms(self, uses: Sequence[Use], lookups: LookedUp | None) -> Squares:
-        pairs = [use.ab(self._key) for use in uses]
+        pairs = [use.ab(self.site.key) for use in uses]
         place = -1 if self.cut is None else self._place()
         if self.cut is None or place < 0 or (lookups is not None and place != 2):
             return factors.square_norms(pairs, lookups)
         a, b = ([pair[i] for pair in pairs] for i in (0, 1))
         axes = [(1, 1), (3, None), (None, 3)][place]
-        of_lookups = None if lookups is None else lookups.grads
 
-        def of_part(a: Any, b: Any, grads: Any) -> Squares:
-            own = None if lookups is None else dataclasses.replace(lookups, grads=grads)
+        def of_part(a: list[jax.Array], b: list[jax.Array], grads: jax.Array | None) -> Squares:
+            own = None if grads is None else dataclasses.replace(lookups, grads=grads)
             return factors.square_norms(list(zip(a, b, strict=True)), own)
 
-        last = None if lookups is None else 2
-        return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), (of_lookups, last))
+        last = (None, None) if lookups is None else (lookups.grads, 2)
+        return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), last)
 
     def _place(self) -> int:
         """The one of (g, p, q) that the sharded axis comes first in: 0, 1 or 2; -1 if in none."""
@@ -260,20 +246,10 @@ class Factors:
             pairs = factors.weighted_pairs(a, b, weights)
             size = rounding.even(keep.shape[0], rounding.ROWS)
             of_blocks = functools.partial(factors.outer_sum, size=size)
-            held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
-            return self._to_leaf(rounding.over_blocks(of_blocks, pairs, held * size))
-        return self._block_sums(weights, keep)
+            return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
 
-    def _block_sums(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
-        pairs = [(kept(use.data, keep), kept(use.cotangent, keep)) for use in self._dense]
-        lookups = self._lookups
-        if lookups is not None:
-            lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
-
-        def of_block(block: Any) -> jax.Array:
-            pairs, lookups, weights = block
-            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
-            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
+        def summed(uses: Sequence[Use], lookups: LookedUp | None, weights: jax.Array) -> jax.Array:
+            totals = [factors.product(*use.ab(self.site.key), weights) for use in uses]
             totals += [] if lookups is None else [lookups.total(weights)]
             return rounding.total(totals)
 
@@ -281,38 +257,43 @@ class Factors:
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even(keep.shape[0], most)
         if self._rows_at_once() and keep.shape[0] % size == 0:
-            return self._to_leaf(self._large_sums(weights, keep, size))
+            # Of factors so large that a copy of them counts, a block is taken at its place.
+            block = self._blocks(size)
 
-        def of_blocks(rows: Any) -> jax.Array:
-            return rounding.pairwise(jax.vmap(of_block)(rounding.cut(rows, size)))
+            def of_block(rows: Rows) -> jax.Array:
+                (start,), (keep,), (weights,) = rows
+                uses, lookups = block(start)
+                lookups = None if lookups is None else lookups.kept(keep)
+                return summed([use.kept(keep) for use in uses], lookups, weights)
 
-        held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
-        rows = (pairs, lookups, weights)
-        return self._to_leaf(rounding.over_blocks(of_blocks, rows, held * size))
+            starts = jnp.arange(0, keep.shape[0], size)
+            rows = (starts, *rounding.cut((keep, weights), size))
+            return self._to_leaf(rounding.over_blocks(of_block, rows, 1))
 
-    def _large_sums(self, weights: jax.Array, keep: jax.Array, size: int) -> jax.Array:
-        """The weighted sum of factors so large that a copy of them counts."""
-        block = self._blocks(size)
+        def of_rows(rows: Rows) -> jax.Array:
+            pairs, lookups, weights = rows
+            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
+            return summed(uses, lookups, weights)
 
-        def of_block(rows: Any) -> jax.Array:
-            (start,), (keep,), (weights,) = rows
-            uses, lookups = block(start)
-            uses = [Use(use.site, kept(use.data, keep), kept(use.cotangent, keep)) for use in uses]
-            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
-            if lookups is not None:
-                lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
-                totals.append(lookups.total(weights))
-            return rounding.total(totals)
+        def of_some(rows: Rows) -> jax.Array:
+            return rounding.pairwise(jax.vmap(of_rows)(rounding.cut(rows, size)))
 
-        starts = jnp.arange(0, keep.shape[0], size)
-        return rounding.over_blocks(of_block, (starts, *rounding.cut((keep, weights), size)), 1)
+        uses = [use.kept(keep) for use in self._dense]
+        pairs = [(use.data, use.cotangent) for use in uses]
+        lookups = None if self._lookups is None else self._lookups.kept(keep)
+        return self._to_leaf(self._over_blocks(of_some, (pairs, lookups, weights), size))
+
+    def _over_blocks(self, fn: Callable[[Rows], jax.Array], rows: Rows, size: int) -> jax.Array:
+        """The sum of ``fn`` over blocks of ``size`` rows, some of whose sums are held at a time."""
+        count = -(-self._rows() // size)
+        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
+        return rounding.over_blocks(fn, rows, rounding.even(count, most) * size)
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
         """From a row to the uses by ``size`` rows from there on."""
-        all_lookups = self._lookups
 
         def block(start: jax.Array) -> tuple[list[Use], LookedUp | None]:
-            lookups = all_lookups
+            lookups = self._lookups
             if lookups is not None:
                 rows, grads = (
                     jax.lax.dynamic_slice_in_dim(x, start, size)
@@ -336,64 +317,82 @@ class Factors:
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``; the gradients of one or a few examples at a time."""
+        size = rounding.even(keep.shape[0], rounding.ROWS)
         if not self._dense and self._lookups is not None:
-            return self._boxed_lookups(bound, keep, scale)
+            lookups = self._lookups.kept(keep)
+            divisors = None if scale is None else _arranged(self.site, scale)
+            of_lookups = functools.partial(LookedUp.boxed, bound=bound, scale=divisors)
+            return self._to_leaf(rounding.over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
-            def boxed(layer: Layer, keep: jax.Array) -> jax.Array:
-                return layer.boxed_sum(bound, keep, scale)
+            most = min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries()))
+            pairs = [(use.data, use.cotangent) for use in self.uses]
 
-            return rounding.pairwise(self._scanned(boxed, keep))
+            def of_chunk(chunk: Rows) -> jax.Array:
+                pairs, keep = chunk
+                uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
+                return Factors(uses, self.cut).layer().boxed_sum(bound, keep, scale)
 
-        large = keep.shape[0] * self._entries() >= _LARGE
-        if not (large and self._one_position()):
+            # Padding rows are zero, and False where they say what is kept.
+            chunks = rounding.cut((pairs, keep), max(1, most))
+            return rounding.pairwise(jax.lax.map(of_chunk, chunks))
+
+        def one_by_one() -> jax.Array:
+            groups, _, p, q = self.site.sizes
+            divisor = None if scale is None else _arranged(self.site, scale)
+
+            def add(total: jax.Array, row: Rows) -> tuple[jax.Array, None]:
+                a, b, keep = row
+                a, b = (x.astype(jnp.float32) for x in (a, b))
+                grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
+                return total + boxed(grad if divisor is None else grad / divisor, bound), None
+
+            def of_block(block: Rows) -> jax.Array:
+                return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
+
+            return self._to_leaf(rounding.over_blocks(of_block, (*self._outer(), keep), size))
+
+        if keep.shape[0] * self._entries() < _LARGE or not self._one_position():
             return few_at_a_time()
-        return jax.lax.platform_dependent(
-            # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An
-            # accelerator would start a kernel for every example.
-            cpu=lambda: self._boxed_one_by_one(bound, keep, scale),
-            default=few_at_a_time,
-        )
+        # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An accelerator
+        # would start a kernel for every example.
+        return jax.lax.platform_dependent(cpu=one_by_one, default=few_at_a_time)
 
-    def layer(self) -> Layer:
+    def layer(self) -> Arrays:
         """The gradients multiplied out, and written: norm and sum must see the same numbers."""
         grads = factors.multiplied(self.uses)
         if self.cut is not None and (place := self._place()) >= 0:
             cut = dataclasses.replace(self.cut, axis=place)
-            return Layer(self.site, rounding.written(grads), cut)
+            return Arrays(rounding.written(grads), cut, self.site)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
-        return Layer(self.site, rounding.written(flat))
+        return Arrays(rounding.written(flat), None, self.site)
 
-    def for_scale(self) -> "Layer | Factors":
+    def for_scale(self) -> "Arrays | Factors":
         """The gradients as a norm with a scale needs them: multiplied out where positions cancel.
 
         A scale may make most of what cancels: no length of the terms bounds the rounding then.
         """
         return self.layer() if self._dense and not self._one_position() else self
 
-    @property
-    def site(self) -> Any:
-        """The site whose arrangement all uses follow."""
+    @functools.cached_property
+    def site(self) -> Site:
+        """The site whose arrangement all uses follow: a lookup, if there is one."""
         return factors.reference(self.uses)
 
     @functools.cached_property
     def _lookups(self) -> LookedUp | None:
         return factors.looked_up(self.uses)
 
-    @property
+    @functools.cached_property
     def _dense(self) -> list[Use]:
         return [use for use in self.uses if not use.site.looks_up]
-
-    @property
-    def _key(self) -> Any:
-        return self.site.key
 
     def _one_position(self) -> bool:
         site = self.uses[0].site
         return len(self.uses) == 1 and site.sizes[1] == 1 and not site.looks_up
 
     def _outer(self) -> list[jax.Array]:
-        return [x[:, :, 0] for x in self.uses[0].ab(self._key)]
+        return [x[:, :, 0] for x in self.uses[0].ab(self.site.key)]
 
     def _rows(self) -> int:
         return self.uses[0].data.shape[0]
@@ -402,58 +401,15 @@ class Factors:
         """Of the whole parameter: slices of it share the memory."""
         return math.prod(self.site.view.leaf_shape)
 
-    def _held_blocks(self) -> int:
-        return max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
-
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
         return self.site.view.to_leaf(self.site.to_view(gradient))
-
-    def _boxed_one_by_one(
-        self, bound: float, keep: jax.Array, scale: jax.Array | None
-    ) -> jax.Array:
-        groups, _, p, q = self.site.sizes
-        divisor = None if scale is None else _arranged(self.site, scale)
-
-        def add(total: jax.Array, row: Any) -> tuple[jax.Array, None]:
-            a, b, keep = row
-            a, b = (x.astype(jnp.float32) for x in (a, b))
-            grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
-            return total + boxed(grad if divisor is None else grad / divisor, bound), None
-
-        def of_block(block: Any) -> jax.Array:
-            return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
-
-        rows = (*self._outer(), keep)
-        size = rounding.even(keep.shape[0], rounding.ROWS)
-        return self._to_leaf(rounding.over_blocks(of_block, rows, size))
-
-    def _boxed_lookups(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        assert self._lookups is not None
-        lookups = dataclasses.replace(self._lookups, grads=kept(self._lookups.grads, keep))
-        arranged = None if scale is None else _arranged(self.site, scale)
-        size = rounding.even(keep.shape[0], rounding.ROWS)
-        of_block = lambda block: block.boxed(bound, arranged)  # noqa: E731
-        return self._to_leaf(rounding.over_blocks(of_block, lookups, size))
-
-    def _scanned(self, fn: Callable[[Layer, Any], jax.Array], rows: Any) -> jax.Array:
-        """``fn`` of the gradients of a few examples and their ``rows``, stacked [chunks, ...]."""
-        size = max(1, min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries())))
-        arrays = ([(use.data, use.cotangent) for use in self.uses], rows)
-
-        def one(chunk: Any) -> jax.Array:
-            pairs, rows = chunk
-            uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
-            return fn(Factors(uses, self.cut).layer(), rows)
-
-        # Padding rows are zero, and False where they say what is kept.
-        return jax.lax.map(one, rounding.cut(arrays, size))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slices:
     """Gradients of slices of one parameter, which share no entry."""
 
-    each: Sequence[Layer | Factors]
+    each: Sequence[Arrays | Factors]
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
@@ -471,15 +427,6 @@ class Slices:
     def for_scale(self) -> "Slices":
         """See ``Factors.for_scale``."""
         return Slices([x.for_scale() if isinstance(x, Factors) else x for x in self.each])
-
-
-def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
-    """The rows, with zeros in those that are not finite.
-
-    A loop of one pass at most works in place; a branch would hold the rows twice.
-    """
-    passes = jnp.any(~finite).astype(jnp.int32)
-    return jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
 
 
 def _arranged(site: Site, leaf: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.sites import Site, lengths
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.uses import Used, Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
@@ -147,7 +147,7 @@ def _held(node: Node, site: Site) -> int:
     """Bytes of one example's input and cotangent at a site."""
     sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
     itemsize: int = node.out_dtype().itemsize
-    return math.prod(lengths(site)) * sum(sizes) * itemsize
+    return math.prod(site.passes) * sum(sizes) * itemsize
 
 
 def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:

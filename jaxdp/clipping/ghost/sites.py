@@ -217,12 +217,13 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     if at != 1 or params["batch_group_count"] != 1:
         return None
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-    of_data, of_result = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
-    out_axis, in_axis, *space = numbers.rhs_spec
+    of_data, of_result = (
+        (spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec)
+    )
     features, channels, *window = (view.shape[axis] for axis in numbers.rhs_spec)
     found = [node.out_shape()[axis] for axis in numbers.out_spec[2:]]
     positions = data_shape[numbers.lhs_spec[0]] * math.prod(found)
-    p, q = _size(view.shape, (in_axis, *space)), features // groups
+    p, q = channels * math.prod(window), features // groups
 
     def inputs(data: jax.Array) -> jax.Array:
         """Patches, cut by slices.

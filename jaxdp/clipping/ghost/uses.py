@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.clipping.ghost import sites, views
-from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside
+from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, inside
 from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.views import Joined, View
 
@@ -76,12 +76,14 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
     """Fills ``known``: for each value the parameter followed in it, or what it is known for."""
     for node in program.nodes:
         ins = [known.get(ref) if isinstance(ref, int) else None for ref in node.ins]
-        if node.body is not None:
-            looped = node.name == SCAN
-            kinds = _looped(node, ins, uses) if looped else _inside(node.body, node.name, ins, uses)
-            known.update(zip(node.outs, kinds, strict=True))
+        if node.name == SCAN:
+            known.update(zip(node.outs, _looped(node, ins, uses), strict=True))
             continue
-        if node.branches and ins[0] == _DATA:
+        if node.bodies and node.name != COND:
+            (body,) = node.bodies
+            known.update(zip(node.outs, _inside(body, node.name, ins, uses), strict=True))
+            continue
+        if node.bodies and ins[0] == _DATA:
             _branched(node, ins, uses)
             known.update(dict.fromkeys(node.outs, _DATA))
             continue
@@ -96,7 +98,7 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
 
 def _branched(node: Node, ins: list[Any], uses: Uses) -> None:
     """The uses in the branches of a ``cond``, of which one counts for each example."""
-    for branch in node.branches:
+    for branch in node.bodies:
         within = Uses()
         _inside(branch, node.name, ins[1:], within)
         for leaf, (how, write) in within.refused.items():
@@ -121,8 +123,7 @@ def _inside(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
 
 def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     """As ``_inside``, of a ``scan``: its passes are more positions, or more groups, of one site."""
-    body, carried = node.body, node.carried
-    assert body is not None
+    (body,), carried = node.bodies, node.carried
     data = inside(node, [what == _DATA for what in ins])
     entering: list[Any] = []
     for at, (what, number) in enumerate(zip(ins, body.ins, strict=True)):
