@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 from jaxdp import _placement, _rows, arguments
 from jaxdp._placement import Placement
 from jaxdp.clipping import across, captured, losses, options, reduce, rounding
-from jaxdp.clipping.ghost import program, run, uses
-from jaxdp.clipping.ghost.plan import Plan, plan
+from jaxdp.clipping.ghost import program, run
+from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
@@ -217,7 +217,9 @@ class ClippedGrad:
         the pair of the rows and their keys [m], or None.
         """
         place = self.placement
-        if not gathered and place is not None and place.records and across.is_around(place):
+        on_mesh = across.is_around(place)
+        if place is not None and on_mesh and place.records and not gathered:
+            assert indices is not None
             data, gathered = across.gathered(place, data, indices), True
 
         def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> PyTree:
@@ -231,8 +233,7 @@ class ClippedGrad:
 
         own, whole = (data, None) if gathered else (None, data)
         rows, shared = (indices, mask, own), (whole, scale, bound, rng)
-        if across.is_around(place):
-            assert place is not None
+        if place is not None and on_mesh:
             return across.over_devices(place, of_device, params, rows, shared)
         return across.untyped(of_device, params, rows, shared)
 
@@ -341,7 +342,7 @@ class ClippedGrad:
 
     def _planned(
         self, params: PyTree, rows: PyTree, size: int
-    ) -> tuple[program.Traced, uses.Uses, Plan]:
+    ) -> tuple[program.Traced, Uses, Plan]:
         """The traced loss of one example, its uses of parameters, and the engine of each.
 
         Args:
@@ -369,7 +370,7 @@ class ClippedGrad:
         if traced.ignores_example():
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-        used = uses.Uses() if self.engine == "vmap" else uses.find(traced, shapes)
+        used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
         each = plan(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 

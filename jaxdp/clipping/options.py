@@ -165,7 +165,7 @@ def check_bound(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
 
 
-def checked_bound(bound: ArrayLike | None) -> jax.Array | None:
+def checked_bound(bound: float | jax.Array | None) -> jax.Array | None:
     """The bound of this step as a float32 scalar; NaN and values out of range are made safe."""
     if bound is None:
         return None
@@ -249,7 +249,10 @@ _BY_THE_CALLER = (
 
 
 def report(
-    ticket: Ticket | None, limit: Callable[[], float], scale: PyTree, bound: ArrayLike | None
+    ticket: Ticket | None,
+    limit: Callable[[], float],
+    scale: PyTree,
+    bound: float | jax.Array | None,
 ) -> None:
     """Tells the ledger of a draw what its records were clipped by, where the caller gave it.
 

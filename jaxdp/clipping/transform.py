@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.typing import ArrayLike
 
 from jaxdp import _rows
 from jaxdp._placement import tracked_axes, varying
@@ -55,9 +56,9 @@ def clip_and_sum(
         state: optax.EmptyState,
         params: PyTree | None = None,
         *,
-        mask: Any = None,
+        mask: ArrayLike | str | None = None,
         scale: PyTree | None = None,
-        bound: Any = None,
+        bound: float | jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Summed, optax.EmptyState]:
         _check_names(extra)

@@ -1,12 +1,14 @@
 """One parameter's per-example gradients: as arrays, as factors only, as slices of either.
 
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
-clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. How far
-a sum may be rounded is counted in docs/clip_bound.md.
+clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. Factors
+are what entered a use of the parameter, and the cotangent there. How far a sum may be rounded is
+counted in docs/clip_bound.md.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,12 +19,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost import factors
-from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
-from jaxdp.clipping.ghost.sites import Site
-from jaxdp.clipping.ghost.views import Label, Sliced
+from jaxdp.clipping.ghost.sites import Key, Label, Site, Sliced
+from jaxdp.clipping.rounding import exact
 from jaxdp.types import PyTree
 
+# The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
+# so that a tiny factor times a huge one is still seen, also by rounding's share of it.
+_HIDDEN_SQUARE = 1e-31
+# The smallest normal float32, below which numbers may be flushed to zero.
+_TINY = 2.0**-126
+# Patches of a convolution are written for so many bytes of rows at a time: on a CPU they stay in
+# the cache (a third to a half of the time of all at once), elsewhere it bounds the memory.
+_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE = 4 * 2**20, 512 * 2**20
 # Pytrees of arrays [m, ...], all by the same rows.
 Rows = PyTree
 
@@ -120,6 +128,264 @@ class Leaf(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Use:
+    """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result].
+
+    Attributes:
+        stacked: the same input and cotangent with the rows after the passes of a loop, as it stacks
+            them, and the axis of the rows. To move them is to copy them, so blocks are cut there.
+    """
+
+    site: Site
+    data: jax.Array
+    cotangent: jax.Array
+    stacked: tuple[jax.Array, jax.Array, int] | None = None
+
+    def block(self, start: jax.Array, size: int) -> "Use":
+        """The use by ``size`` rows from ``start`` on."""
+        data, cotangent, axis = self.stacked or (self.data, self.cotangent, 0)
+
+        def cut(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
+
+        return Use(self.site, cut(data), cut(cotangent))
+
+    def kept(self, keep: jax.Array) -> "Use":
+        """The use with zeros in the rows not to keep."""
+        return Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
+
+    def ab(self, key: Key) -> tuple[jax.Array, jax.Array]:
+        """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
+
+        In bfloat16 where both are, else in float32.
+        """
+        pair = self.site.inputs(self.data), self.site.cotangent(self.cotangent)
+        a, b = rounding.alike(pair)
+        return (a, b) if self.site.key == key else (b, a)
+
+    def gradients(self) -> jax.Array:
+        """Per-example gradients, float32 [m, g, p, q]."""
+        if not self.site.looks_up:
+            most = (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE)
+            cpu, default = (functools.partial(self._products, self._at_once(n)) for n in most)
+            return jax.lax.platform_dependent(cpu=cpu, default=default)
+        b = self.site.cotangent(self.cotangent).astype(jnp.float32)
+        zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
+        scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
+        return scatter(self.site.inputs(self.data), b[:, 0])[:, None]
+
+    def _products(self, size: int) -> jax.Array:
+        """Per-example gradients, the factors of ``size`` rows at a time."""
+        rows = self.data.shape[0]
+        if size == rows:
+            return exact("mgtp,mgtq->mgpq", *self.ab(self.site.key))
+        found = jax.lax.map(
+            lambda start: self.block(start, size)._products(size), jnp.arange(0, rows, size)
+        )
+        return found.reshape(rows, *found.shape[2:])
+
+    def _at_once(self, most: int) -> int:
+        """The number of rows whose inputs take ``most`` bytes; all, where they are the data."""
+        rows = self.data.shape[0]
+        row = 4 * math.prod(self.site.sizes[:3])
+        if row * rows <= max(2 * most, 8 * self.data.size):
+            return rows
+        return next(n for n in range(max(1, most // row), 0, -1) if rows % n == 0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["rows", "grads"], meta_fields=["site"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class LookedUp:
+    """The gradients of all lookups of one table, with each looked-up row once.
+
+    Attributes:
+        site: one of the lookups.
+        rows: int32 [m, t]; the number of rows p where there is none.
+        grads: float32 [m, t, q]; zero where there is no row.
+    """
+
+    site: Site
+    rows: jax.Array
+    grads: jax.Array
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
+        return rounding.squares(self._divided(scale))
+
+    def kept(self, keep: jax.Array) -> "LookedUp":
+        """The lookups with zeros in the rows not to keep."""
+        return dataclasses.replace(self, grads=kept(self.grads, keep))
+
+    def total(self, weights: jax.Array) -> jax.Array:
+        """sum_i weights_i g_i, [1, p, q]."""
+        return self._scattered(weighted(self.grads, weights))
+
+    def boxed(self, bound: float, scale: jax.Array | None) -> jax.Array:
+        """The sum [1, p, q] of gradients clipped to [-bound, bound] by coordinate."""
+        return self._scattered(boxed(self._divided(scale), bound))
+
+    def _divided(self, scale: jax.Array | None) -> jax.Array:
+        if scale is None:
+            return self.grads
+        divisors = jnp.take(scale[0], self.rows, axis=0, mode="fill", fill_value=1.0)
+        return self.grads / divisors
+
+    def _scattered(self, grads: jax.Array) -> jax.Array:
+        zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
+        flat = grads.reshape(-1, grads.shape[-1])
+        return zeros.at[self.rows.reshape(-1)].add(flat, mode="drop")[None]
+
+
+def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum_it weights_i a_it b_it', [g, p, q], for a few rows; many positions in blocks."""
+    totals = []
+    for pair in weighted_pairs(a, b, weights):
+        if a.shape[2] <= rounding.TERMS:
+            totals.append(exact("mgtp,mgtq->gpq", *pair))
+            continue
+        blocks = (rounding.cut(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in pair)
+        totals.append(rounding.pairwise(exact("ntmgp,ntmgq->ngpq", *blocks)))
+    return rounding.total(totals)
+
+
+def weighted_pairs(
+    a: jax.Array, b: jax.Array, weights: jax.Array
+) -> list[tuple[jax.Array, jax.Array]]:
+    """The factors with weights [m] in the smaller one; in bfloat16, two pairs that add up."""
+    if a.size > b.size:
+        return [(x, y) for y, x in weighted_pairs(b, a, weights)]
+    heavy = weighted(a.astype(jnp.float32), weights)
+    parts = rounding.halves(heavy) if a.dtype == jnp.bfloat16 else [heavy]
+    return [(part, b) for part in parts]
+
+
+def square_norms(
+    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: LookedUp | None
+) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
+
+    ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
+    a_t is one-hot. Its error is a multiple of what it would be if nothing cancelled
+    (docs/clip_bound.md, Theorem 2).
+
+    Args:
+        dense: factors [m, g, t, p] and [m, g, t, q], arranged alike.
+        lookups: of the same parameter.
+    """
+    rows = (dense[0][0] if lookups is None else lookups.grads).shape[0]
+    squares = longest = jnp.zeros(rows, jnp.float32)
+    roundings = 32
+    if dense:
+        flat = rounding.alike([*itertools.chain(*dense)])
+        a, b = (jnp.concatenate(flat[at::2], axis=2) for at in (0, 1))
+        roundings += 0 if a.dtype == jnp.float32 else 2 * rounding.HALVED + 3
+        (grams_a, steps_a), (grams_b, steps_b) = (
+            rounding.inner("mgtp,mgsp->mgts", x, x) for x in (a, b)
+        )
+        squares = rounding.sums(grams_a * grams_b, 3)
+        longest = _norm(rounding.sums(_norm(a) * _norm(b), 1))
+        roundings += steps_a + steps_b + rounding.roundings(*grams_a.shape[1:])
+    if lookups is not None:
+        own, steps = rounding.sums_of_squares(lookups.grads)
+        squares, longest = squares + own, longest + _norm(lookups.grads.reshape(rows, -1))
+        roundings += steps
+    if dense and lookups is not None:
+        # sum_ts a_t[row_s] <b_t, d_s>
+        of_a, of_b = (x.astype(jnp.float32) for x in (a[:, 0], b[:, 0]))
+        at_rows = jnp.take_along_axis(of_a, lookups.rows[:, None, :], axis=2, mode="clip")
+        products, _ = rounding.inner("mtq,msq->mts", of_b, lookups.grads)
+        squares += 2.0 * rounding.sums(at_rows * products, 2)
+        roundings += rounding.roundings(a.shape[2], lookups.rows.shape[1])
+    # Rounding may leave less than nothing of what cancels.
+    squares = jnp.maximum(squares, 0.0)
+    error = rounding.gamma(roundings) * jnp.square(longest)
+    cancelled = jnp.square(longest / rounding.CANCELLED)
+    return squares, jnp.maximum(rounding.enlarged(squares, error), cancelled)
+
+
+def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of a b', from [m, g, p] and [m, g, q]: as computed, and on the safe side.
+
+    The norm of an outer product is the product of the norms: nothing cancels.
+    """
+    (of_a, steps_a), (of_b, steps_b) = (_hidden_squares(x) for x in (a, b))
+    squares = jnp.sum(of_a * of_b, axis=1)
+    roundings = steps_a + steps_b + a.shape[1] + 8
+    return squares, rounding.enlarged(squares, rounding.gamma(roundings) * squares)
+
+
+def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of (a b') * ``inverse`` [g, p, q], from [m, g, p] and [m, g, q].
+
+    Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
+    product does not, so each is divided by its largest entry; what may underflow still is added.
+    """
+    (a, most_a), (b, most_b), (inverse, most) = (
+        _divided_by_largest(x, axes) for x, axes in ((a, (1, 2)), (b, (1, 2)), (inverse, (0, 1, 2)))
+    )
+    groups, p, q = inverse.shape
+    half = exact("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
+    squares = jnp.sum(half * jnp.square(b), axis=(1, 2)) + inverse.size * 4 * _TINY
+    # The smallest times the largest comes first: no other order is safe from underflow.
+    low, middle, high = jnp.sort(jnp.stack([most_a, most_b, jnp.full_like(most_a, most)]), axis=0)
+    found = jnp.square(low * high * middle * jnp.sqrt(squares))
+    return found, rounding.enlarged(found, rounding.gamma(p + groups * q + 32) * found)
+
+
+def boxed(gradients: jax.Array, bound: float) -> jax.Array:
+    """Gradients clipped to [-bound, bound]."""
+    clipped = jnp.clip(gradients, -bound, bound)
+    # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
+    return jnp.where(jnp.isnan(clipped), 0.0, clipped)
+
+
+def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Array:
+    """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
+    blocks = rounding.cut(pairs, size)
+    found = [exact("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
+    return rounding.pairwise(rounding.total(found))
+
+
+def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
+    """The rows, with zeros in those not to keep: not by a zero weight, since 0 * nan is nan."""
+    return jnp.where(_column(keep, rows.ndim), rows, jnp.zeros([], rows.dtype))
+
+
+def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """Rows [m, ...] times weights [m]; zero where that overflows.
+
+    Of one position that shortens; where positions could cancel none does (docs/clip_bound.md).
+    """
+    found = rows * _column(weights, rows.ndim)
+    return jnp.where(jnp.isfinite(found), found, 0.0)
+
+
+def _hidden_squares(x: jax.Array) -> tuple[jax.Array, int]:
+    """Sums of squares over the last axis, with what underflow may hide; and their roundings."""
+    flat = x.astype(jnp.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    found, roundings = rounding.sums_of_squares(flat)
+    return found.reshape(x.shape[:-1]) + x.shape[-1] * _HIDDEN_SQUARE, roundings
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """Norms over the last axis, not below the true ones."""
+    found, roundings = _hidden_squares(x)
+    return jnp.sqrt(found * (1.0 + 2.0 * rounding.gamma(roundings + 4)))
+
+
+def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    x = x.astype(jnp.float32)
+    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _TINY)
+    return x / largest, jnp.squeeze(largest, axes)
+
+
+def _column(values: jax.Array, ndim: int) -> jax.Array:
+    return values.reshape(values.shape + (1,) * (ndim - 1))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Arrays:
     """Per-example gradients [m, *shape]; of a layer [m, g·p·q], arranged as its site has them.
 
@@ -199,8 +465,8 @@ class Factors:
         if self._one_position():
             a, b = self._outer()
             if arranged is None:
-                return factors.outer_squares(a, b)
-            return factors.scaled_squares(a, b, 1.0 / arranged)
+                return outer_squares(a, b)
+            return scaled_squares(a, b, 1.0 / arranged)
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
@@ -218,13 +484,17 @@ class Factors:
         pairs = [use.ab(self.site.key) for use in uses]
         place = -1 if self.cut is None else self._place()
         if self.cut is None or place < 0 or (lookups is not None and place != 2):
-            return factors.square_norms(pairs, lookups)
+            return square_norms(pairs, lookups)
         a, b = ([pair[i] for pair in pairs] for i in (0, 1))
         axes = [(1, 1), (3, None), (None, 3)][place]
 
         def of_part(a: list[jax.Array], b: list[jax.Array], grads: jax.Array | None) -> Squares:
-            own = None if grads is None else dataclasses.replace(lookups, grads=grads)
-            return factors.square_norms(list(zip(a, b, strict=True)), own)
+            own = (
+                None
+                if lookups is None or grads is None
+                else dataclasses.replace(lookups, grads=grads)
+            )
+            return square_norms(list(zip(a, b, strict=True)), own)
 
         last = (None, None) if lookups is None else (lookups.grads, 2)
         return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), last)
@@ -234,7 +504,9 @@ class Factors:
         cut, sizes = self.cut, self.site.sizes
         assert cut is not None
         shape = self.site.view.leaf_shape
-        for place, (label, size) in enumerate(zip(self._key, (sizes[0], *sizes[2:]), strict=True)):
+        for place, (label, size) in enumerate(
+            zip(self.site.key, (sizes[0], *sizes[2:]), strict=True)
+        ):
             if size % cut.parts == 0 and cut.leads(label, shape):
                 return place
         return -1
@@ -243,13 +515,13 @@ class Factors:
         """See ``Leaf``."""
         if self._one_position():
             a, b = (kept(x, keep) for x in self._outer())
-            pairs = factors.weighted_pairs(a, b, weights)
+            pairs = weighted_pairs(a, b, weights)
             size = rounding.even(keep.shape[0], rounding.ROWS)
-            of_blocks = functools.partial(factors.outer_sum, size=size)
+            of_blocks = functools.partial(outer_sum, size=size)
             return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
 
         def summed(uses: Sequence[Use], lookups: LookedUp | None, weights: jax.Array) -> jax.Array:
-            totals = [factors.product(*use.ab(self.site.key), weights) for use in uses]
+            totals = [product(*use.ab(self.site.key), weights) for use in uses]
             totals += [] if lookups is None else [lookups.total(weights)]
             return rounding.total(totals)
 
@@ -360,7 +632,11 @@ class Factors:
 
     def layer(self) -> Arrays:
         """The gradients multiplied out, and written: norm and sum must see the same numbers."""
-        grads = factors.multiplied(self.uses)
+        each = [
+            grads if use.site.key == self.site.key else grads.swapaxes(2, 3)
+            for use, grads in [(use, use.gradients()) for use in self.uses]
+        ]
+        grads = sum(each[1:], start=each[0])
         if self.cut is not None and (place := self._place()) >= 0:
             cut = dataclasses.replace(self.cut, axis=place)
             return Arrays(rounding.written(grads), cut, self.site)
@@ -377,11 +653,32 @@ class Factors:
     @functools.cached_property
     def site(self) -> Site:
         """The site whose arrangement all uses follow: a lookup, if there is one."""
-        return factors.reference(self.uses)
+        lookups = [use.site for use in self.uses if use.site.looks_up]
+        return (lookups or [use.site for use in self.uses])[0]
 
     @functools.cached_property
     def _lookups(self) -> LookedUp | None:
-        return factors.looked_up(self.uses)
+        """All lookups as one, or None.
+
+        Positions with one row are added first, so that a record's rows are distinct: nothing
+        cancels between them, and no entry of the sum has more terms than records.
+        """
+        found = [use for use in self.uses if use.site.looks_up]
+        if not found:
+            return None
+        size = found[0].site.sizes[2]
+        rows = jnp.concatenate([use.site.inputs(use.data) for use in found], axis=1)
+        each = rounding.alike([use.site.cotangent(use.cotangent)[:, 0] for use in found])
+        grads = jnp.concatenate(each, axis=1)
+        grads = jnp.where((rows < size)[..., None], grads, jnp.zeros([], grads.dtype))
+        if rows.shape[1] > 1:
+            same = rows[:, :, None] == rows[:, None, :]
+            first = jnp.argmax(same, axis=2) == jnp.arange(rows.shape[1])[None]
+            merged = exact("mts,msq->mtq", same.astype(grads.dtype), grads)
+            rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
+        # Norm and sum must see the same numbers.
+        grads = grads.astype(jnp.float32)
+        return LookedUp(found[0].site, rows, rounding.written(grads))
 
     @functools.cached_property
     def _dense(self) -> list[Use]:
