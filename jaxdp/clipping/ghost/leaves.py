@@ -563,9 +563,10 @@ class Factors:
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
         """From a row to the uses by ``size`` rows from there on."""
+        all_lookups = self._lookups  # computed here: the block is traced inside a loop
 
         def block(start: jax.Array) -> tuple[list[Use], LookedUp | None]:
-            lookups = self._lookups
+            lookups = all_lookups
             if lookups is not None:
                 rows, grads = (
                     jax.lax.dynamic_slice_in_dim(x, start, size)
