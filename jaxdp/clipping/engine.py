@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -20,6 +21,8 @@ from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
 # A running sum, what rounding took from it, and the votes.
 Totals = tuple[PyTree, PyTree, jax.Array]
+# Of a running sum the total, in its own memory.
+_compensated = jax.jit(rounding.compensated, donate_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +370,7 @@ class ClippedGrad:
 
         traced = program.trace(loss, params, *args)
         constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
-        if traced.ignores_example():
+        if not program.depends(traced.program.outs[0], traced.of_example):
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
@@ -468,8 +471,8 @@ def clipped_grad(
     form, public = losses.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
     try:
         hash(loss_fn)
-    except TypeError:
-        loss_fn = losses.ByIdentity(loss_fn)
+    except TypeError:  # such as a module with arrays; a bound method is told by its object
+        loss_fn = types.MethodType(type(loss_fn).__call__, loss_fn)
     found = None if mesh is None else _placement.placement(mesh, data_axes)
     return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
 
@@ -505,12 +508,6 @@ def _accumulated(totals: Totals, clipped: reduce.Clipped) -> Totals:
     """The totals and one more sum; compensated, so rounding does not grow with their number."""
     total, lost, votes = totals
     return *rounding.added(total, lost, clipped.total), votes + clipped.votes
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _compensated(total: PyTree, lost: PyTree) -> PyTree:
-    """The running sum with the compensation applied, in its own memory."""
-    return rounding.compensated(total, lost)
 
 
 @functools.partial(jax.jit, static_argnums=0)

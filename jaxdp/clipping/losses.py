@@ -147,23 +147,6 @@ def form_of(
     return Form(tuple(positional[1 : len(wanted) + 1 + among]), rng)
 
 
-class ByIdentity:
-    """A hashable stand-in for a callable that is not, such as a module with arrays."""
-
-    def __init__(self, loss_fn: Callable[..., PyTree]) -> None:
-        self._loss_fn = loss_fn
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self._loss_fn is other._loss_fn
-
-    def __hash__(self) -> int:
-        return id(self._loss_fn)
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """The result of the callable."""
-        return self._loss_fn(*args, **kwargs)
-
-
 def called(loss_fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """The result of the loss, which may use no batch statistics and change no state of a library.
 

@@ -52,7 +52,7 @@ class Clip:
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """The same min(1, C / ‖g‖) [m] for every leaf, ‖g‖ taken over all leaves."""
         limit = self.l2(square_norms) if bound is None else bound
-        factor = _shortening(_norm(square_norms), limit)
+        factor = _shortening(square_norms, limit)
         return jax.tree.map(lambda _: factor, square_norms)
 
 
@@ -153,7 +153,7 @@ class PerLayer:
         factors = []
         for limit, group in zip(self.bounds, self._groups(square_norms), strict=True):
             trained = bool(jax.tree.leaves(group))
-            factor = _shortening(_norm(group), limit) if trained else None
+            factor = _shortening(group, limit) if trained else None
             factors.append(jax.tree.map(lambda _, factor=factor: factor, group))
         return jax.tree.unflatten(self.structure, factors)
 
@@ -230,7 +230,8 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
     return CoordinateBox(bound)
 
 
-def _shortening(norm: jax.Array, limit: float | jax.Array) -> jax.Array:
+def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:
+    norm = _norm(square_norms)
     aim = limit * (1.0 - rounding.MARGIN)
     return jnp.where(norm > aim, aim / jnp.maximum(norm, aim), 1.0)
 

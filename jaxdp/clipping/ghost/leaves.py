@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -61,11 +61,6 @@ class Cut:
     names: tuple[str, ...]
     mesh: Mesh
 
-    def split(self, x: jax.Array, axis: int) -> jax.Array:
-        """[parts, ...]: the parts of an array along ``axis``, each on its devices."""
-        shape = (*x.shape[:axis], self.parts, x.shape[axis] // self.parts, *x.shape[axis + 1 :])
-        return self._pinned(jnp.moveaxis(x.reshape(shape), axis, 0))
-
     def leads(self, label: Label, shape: Sequence[int]) -> bool:
         """True if the axis is the first of those that a label runs over."""
         for atom in label:
@@ -86,13 +81,6 @@ class Cut:
                 return False
         return False
 
-    def _pinned(self, x: jax.Array) -> jax.Array:
-        free = [P.UNCONSTRAINED] * (x.ndim - 1)
-        spec = P(self.names, *free)
-        if jax.sharding.get_abstract_mesh().manual_axes:
-            return jax.lax.with_sharding_constraint(x, spec)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-
     def squares(
         self, of_part: Callable[..., Squares], *arrays: tuple[PyTree, int | None]
     ) -> Squares:
@@ -102,8 +90,18 @@ class Cut:
             of_part: from the arrays of one part.
             arrays: pairs of an array (or a pytree of them), and the axis that is cut, or None.
         """
+
+        def parts_of(axis: int, x: jax.Array) -> jax.Array:
+            """[parts, ...]: the parts of an array along ``axis``, each on its devices."""
+            shape = (*x.shape[:axis], self.parts, x.shape[axis] // self.parts, *x.shape[axis + 1 :])
+            x = jnp.moveaxis(x.reshape(shape), axis, 0)
+            spec: Any = P(self.names, *[P.UNCONSTRAINED] * (x.ndim - 1))
+            by_hand = jax.sharding.get_abstract_mesh().manual_axes
+            spec = spec if by_hand else NamedSharding(self.mesh, spec)
+            return jax.lax.with_sharding_constraint(x, spec)
+
         split = [
-            x if axis is None else jax.tree.map(lambda leaf, a=axis: self.split(leaf, a), x)
+            x if axis is None else jax.tree.map(functools.partial(parts_of, axis), x)
             for x, axis in arrays
         ]
         over = [None if axis is None else 0 for _, axis in arrays]
@@ -350,7 +348,8 @@ def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Ar
 
 def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
     """The rows, with zeros in those not to keep: not by a zero weight, since 0 * nan is nan."""
-    return jnp.where(_column(keep, rows.ndim), rows, jnp.zeros([], rows.dtype))
+    column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1))
+    return jnp.where(column, rows, jnp.zeros([], rows.dtype))
 
 
 def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
@@ -358,7 +357,7 @@ def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
 
     Of one position that shortens; where positions could cancel none does (docs/clip_bound.md).
     """
-    found = rows * _column(weights, rows.ndim)
+    found = rows * weights.reshape(weights.shape + (1,) * (rows.ndim - 1))
     return jnp.where(jnp.isfinite(found), found, 0.0)
 
 
@@ -379,10 +378,6 @@ def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array,
     x = x.astype(jnp.float32)
     largest = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _TINY)
     return x / largest, jnp.squeeze(largest, axes)
-
-
-def _column(values: jax.Array, ndim: int) -> jax.Array:
-    return values.reshape(values.shape + (1,) * (ndim - 1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

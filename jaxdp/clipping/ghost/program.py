@@ -94,19 +94,16 @@ class Traced:
     Attributes:
         program: parameters' leaves first, then the example's, then the key's.
         num_params: how many of the arguments are parameters.
+        of_example: all values that depend on the example or its key.
         out_tree: structure of what the loss returned.
-        closed: the loss as JAX traced it, a ``ClosedJaxpr``.
+        closed: the loss as JAX traced it.
     """
 
     program: Program
     num_params: int
-    out_tree: Any
-    closed: Any
-
-    def ignores_example(self) -> bool:
-        """True if no argument beyond the parameters reaches the first result, the loss."""
-        examples = self.program.ins[self.num_params :]
-        return not depends(self.program.outs[0], reached(self.program, examples))
+    of_example: set[int]
+    out_tree: jax.tree_util.PyTreeDef
+    closed: core.ClosedJaxpr
 
 
 def trace(
@@ -172,7 +169,9 @@ def trace(
         return refs(jaxpr.outvars)
 
     program = program_of(closed.jaxpr, closed.consts)
-    return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
+    count = len(jax.tree.leaves(params))
+    of_example = reached(program, program.ins[count:])
+    return Traced(program, count, of_example, jax.tree.structure(shapes), closed)
 
 
 def depends(ref: Ref, values: Collection[int]) -> bool:

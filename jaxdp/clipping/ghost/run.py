@@ -35,7 +35,6 @@ from jaxdp.clipping.ghost.program import (
     depends,
     inner_jaxprs,
     nodes,
-    reached,
     rewritten,
     trace,
 )
@@ -79,14 +78,13 @@ def gradients(
     }
     each_use = itertools.chain(*itertools.chain(*factored.values()))
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
-    of_examples = reached(traced.program, traced.program.ins[traced.num_params :])
 
     def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
         whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
 
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
-            run = _Run(taps, zeros, of_examples, {})
+            run = _Run(taps, zeros, traced.of_example, {})
             (first, *rest), seen = run.tapped(traced.program, [*leaves, *example])
             return first, (rest, seen)
 
@@ -153,13 +151,13 @@ class _Run(NamedTuple):
     Attributes:
         taps: where parameters meet data.
         zeros: for each tap, one of every pass of the loops around it.
-        of_examples: the values that depend on the example.
+        of_example: the values that depend on the example.
         numbers: those that parameters were multiplied with, filled while the loss runs.
     """
 
     taps: Mapping[Node, _Tap]
     zeros: Mapping[str, jax.Array]
-    of_examples: set[int]
+    of_example: set[int]
     numbers: dict[Node, jax.Array]
 
     def tapped(
@@ -185,7 +183,7 @@ class _Run(NamedTuple):
                 results, entered = again(node, operands)
                 seen.update(entered)
             elif tap is None or node.name != _CONVOLUTION:
-                results = _applied(node, operands, self.of_examples)
+                results = _applied(node, operands, self.of_example)
             else:
                 results = [_convolved(node, *operands)]
             if tap is not None:
@@ -277,14 +275,14 @@ class _Run(NamedTuple):
 
 
 def _applied(
-    node: Node, operands: Sequence[jax.Array], of_examples: Collection[int]
+    node: Node, operands: Sequence[jax.Array], of_example: Collection[int]
 ) -> list[jax.Array]:
     """The results of an operation of one example, so that ``vmap`` keeps examples separate.
 
     Args:
         node: the operation.
         operands: of one example.
-        of_examples: the values that depend on the example.
+        of_example: the values that depend on the example.
     """
     if node.name != _CONVOLUTION:
         return apply_node(node, operands)
@@ -292,7 +290,7 @@ def _applied(
     if site is None:
         return [_convolved(node, *operands)]
     data, kernel = operands
-    if not depends(node.ins[1], of_examples):
+    if not depends(node.ins[1], of_example):
         return [_with_apart_gradients(node, site, data, kernel)]
 
     # The kernel is of the example: products of patches, from [g, t, q] to the result.
@@ -333,9 +331,8 @@ def _mixes(
     run = trace(one, params, example, differentiated=True)
     for node in _nodes(run.program):
         _refuse_crossed(node.eqn)
-    of_example = reached(run.program, run.program.ins[run.num_params :])
     return any(
-        hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], of_example))
+        hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], run.of_example))
         for node in _nodes(run.program)
     )
 

@@ -130,9 +130,8 @@ def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
         return None
     if node.name == "transpose":
         order = params["permutation"]
-        return [
-            _then(view, functools.partial(jnp.transpose, axes=order), shape, _turned(view, order))
-        ]
+        transpose = functools.partial(jnp.transpose, axes=order)
+        return [_then(view, transpose, shape, [view.labels[axis] for axis in order])]
     if node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
         # The size tells a broadcast that repeats values, whose gradient would add up.
         if len(node.ins) != 1 or math.prod(shape) != math.prod(view.shape) or 0 in shape:
@@ -140,7 +139,8 @@ def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
         # A reshape may read its axes in another order, such as that of a kernel under ``vmap``.
         order = params.get("dimensions") if node.name == "reshape" else None
         order = range(len(view.shape)) if order is None else order
-        labels = _regrouped([view.shape[axis] for axis in order], _turned(view, order), shape)
+        old = [(view.shape[axis], view.labels[axis]) for axis in order]
+        labels = _regrouped(old, shape)
         reshape = functools.partial(jax.lax.reshape, new_sizes=shape, dimensions=tuple(order))
         return [_then(view, reshape, shape, labels)]
     whole = [range(size) for size in view.shape]
@@ -200,10 +200,6 @@ def _then(
     )
 
 
-def _turned(view: View, order: Sequence[int]) -> list[Label]:
-    return [view.labels[axis] for axis in order]
-
-
 def _sliced(view: View, ranges: Sequence[range]) -> View:
     """The entries of a view that the ranges name."""
     labels, taken = list(view.labels), set(view.slices)
@@ -236,11 +232,9 @@ def merged(label: Sequence[Any]) -> Label:
     return tuple(found)
 
 
-def _regrouped(
-    sizes: Sequence[int], labels: Sequence[Label], shape: tuple[int, ...]
-) -> list[Label]:
-    """Labels after a reshape in row-major order: axes that merge join their labels."""
-    old = [(size, label) for size, label in zip(sizes, labels, strict=True) if size > 1]
+def _regrouped(axes: Sequence[tuple[int, Label]], shape: tuple[int, ...]) -> list[Label]:
+    """Labels after a reshape in row-major order: axes (size, label) that merge are joined."""
+    old = [(size, label) for size, label in axes if size > 1]
     new = [axis for axis, size in enumerate(shape) if size > 1]
     regrouped: list[Label] = [()] * len(shape)
     while new:
