@@ -72,8 +72,8 @@ def refuse(traced: core.ClosedJaxpr) -> None:
             impl = getattr(params.get("impl"), "name", params.get("impl"))
             avals: Sequence[Any] = [getattr(a, "aval", None) for a in (*eqn.invars, *eqn.outvars)]
             kinds = [aval.dtype for aval in avals if hasattr(aval, "dtype")]
-            keys = [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
-            keys += [impl] if isinstance(impl, str) else []
+            keys = [impl] if isinstance(impl, str) else []
+            keys += [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
             if others := [key for key in keys if key not in _THREEFRY]:
                 raise ValueError(
                     f"loss_fn must not use keys of another generator than threefry, got {name} "
@@ -95,15 +95,14 @@ def refuse(traced: core.ClosedJaxpr) -> None:
                     "row by row (kernels) or not JAX's own rule"
                 )
 
-            # The named axes that it works over; numbers among ``axes`` are an array's.
-            named: list[Any] = []
-            for given in (params.get("axes", ()), params.get("axis_name", ())):
-                several = isinstance(given, tuple | list | set | frozenset)
-                named += given if several else [given]
+            # The axes that it works over. A number among ``axes`` is an array's; elsewhere it is a
+            # name like any.
+            axes = [axis for axis in _listed(eqn, "axes") if not isinstance(axis, numbers.Integral)]
+            named = axes + _listed(eqn, "axis_name")
             if not inner_jaxprs(eqn):
                 effects: Any = eqn.effects
                 named += [e.name for e in effects if type(e).__name__ == "NamedAxisEffect"]
-            outer = {axis for axis in named if not isinstance(axis, numbers.Integral)} - part.axes
+            outer = set(named) - part.axes
             if outer and name != _HARMLESS:
                 raise ValueError(
                     f"loss_fn must not communicate over a mesh or vmap axis, got {name} over "
@@ -115,3 +114,8 @@ def refuse(traced: core.ClosedJaxpr) -> None:
 def has_rules(traced: core.ClosedJaxpr) -> bool:
     """True if the function has custom gradient rules, which only the traced gradient shows."""
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
+
+
+def _listed(eqn: core.JaxprEqn, key: str) -> list[Any]:
+    value = eqn.params.get(key, ())
+    return list(value) if isinstance(value, tuple | list | set | frozenset) else [value]

@@ -114,16 +114,20 @@ def form_of(
     given = list(signature.parameters.values())
     kinds = {p.kind for p in given}
 
-    # A key that a functools.partial has given already is the argument's default, and stays.
     names = (rng_name,) if isinstance(rng_name, str) else tuple(rng_name or ())
-    free = [p.name for p in given if p.default is None or p.default is Parameter.empty]
-    keys = [name for name in free if name in names]
+    keys = [p.name for p in given if p.name in names and p.kind not in _OTHERS]
     if isinstance(rng_name, str) and not keys:
         if Parameter.VAR_KEYWORD not in kinds:
             raise ValueError(
                 f"rng_name must be an argument of loss_fn, got {rng_name!r} for {signature}"
             )
         keys = [rng_name]
+    inner: Any = loss_fn
+    while inner is not None and not isinstance(rng_name, str):
+        partial = isinstance(inner, functools.partial)
+        if partial:  # a key that it has given already stays
+            keys = [name for name in keys if name not in inner.keywords]
+        inner = inner.func if partial else getattr(inner, "__wrapped__", None)
     if len(keys) > 1:
         raise ValueError(
             f"rng_name must say which of ({', '.join(keys)}) takes the key, as in "

@@ -166,6 +166,7 @@ def test_the_key_goes_by_its_name():
             same(value(loss, NAMED, KEY), each_of_the_key(), name)
     all_refused((words, functools.partial(value, loss, (X, Y)), n) for n, loss in forms.items())
     fixed = functools.partial(noisy, rng=KEY)
+    same(value(lambda p, x, y, rng=KEY: noisy(p, x, y, rng), (X, Y), KEY), each_of_the_key())
     for loss in (fixed, jax.jit(fixed)):
         same(value(loss, (X, Y)), expected() * jax.random.uniform(KEY))
 
