@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import _processes, _shards
 from jaxdp._links import give_out, hand_on, past_of
 from jaxdp._placement import Placement
-from jaxdp.clipping.frameworks import holds_reused
+from jaxdp.clipping.options import holds_reused
 from jaxdp.ledger import Ledger
 from jaxdp.noise.correlated import check_step
 from jaxdp.types import PyTree

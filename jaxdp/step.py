@@ -15,7 +15,7 @@ from jaxdp import _links, _shards
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
-from jaxdp.clipping.frameworks import holds_reused
+from jaxdp.clipping.options import holds_reused
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PublicEnergy, blanked, check_judged, taken_apart
@@ -238,7 +238,7 @@ class PrivateStep:
         clipped, info = self.grad_fn.one_pass(
             params, data, indices, mask, rng, gathered=gathered, **context
         )
-        summed = if_alike(self.grad_fn.summed(params, clipped, **context), met)
+        summed = if_alike(self.grad_fn.summed(params, clipped.total, clipped.votes, **context), met)
         params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
         if not told:
             info = jax.tree.map(lambda leaf: None, info)

@@ -36,7 +36,7 @@ from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
-from jaxdp.clipping.frameworks import check_arrays
+from jaxdp.clipping.options import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed

@@ -24,7 +24,7 @@ from jaxdp import arguments
 from jaxdp._shards import hashed
 from jaxdp.audit.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
-from jaxdp.clipping.forms import form_of
+from jaxdp.clipping.losses import form_of
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm

@@ -12,7 +12,7 @@ from jax.extend import core
 from jaxdp.audit import independence, start
 from jaxdp.audit import neighbours as near
 from jaxdp.audit.findings import Finding, line_in, line_of_error, line_of_operation
-from jaxdp.clipping import ClippedGrad, captured, coupling, frameworks, statistics
+from jaxdp.clipping import ClippedGrad, captured, coupling, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Source
@@ -99,7 +99,7 @@ def trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJ
         if grad_fn.takes_rng
         else ()
     )
-    called = functools.partial(frameworks.called, grad_fn.form, grad_fn.loss_fn)
+    called = functools.partial(losses.called, grad_fn.form, grad_fn.loss_fn)
     return jax.make_jaxpr(lambda *args: called(*args))(params, example, *key)
 
 

@@ -132,10 +132,13 @@ def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
         def one(leaf: jax.Array) -> jax.Array:
             at = indices - number[0] * leaf.shape[0]
             mine = (at >= 0) & (at < leaf.shape[0])
-            bits = _bits(leaf)[jnp.clip(at, 0, leaf.shape[0] - 1)]
+            kind: Any = f"uint{8 * leaf.dtype.itemsize}"
+            if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                kind = leaf.dtype
+            bits = leaf.view(kind)[jnp.clip(at, 0, leaf.shape[0] - 1)]
             bits = jnp.where(mine.reshape(-1, *[1] * (bits.ndim - 1)), bits, 0)
             own = jax.lax.psum_scatter(bits, place.rows, scatter_dimension=0, tiled=True)
-            return _from_bits(own, leaf.dtype)
+            return own.view(leaf.dtype)
 
         return jax.tree.map(one, records)
 
@@ -169,20 +172,6 @@ def _added(total: jax.Array, spec: P, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(total, rest) if rest else total
 
 
-def _bits(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint8)
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf
-    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
-
-
-def _from_bits(bits: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    if dtype == jnp.bool_ or not jnp.issubdtype(dtype, jnp.floating):
-        return bits.astype(dtype)
-    return jax.lax.bitcast_convert_type(bits, dtype)
-
-
 _PRIMITIVE = core.Primitive("jaxdp_untyped")
 _PRIMITIVE.multiple_results = True
 
@@ -214,7 +203,7 @@ def _plain(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _run(*leaves: Any, closed: core.ClosedJaxpr, axes: frozenset[str]) -> Sequence[Any]:
+def _run(*leaves: jax.Array, closed: core.ClosedJaxpr, axes: frozenset[str]) -> Sequence[Any]:
     with config._check_vma(False):
         return core.jaxpr_as_fun(closed)(*leaves)
 

@@ -7,16 +7,17 @@ plan, and named by the ledger as assumed public, unless it was declared so.
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.typing import ArrayLike
 
 from jaxdp.clipping import coupling, options, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
@@ -27,42 +28,29 @@ _DECLARED = "_jaxdp_constants"
 _look: contextvars.ContextVar[Any] = contextvars.ContextVar("jaxdp_look", default=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Constant(LeafPlan):
-    """A captured array in a plan, after the parameters; ``engine`` is "constant".
-
-    Attributes:
-        shape: shape of the array.
-    """
-
-    shape: tuple[int, ...] = ()
-
-
 class Declared:
     """Arrays that the caller declared public; hashable by identity, as ``jit`` needs it."""
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
+    def __init__(self, arrays: Sequence[ArrayLike]) -> None:
         self.arrays = tuple(arrays)
+        self._ids = tuple(id(a) if np.shape(a) else _key(a) for a in self.arrays)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Declared) and self._ids() == other._ids()
+        return isinstance(other, Declared) and self._ids == other._ids
 
     def __hash__(self) -> int:
-        return hash(self._ids())
+        return hash(self._ids)
 
     def __repr__(self) -> str:
         return f"Declared({len(self.arrays)} arrays)"
 
-    def _ids(self) -> tuple[int, ...]:
-        return tuple(id(a) if np.shape(a) else _key(a) for a in self.arrays)
-
-    def holds(self, array: Any) -> bool:
+    def holds(self, array: ArrayLike) -> bool:
         """True if ``array`` is one of them; a single number, if it has the value of one."""
         if not self.arrays or _key(array) in self._keys:
             return bool(self.arrays)
         return not np.shape(array) and self.holds_value(array)
 
-    def holds_value(self, array: Any) -> bool:
+    def holds_value(self, array: ArrayLike) -> bool:
         """True if ``array`` has the numbers of one of them: what was copied is another array."""
         if not is_here(array) or is_key(array):
             return False
@@ -80,7 +68,7 @@ class Declared:
         return {_key(array) for array in self.arrays}
 
 
-def declared(constants: PyTree, loss_fn: Callable[..., Any]) -> Declared:
+def declared(constants: PyTree, loss_fn: Callable[..., PyTree]) -> Declared:
     """The arrays that ``constants`` names, and those that jaxdp's own losses declare."""
     arrays = [
         np.asarray(leaf) if isinstance(leaf, np.generic | bool | int | float) else leaf
@@ -97,8 +85,10 @@ def declared(constants: PyTree, loss_fn: Callable[..., Any]) -> Declared:
 
 
 def declaring(
-    loss_fn: Callable[..., Any], constants: PyTree = None, inner: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+    loss_fn: Callable[..., PyTree],
+    constants: PyTree = None,
+    inner: Callable[..., PyTree] | None = None,
+) -> Callable[..., PyTree]:
     """``loss_fn`` with ``constants`` declared public, besides what the loss inside it declares."""
     arrays = (*jax.tree.leaves(constants), *getattr(inner, _DECLARED, ()))
     setattr(loss_fn, _DECLARED, arrays)
@@ -108,11 +98,11 @@ def declaring(
 def found(
     traced: core.ClosedJaxpr,
     public: Declared,
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[..., PyTree],
     flags: Sequence[bool],
     params: PyTree,
     args: Sequence[PyTree],
-) -> tuple[Constant, ...]:
+) -> tuple[LeafPlan, ...]:
     """The arrays that a loss captured, those in its custom gradient rules included.
 
     Args:
@@ -126,15 +116,60 @@ def found(
     Raises:
         ValueError: an array is traced or mutable, or an operation could reach other examples.
     """
-    coupling.refuse(traced)
-    whole, arrays = traced, _distinct(_arrays(traced))
-    if any(flags) and coupling.has_rules(traced):
-        whole = _gradient(loss_fn, flags, params, args)  # the loss and its rules
+    arrays: dict[Any, ArrayLike] = {}
+
+    def look_through(whole: core.ClosedJaxpr) -> None:
         coupling.refuse(whole)
-        arrays = _distinct([*arrays, *_arrays(whole)])
+        for part in coupling.parts(whole):
+            # Constants written into operations are arrays, too, but for their scalars.
+            atoms = itertools.chain(part.jaxpr.outvars, *(e.invars for e in part.jaxpr.eqns))
+            written = [a.val for a in atoms if isinstance(a, core.Literal) and np.shape(a.val)]
+            for array in (*part.consts, *written):
+                words = f"{jnp.result_type(array)} {list(np.shape(array))}"
+                if "Ref" in type(getattr(array, "aval", None)).__name__:
+                    raise ValueError(
+                        "loss_fn must not capture a mutable array (jax.Ref), got one of "
+                        f"{words}: it carries values from one example to others"
+                    )
+                if isinstance(array, jax.core.Tracer):
+                    raise ValueError(
+                        f"loss_fn must not capture a traced array, got {words}: it may be the "
+                        "batch, or computed from it. If it is public, hand it over as a leaf of "
+                        "params that trainable= freezes, or capture a concrete array, made "
+                        "outside jit, vmap, grad and scan"
+                    )
+                arrays.setdefault(_key(array), array)
+
+    look_through(traced)
+    if any(flags) and coupling.has_rules(traced):
+        # The traced gradient by the trained leaves, in which custom rules have been called.
+        leaves, structure = jax.tree.flatten(params)
+
+        def gradient(
+            trained: Sequence[jax.Array], leaves: Sequence[jax.Array], *args: PyTree
+        ) -> PyTree:
+            def loss(trained: Sequence[jax.Array]) -> PyTree:
+                each = iter(trained)
+                whole = [next(each) if f else leaf for leaf, f in zip(leaves, flags, strict=True)]
+                return loss_fn(jax.tree.unflatten(structure, whole), *args)
+
+            return jax.grad(loss, has_aux=True)(trained)
+
+        trained = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+        traced = jax.make_jaxpr(gradient)(trained, leaves, *args)
+        look_through(traced)
     if (look := _look.get()) is not None:
-        look(whole, public)
-    return tuple(_entry(at, array, public) for at, array in enumerate(arrays))
+        look(traced, public)
+
+    entries = []
+    for at, array in enumerate(arrays.values()):
+        words = f"{jnp.result_type(array)} {list(np.shape(array))}"
+        how, assumed = "assumed", f"a captured array {words}"
+        if public.holds(array):
+            how, assumed = "declared", ""
+        reason = f"{words}, {how} public"
+        entries.append(LeafPlan(f"captured[{at}]", "constant", reason, assumed))
+    return tuple(entries)
 
 
 @contextlib.contextmanager
@@ -190,7 +225,7 @@ def of_records(
                 yield Found(value, made, part, at)
 
 
-def check_loss(loss_fn: Callable[..., Any], params: PyTree, data: PyTree) -> None:
+def check_loss(loss_fn: Callable[..., PyTree], params: PyTree, data: PyTree) -> None:
     """The same refusals for a loss that is summed without a gradient, such as an energy's."""
     example = options.example(data)
     traced = jax.make_jaxpr(loss_fn)(params, example)
@@ -249,25 +284,25 @@ def named(found: Found, records: int) -> str:
     return f"a {f'constant {shape} in the loss' if shape else 'number'} is {found.made.words}"
 
 
-def shape_of(value: Any, records: int) -> str:
+def shape_of(value: ArrayLike, records: int) -> str:
     """The shape of an array, with N for the number of records; "" for a single number."""
     sizes = ["N" if size == records else str(size) for size in np.shape(value)]
     return f"[{', '.join(sizes)}]" if sizes else ""
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: ArrayLike) -> bool:
     """True for keys of random numbers."""
     return bool(jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key))
 
 
-def is_here(value: Any) -> bool:
+def is_here(value: PyTree) -> bool:
     """True for an array whose numbers this process can read."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
     return isinstance(value, np.ndarray | np.generic | bool | int | float)
 
 
-def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
+def report(ticket: Ticket | None, plan: Sequence[LeafPlan]) -> None:
     """Tells the ledger of a draw what the draw's sum assumes to be public."""
     if ticket is not None:
         for entry in plan:
@@ -275,67 +310,7 @@ def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
                 ticket.assume(entry.assumed)
 
 
-def _gradient(
-    loss_fn: Callable[..., Any], flags: Sequence[bool], params: PyTree, args: Sequence[PyTree]
-) -> Any:
-    """The traced gradient by the trained leaves, in which custom rules have been called."""
-    leaves, structure = jax.tree.flatten(params)
-    trained = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
-
-    def gradient(trained: Sequence[Any], leaves: Sequence[Any], *args: PyTree) -> Any:
-        def loss(trained: Sequence[Any]) -> Any:
-            each = iter(trained)
-            whole = [next(each) if f else leaf for leaf, f in zip(leaves, flags, strict=True)]
-            return loss_fn(jax.tree.unflatten(structure, whole), *args)
-
-        return jax.grad(loss, has_aux=True)(trained)
-
-    return jax.make_jaxpr(gradient)(trained, leaves, *args)
-
-
-def _arrays(traced: core.ClosedJaxpr) -> Iterator[Any]:
-    """The captured arrays, constants written into operations included, but for their scalars."""
-    for part in coupling.parts(traced):
-        yield from part.consts
-        for atoms in (part.jaxpr.outvars, *(eqn.invars for eqn in part.jaxpr.eqns)):
-            literals = [atom.val for atom in atoms if isinstance(atom, core.Literal)]
-            yield from (value for value in literals if np.shape(value))
-
-
-def _distinct(arrays: Iterable[Any]) -> list[Any]:
-    kept: dict[Any, Any] = {}
-    for array in arrays:
-        _refuse_unseen(array)
-        kept.setdefault(_key(array), array)
-    return list(kept.values())
-
-
-def _refuse_unseen(array: Any) -> None:
-    words = f"{jnp.result_type(array)} {list(np.shape(array))}"
-    if "Ref" in type(getattr(array, "aval", None)).__name__:
-        raise ValueError(
-            f"loss_fn must not capture a mutable array (jax.Ref), got one of {words}: it carries "
-            "values from one example to others"
-        )
-    if isinstance(array, jax.core.Tracer):
-        raise ValueError(
-            f"loss_fn must not capture a traced array, got {words}: it may be the batch, or "
-            "computed from it. If it is public, hand it over as a leaf of params that trainable= "
-            "freezes, or capture a concrete array, made outside jit, vmap, grad and scan"
-        )
-
-
-def _entry(at: int, array: Any, public: Declared) -> Constant:
-    dtype, shape = jnp.result_type(array), tuple(np.shape(array))
-    words = f"{dtype} {list(shape)}"
-    if public.holds(array):
-        reason, assumed = f"{words}, declared public", ""
-    else:
-        reason, assumed = f"{words}, assumed public", f"a captured array {words}"
-    return Constant(f"captured[{at}]", "constant", reason, assumed, shape=shape)
-
-
-def _key(array: Any) -> Any:
+def _key(array: ArrayLike) -> Any:
     """A key that tells arrays apart; NumPy's by content, since every trace copies them."""
     if not isinstance(array, np.ndarray):
         return id(array)

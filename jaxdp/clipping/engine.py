@@ -3,23 +3,26 @@
 import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import _placement, _rows, arguments
 from jaxdp._placement import Placement
-from jaxdp.clipping import across, captured, forms, frameworks, options, reduce, rounding
-from jaxdp.clipping.ghost import program, run, uses
-from jaxdp.clipping.ghost.plan import Plan, plan
+from jaxdp.clipping import across, captured, losses, options, reduce, rounding
+from jaxdp.clipping.ghost import program, run
+from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
 # A running sum, what rounding took from it, and the votes.
 Totals = tuple[PyTree, PyTree, jax.Array]
+# Of a running sum the total, in its own memory.
+_compensated = jax.jit(rounding.compensated, donate_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +38,12 @@ class ClippedGrad:
     (``plan`` names them).
     """
 
-    loss_fn: Callable[..., Any]
+    loss_fn: Callable[..., PyTree]
     rule: Rule
     engine: str
     microbatch_size: int | None
-    trainable: options.Prefix | options.ByPath | None
-    form: forms.Form
+    trainable: options.Trainable
+    form: losses.Form
     constants: captured.Declared
     most_records: int = 2**14
     placement: Placement | None = None
@@ -54,7 +57,7 @@ class ClippedGrad:
         self,
         params: PyTree,
         batch: PyTree,
-        mask: Any = None,
+        mask: ArrayLike | str | None = None,
         rng: jax.Array | None = None,
         *,
         scale: PyTree | None = None,
@@ -89,22 +92,23 @@ class ClippedGrad:
                 a bound is not a number in [1e-10, 1e10]; the rows are no multiple of the mesh's
                 devices.
         """
-        frameworks.check_arrays(params)
+        options.check_arrays(params)
         origin = batch.origin if isinstance(batch, Batch) else None
         data, keep = options.rows_and_mask(batch, mask)
         options.check_rng(rng, self.form.rng)
-        data = jax.tree.map(jnp.asarray, data)
-        given, bound, scale = (
-            (scale, bound),
-            options.checked_bound(bound),
-            options.checked_scale(scale),
-        )
-        size = keep.shape[0]
+        data, size = jax.tree.map(jnp.asarray, data), keep.shape[0]
+        given = scale, bound
+        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         rounding.check_records(size, self.most_records)
-        keys = None if rng is None else jax.random.split(rng, size)
+        rows = data, None if rng is None else jax.random.split(rng, size)
         with captured.compared(data):
-            clipped, info = self._over_rows(params, (data, keys), keep, scale, bound)
-        summed = self._summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
+            if size:
+                clipped, info = self.one_pass(
+                    params, rows, None, keep, None, gathered=True, scale=scale, bound=bound
+                )
+            else:
+                clipped, info = self._of_no_rows(params, rows, scale, bound)
+        summed = self.summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
         if origin is None:
             return summed, info
         ticket, number = origin
@@ -163,46 +167,37 @@ class ClippedGrad:
         bound: jax.Array | None = None,
         told: bool = False,
     ) -> tuple[Summed, list[ClipInfo]]:
-        """As ``sum``, with the data of each physical batch given separately.
+        """As ``sum``, with the data of each physical batch of the draw given separately.
 
-        Args:
-            params: as for ``sum``.
-            passes: for each physical batch of the draw all records or, if ``gathered``, its rows.
-            draw: as for ``sum``.
-            rng: as for ``sum``.
-            gathered: True if ``passes`` holds the rows that ``draw.indices`` names.
-            scale: as for ``__call__``.
-            bound: as for ``__call__``.
-            told: likewise.
+        These are all records each time or, if ``gathered``, the rows that ``draw.indices`` names.
         """
-        frameworks.check_arrays(params)
+        options.check_arrays(params)
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
-        given, bound, scale = (
-            (scale, bound),
-            options.checked_bound(bound),
-            options.checked_scale(scale),
-        )
+        given = scale, bound
+        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         grad_fn, (there,) = self.placed(params)
-        with _placement.among(grad_fn.placement):
+        place = grad_fn.placement
+        with _placement.among(place):
             totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
-        for data, *places in zip(passes, draw.positions(gathered), draw.mask, strict=False):
-            if not gathered and grad_fn.placement is not None:
-                places = grad_fn.placement.padded(*places)
-            rows = (there, data, *places, rng, scale, bound)
-            with _placement.among(grad_fn.placement), captured.compared(data):
-                totals, info = add_pass(grad_fn, gathered, told, totals, *rows)
+        for data, *rows in zip(passes, draw.positions(gathered), draw.mask, strict=False):
+            if not gathered and place is not None:
+                rows = place.padded(*rows)
+            with _placement.among(place), captured.compared(data):
+                totals, info = add_pass(
+                    grad_fn, gathered, told, totals, there, data, *rows, rng, scale, bound
+                )
             plan = info.plan
             infos += [info] if told else []
         captured.report(draw.ticket, plan)
         options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
-        with _placement.among(grad_fn.placement):
+        with _placement.among(place):
             total = _compensated(total, lost)
         total = _placement.as_it_was(total, params)
-        drawn = not gathered or (grad_fn.placement is not None and grad_fn.placement.fed)
-        summed = grad_fn._summed(params, total, votes, scale, bound, drawn)
+        drawn = not gathered or (place is not None and place.fed)
+        summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered
         return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos
@@ -211,7 +206,7 @@ class ClippedGrad:
         self,
         params: PyTree,
         data: PyTree,
-        indices: jax.Array,
+        indices: jax.Array | None,
         mask: jax.Array,
         rng: jax.Array | None,
         *,
@@ -219,19 +214,31 @@ class ClippedGrad:
         scale: PyTree = None,
         bound: jax.Array | None = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
+        """The clipped sum of one physical batch, to be called inside ``jit``.
+
+        ``data`` are all records or, if ``gathered``, the rows at ``indices``; without ``indices``
+        the pair of the rows and their keys [m], or None.
+        """
         place = self.placement
-        if not gathered and place is not None and place.records and across.is_around(place):
+        on_mesh = across.is_around(place)
+        if place is not None and on_mesh and place.records and not gathered:
+            assert indices is not None
             data, gathered = across.gathered(place, data, indices), True
 
-        def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
-            (indices, mask, own), (whole, *more, rng) = rows, shared
-            batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
-            keys = None if rng is None else _rows.folded(rng, indices)
-            return self._by_microbatches(params, (batch, keys), mask, *more)
+        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> PyTree:
+            (indices, mask, own), (whole, scale, bound, rng) = rows, shared
+            if indices is None:
+                batch, keys = own
+            else:
+                batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
+                keys = None if rng is None else _rows.folded(rng, indices)
+            return self._of_rows(params, (batch, keys), mask, scale, bound)
 
         own, whole = (data, None) if gathered else (None, data)
-        return self._everywhere(each, params, (indices, mask, own), (whole, scale, bound, rng))
+        rows, shared = (indices, mask, own), (whole, scale, bound, rng)
+        if place is not None and on_mesh:
+            return across.over_devices(place, of_device, params, rows, shared)
+        return across.untyped(of_device, params, rows, shared)
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
@@ -247,7 +254,7 @@ class ClippedGrad:
         Raises:
             ValueError: as ``__call__``, where the loss is the reason.
         """
-        frameworks.check_arrays(params)
+        options.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
         size = _rows.rows("batch", data)
         key = (
@@ -255,14 +262,14 @@ class ClippedGrad:
             if self.takes_rng
             else None
         )
-        rows = self.rows_at_once(self._on_one_device(size))
+        rows = self._rows_at_once(-(-size // self._devices))
         with captured.compared(data):
             return self._planned(params, (options.example(data), key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves, as the optimizer sees them."""
         leaves, structure = jax.tree.flatten(params)
-        flags = self._flags(params)
+        flags = options.trained_flags(self.trainable, params)
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
         return jax.tree.unflatten(structure, kept)
 
@@ -273,66 +280,72 @@ class ClippedGrad:
             return self, trees
         return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
 
-    def _over_rows(
+    def summed(
+        self,
+        params: PyTree,
+        total: PyTree,
+        votes: jax.Array,
+        scale: PyTree = None,
+        bound: jax.Array | None = None,
+        drawn: bool = True,
+    ) -> Summed:
+        """The ``Summed`` of a clipped sum; ``drawn`` as for ``rounding.of_sum``."""
+        l2 = self.rule.l2(self.trained(params)) if bound is None else bound
+        l2 = l2 * (1.0 + rounding.of_sum(self.most_records, self._devices, drawn))
+        return Summed(total, l2, scale, None if bound is None else votes)
+
+    def _of_no_rows(
+        self, params: PyTree, rows: PyTree, scale: PyTree, bound: jax.Array | None
+    ) -> tuple[reduce.Clipped, ClipInfo]:
+        """Zeros, and leaves [0, ...], by the shapes of one row: JAX refuses empty arrays."""
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), rows)
+        of_rows = functools.partial(self._of_rows, params, scale=scale, bound=bound)
+        clipped, info = jax.eval_shape(of_rows, one, jax.ShapeDtypeStruct((1,), jnp.bool_))
+        none = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape[1:]), leaf.dtype), info)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), clipped)
+        return zeros._replace(norms=none.norms, clipped=none.clipped), none
+
+    def _of_rows(
         self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
     ) -> tuple[reduce.Clipped, ClipInfo]:
-        if mask.shape[0] == 0:
-            one = functools.partial(self.at_once, params, scale=scale, bound=bound)
-            return options.of_none(one, rows)
+        """The clipped sum over rows [m, ...] of one device, by microbatches; to be traced."""
 
-        def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
-            return self._by_microbatches(params, *rows, *shared)
+        def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
+            # The plan, then every row's gradients in the form that it says, then their sum.
+            loss, found, decided = self._planned(params, options.example(rows), mask.shape[0])
+            leaves, structure = jax.tree.flatten(params)
+            losses, rest, grads = run.gradients(
+                loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
+            )
+            scales: list[jax.Array | None] | None = None
+            if scale is not None:
+                each = iter(options.scales(scale, self.trained(params)))
+                flags = options.trained_flags(self.trainable, params)
+                scales = [next(each) if flag else None for flag in flags]
+            clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
+            aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
+            return clipped, ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, decided)
 
-        return self._everywhere(each, params, (rows, mask), (scale, bound))
-
-    def _everywhere(
-        self, each: across.Each, params: PyTree, rows: PyTree, shared: PyTree
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """``each`` of all rows: by the devices of the mesh, if there is one, else as it is."""
-        if across.is_around(self.placement):
-            assert self.placement is not None
-            return across.over_devices(self.placement, each, params, rows, shared)
-        return across.untyped(each, params, rows, shared)
-
-    def at_once(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The sum over rows [m, ...] worked on together, of one device; to be traced."""
-        example = options.example(rows)
-        loss, found, decided = self._planned(params, example, mask.shape[0])
-        leaves, structure = jax.tree.flatten(params)
-        losses, rest, grads = run.gradients(
-            loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
-        )
-        scales = None if scale is None else self._flat_scale(params, scale)
-        clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
-        aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
-        info = ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, decided)
-        return clipped, info
-
-    def _by_microbatches(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The clipped sum over rows [m, ...] of one device, a microbatch at a time."""
-        size, chunk = mask.shape[0], self.rows_at_once(mask.shape[0])
-        one = functools.partial(self.at_once, params, scale=scale, bound=bound)
+        size, chunk = mask.shape[0], self._rows_at_once(mask.shape[0])
         if chunk == size:
-            return one(rows, mask)
+            return microbatch(rows, mask)
         # The last is filled up with a record that the mask leaves out: a loss may know no zeros.
         if missing := -size % chunk:
             rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), rows)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
         chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (rows, mask))
-        totals, infos = jax.lax.scan(
-            lambda totals, piece: _accumulated(totals, one(*piece)), nothing(self, params), chunks
-        )
+
+        def add(totals: Totals, chunk: tuple[PyTree, jax.Array]) -> tuple[Totals, ClipInfo]:
+            clipped, info = microbatch(*chunk)
+            return _accumulated(totals, clipped), info
+
+        (total, lost, votes), infos = jax.lax.scan(add, nothing(self, params), chunks)
         info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        total, lost, votes = totals
         return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
 
     def _planned(
         self, params: PyTree, rows: PyTree, size: int
-    ) -> tuple[program.Traced, uses.Uses, Plan]:
+    ) -> tuple[program.Traced, Uses, Plan]:
         """The traced loss of one example, its uses of parameters, and the engine of each.
 
         Args:
@@ -343,14 +356,13 @@ class ClippedGrad:
         Raises:
             ValueError: the loss cannot be used with these arguments.
         """
-        flags = self._flags(params)
+        flags = options.trained_flags(self.trainable, params)
         options.check_params(params, flags)
-        example, key = rows
-        args = (example,) if key is None else (example, key)
+        args = rows if rows[1] is not None else rows[:1]
 
-        def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, Any]:
+        def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, PyTree]:
             try:
-                result = frameworks.called(self.form, self.loss_fn, params, *args)
+                result = losses.called(self.form, self.loss_fn, params, *args)
             except Exception as error:
                 error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
                 raise
@@ -358,46 +370,14 @@ class ClippedGrad:
 
         traced = program.trace(loss, params, *args)
         constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
-        if traced.ignores_example():
+        if not program.depends(traced.program.outs[0], traced.of_example):
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-        used = uses.Uses() if self.engine == "vmap" else uses.find(traced, shapes)
+        used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
         each = plan(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 
-    def _flags(self, params: PyTree) -> list[bool]:
-        if self.trainable is None:
-            return [True] * len(jax.tree.leaves(params))
-        return self.trainable(params)
-
-    def _flat_scale(self, params: PyTree, scale: PyTree) -> list[jax.Array | None]:
-        each = iter(options.scales(scale, self.trained(params)))
-        return [next(each) if flag else None for flag in self._flags(params)]
-
-    def summed(
-        self,
-        params: PyTree,
-        clipped: reduce.Clipped,
-        scale: PyTree = None,
-        bound: jax.Array | None = None,
-    ) -> Summed:
-        """The ``Summed`` of one physical batch's result."""
-        return self._summed(params, clipped.total, clipped.votes, scale, bound)
-
-    def _summed(
-        self,
-        params: PyTree,
-        total: PyTree,
-        votes: jax.Array,
-        scale: PyTree,
-        bound: jax.Array | None,
-        drawn: bool = True,
-    ) -> Summed:
-        l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        l2 = l2 * (1.0 + rounding.of_sum(self.most_records, self._devices, drawn))
-        return Summed(total, l2, scale, None if bound is None else votes)
-
-    def rows_at_once(self, size: int) -> int:
+    def _rows_at_once(self, size: int) -> int:
         """Rows of one microbatch of a device that has ``size`` rows."""
         if self.microbatch_size is None:
             return size
@@ -407,19 +387,16 @@ class ClippedGrad:
     def _devices(self) -> int:
         return 1 if self.placement is None else self.placement.devices
 
-    def _on_one_device(self, size: int) -> int:
-        return -(-size // self._devices)
-
 
 def clipped_grad(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[..., PyTree],
     rule: Rule,
     engine: str = "auto",
     microbatch_size: int | None = None,
-    trainable: Any = None,
+    trainable: PyTree | Callable[[str], bool] = None,
     constants: PyTree = None,
     most_records: int = 2**14,
-    rng_name: str | tuple[str, ...] | None = forms.KEY_NAMES,
+    rng_name: str | Sequence[str] | None = losses.KEY_NAMES,
     mesh: jax.sharding.Mesh | None = None,
     data_axes: Sequence[str] | None = None,
 ) -> ClippedGrad:
@@ -431,17 +408,13 @@ def clipped_grad(
     ``(params, example)``             the example whole, whatever pytree it is
     ``(params, x, y)``, and so on     a tuple or list example of that length, taken apart; a dict
                                       with exactly these keys, by name
-    ``(params, *, x, y)``             a dict with exactly these keys
-    ``(params, x, train=True)``       optional arguments are left alone
-    ``(params, batch=None)``          the first one takes the example where nothing is required
     ``(params, x, rng)``, ``key``,    by that name, wherever it stands, the key of the example;
     ``(params, x, *, rng=None)``      ``rng_name="dropout_key"`` for another name, None for no key
-    ``(params, *args, **kwargs)``     the example whole as one argument; a key only by ``rng_name``
-    ``functools.partial``             as what is left of it; a key that it has already stays
-    bound methods, callable objects   as their signature without ``self``; Equinox modules too
-    ``jax.jit(loss)``                 as the function inside
-    no signature                      as ``(params, example)``
     ================================  ===========================================================
+
+    Other arguments must have defaults, which stay. ``functools.partial``, ``jax.jit``, bound
+    methods and callable objects (Equinox modules too) count by the signature that is left of them;
+    one without a signature, or with ``*args`` alone, takes the example whole.
 
     Args:
         loss_fn: a scalar for **one** example, so that no layer can couple a batch, in one of the
@@ -495,8 +468,11 @@ def clipped_grad(
         microbatch_size = arguments.integer("microbatch_size", microbatch_size, least=1)
     most = arguments.integer("most_records", most_records, least=1)
     chosen = options.trainable(trainable)
-    form, public = forms.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
-    loss_fn = forms.hashable(loss_fn)
+    form, public = losses.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
+    try:
+        hash(loss_fn)
+    except TypeError:  # such as a module with arrays; a bound method is told by its object
+        loss_fn = types.MethodType(type(loss_fn).__call__, loss_fn)
     found = None if mesh is None else _placement.placement(mesh, data_axes)
     return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
 
@@ -524,22 +500,14 @@ def add_pass(
     )
     if not told:
         info = jax.tree.map(lambda leaf: None, info)
-    (total, lost, votes), info = _accumulated(totals, (clipped, info))
+    total, lost, votes = _accumulated(totals, clipped)
     return (_held(grad_fn, total), _held(grad_fn, lost), votes), info
 
 
-def _accumulated(
-    totals: Totals, result: tuple[reduce.Clipped, ClipInfo]
-) -> tuple[Totals, ClipInfo]:
-    """The totals and one more result; compensated, so rounding does not grow with their number."""
-    (total, lost, votes), (clipped, info) = totals, result
-    return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _compensated(total: PyTree, lost: PyTree) -> PyTree:
-    """The running sum with the compensation applied, in its own memory."""
-    return rounding.compensated(total, lost)
+def _accumulated(totals: Totals, clipped: reduce.Clipped) -> Totals:
+    """The totals and one more sum; compensated, so rounding does not grow with their number."""
+    total, lost, votes = totals
+    return *rounding.added(total, lost, clipped.total), votes + clipped.votes
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,17 +1,17 @@
 """Checks of all that the clipping engine is given, from shapes alone (so also inside ``jit``)."""
 
-import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp._links import past_of, start_of
 from jaxdp._rows import check_mask, rows
-from jaxdp.clipping import frameworks
 from jaxdp.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 
@@ -19,49 +19,39 @@ from jaxdp.types import Batch, PyTree
 LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 
 
-@dataclasses.dataclass(frozen=True)
-class Prefix:
-    """A hashable prefix of the parameters' tree, True where parameters are trained."""
-
-    flags: tuple[bool, ...]
-    structure: Any
-
-    def __call__(self, params: PyTree) -> list[bool]:
-        """For every leaf, True if it is trained."""
-        try:
-            groups = self.structure.flatten_up_to(params)
-        except ValueError as error:
-            raise ValueError(
-                f"trainable must be a prefix of the parameters' tree, got {self.structure}: {error}"
-            ) from None
-        each = zip(self.flags, groups, strict=True)
-        return [flag for flag, group in each for _ in jax.tree.leaves(group)]
+# A hashable choice of trained parameters: a function of a leaf's path, or the leaves and structure
+# of a prefix of the parameters' tree; None trains all.
+Trainable = Callable[[str], bool] | tuple[tuple[bool, ...], jax.tree_util.PyTreeDef] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class ByPath:
-    """A function from a leaf's path, such as "['dense']['kernel']", to True if it is trained."""
-
-    fn: Callable[[str], bool]
-
-    def __call__(self, params: PyTree) -> list[bool]:
-        """For every leaf, True if it is trained."""
-        return [bool(self.fn(path)) for path in paths(params)]
-
-
-def trainable(choice: Any) -> Prefix | ByPath | None:
+def trainable(choice: PyTree | Callable[[str], bool] | None) -> Trainable:
     """The caller's choice of trained parameters, in a form that ``jit`` can compare."""
-    if choice is None:
-        return None
-    if callable(choice):
-        return ByPath(choice)
+    if choice is None or callable(choice):
+        return choice
     flags, structure = jax.tree.flatten(choice)
     if not flags or not all(isinstance(flag, bool) for flag in flags):
         raise ValueError(
             "trainable must be a tree of bool (a prefix of the parameters), a function from a "
             f"path to bool, or None; got {choice!r}"
         )
-    return Prefix(tuple(flags), structure)
+    return tuple(flags), structure
+
+
+def trained_flags(choice: Trainable, params: PyTree) -> list[bool]:
+    """For every leaf of the parameters, True if it is trained."""
+    if choice is None:
+        return [True] * len(jax.tree.leaves(params))
+    if callable(choice):
+        return [bool(choice(path)) for path in paths(params)]
+    flags, structure = choice
+    try:
+        groups = structure.flatten_up_to(params)
+    except ValueError as error:
+        raise ValueError(
+            f"trainable must be a prefix of the parameters' tree, got {structure}: {error}"
+        ) from None
+    each = zip(flags, groups, strict=True)
+    return [flag for flag, group in each for _ in jax.tree.leaves(group)]
 
 
 def paths(params: PyTree) -> list[str]:
@@ -71,32 +61,85 @@ def paths(params: PyTree) -> list[str]:
 
 def shapes(example: PyTree) -> str:
     """The dtypes and shapes of one example, for an error message."""
-    return str(jax.tree.map(_Shown, example))
+    words = jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", example)
+    return str(words).replace("'", "")
 
 
-class _Shown:
-    def __init__(self, leaf: Any) -> None:
-        self._text = f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+def check_arrays(params: PyTree) -> None:
+    """Raises ValueError, with the remedy, if a leaf is no array, or one whose memory is gone."""
+    if holds_reused(params):
+        raise ValueError(
+            "params must be those that the last update returned, got some whose memory it has "
+            "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
+            "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
+        )
+    for at, leaf in enumerate(jax.tree.leaves(params)):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+            raise ValueError(
+                f"params must be a pytree of arrays, got a {type(leaf).__name__} at "
+                f"{paths(params)[at]} of a {type(params).__name__}. Split a module such as "
+                "Equinox's, params, static = eqx.partition(model, eqx.is_inexact_array), and put "
+                "it together in the loss: model = eqx.combine(params, static)"
+            )
 
-    def __repr__(self) -> str:
-        return self._text
+
+def holds_reused(tree: PyTree) -> bool:
+    """True if an array was donated to an earlier step, so that its memory is gone."""
+    for leaf in jax.tree.leaves(tree):
+        # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
+        deleted = getattr(leaf, "is_deleted", None)
+        if deleted is not None and not isinstance(leaf, jax.core.Tracer) and deleted():
+            return True
+    return False
 
 
 def check_params(params: PyTree, flags: list[bool]) -> None:
-    """Raises ValueError unless something is trained, and all of that is floating-point."""
+    """Raises ValueError unless something is trained, and all of that may move by noise.
+
+    Raises:
+        ValueError: with the remedy, where trained leaves are no floating-point numbers, nnx state
+            that is no ``nnx.Param``, or batch statistics.
+    """
+    names = paths(params)
     if not flags:
         raise ValueError(f"params must hold at least one array, got {params!r}")
     if not any(flags):
-        found = paths(params)
-        more = ", ..." if len(found) > 8 else ""
+        more = ", ..." if len(names) > 8 else ""
         raise ValueError(
             "trainable must let at least one parameter through, got none of "
-            f"{', '.join(found[:8])}{more}"
+            f"{', '.join(names[:8])}{more}"
         )
-    frameworks.check_params(params, flags)
+    # Flax is asked only where the process has loaded it already.
+    nnx: Any = sys.modules.get("flax.nnx")
+    if hasattr(nnx, "Variable"):
+        each = iter(flags)
+        kinds = jax.tree_util.tree_leaves_with_path(
+            params, is_leaf=lambda node: isinstance(node, nnx.Variable)
+        )
+        for path, kind in kinds:
+            trained = [next(each) for _ in jax.tree.leaves(kind)]
+            if isinstance(kind, nnx.Variable) and not isinstance(kind, nnx.Param) and any(trained):
+                raise ValueError(
+                    f"params must be nnx.Param where they are trained, got {type(kind).__name__} "
+                    f"at {jax.tree_util.keystr(path)}. Split the model, graphdef, params, rest = "
+                    "nnx.split(model, nnx.Param, ...), train params, and put it together in the "
+                    "loss: model = nnx.merge(graphdef, params, rest, copy=True)"
+                )
+    for name, leaf, flag in zip(names, jax.tree.leaves(params), flags, strict=True):
+        if flag and "batch_stats" in name:
+            raise ValueError(
+                f"params must not hold batch statistics where they are trained, got {name}: they "
+                'would move by noise. Freeze them, trainable=lambda path: "batch_stats" not in '
+                'path, or hand over variables["params"] alone'
+            )
+        if flag and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"params must be floating-point arrays where they are trained, got "
+                f"{jnp.result_type(leaf)} at {name}"
+            )
 
 
-def checked_result(result: Any) -> tuple[jax.Array, Any]:
+def checked_result(result: PyTree) -> tuple[jax.Array, PyTree]:
     """The scalar loss and its auxiliary output (or None)."""
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not hasattr(loss, "shape") or loss.shape != ():
@@ -122,7 +165,7 @@ def check_bound(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
 
 
-def checked_bound(bound: Any) -> jax.Array | None:
+def checked_bound(bound: float | jax.Array | None) -> jax.Array | None:
     """The bound of this step as a float32 scalar; NaN and values out of range are made safe."""
     if bound is None:
         return None
@@ -139,7 +182,7 @@ def checked_bound(bound: Any) -> jax.Array | None:
 def checked_scale(scale: PyTree | None) -> PyTree | None:
     """The scale in float32, moved into [1e-10, 1e10]: further out, quotients and sums overflow."""
 
-    def one(leaf: Any) -> jax.Array:
+    def one(leaf: ArrayLike) -> jax.Array:
         kind = getattr(leaf, "dtype", type(leaf))
         if not any(jnp.issubdtype(kind, real) for real in (np.floating, np.integer, np.bool_)):
             raise ValueError(
@@ -152,7 +195,7 @@ def checked_scale(scale: PyTree | None) -> PyTree | None:
     return jax.tree.map(one, scale)
 
 
-def rows_and_mask(batch: Any, mask: Any) -> tuple[PyTree, jax.Array]:
+def rows_and_mask(batch: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, jax.Array]:
     """The rows of a physical batch [m, ...] and its mask, bool [m].
 
     Args:
@@ -177,7 +220,7 @@ def rows_and_mask(batch: Any, mask: Any) -> tuple[PyTree, jax.Array]:
     return batch.data, jnp.asarray(batch.mask)
 
 
-def checked_mask(mask: Any, size: int) -> jax.Array:
+def checked_mask(mask: ArrayLike | str | None, size: int) -> jax.Array:
     """The mask as bool [size]; "all" is a mask of True."""
     if mask is None:
         raise ValueError(
@@ -200,26 +243,17 @@ def example(rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
 
 
-def of_none(one: Callable[[PyTree, jax.Array], Any], rows: PyTree) -> Any:
-    """The (sum, ClipInfo) of a batch without rows: zeros, and leaves [0, ...].
-
-    ``one`` is only traced, for the shapes of a single row: much of JAX refuses empty arrays.
-    """
-    single = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example(rows)
-    )
-    clipped, info = jax.eval_shape(one, single, jax.ShapeDtypeStruct((1,), jnp.bool_))
-    none = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape[1:]), leaf.dtype), info)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), clipped)
-    return zeros._replace(norms=none.norms, clipped=none.clipped), none
-
-
 _BY_THE_CALLER = (
     "{} of a step was given by the caller: assumed public, or computed from noisy releases alone"
 )
 
 
-def report(ticket: Ticket | None, limit: Callable[[], float], scale: PyTree, bound: Any) -> None:
+def report(
+    ticket: Ticket | None,
+    limit: Callable[[], float],
+    scale: PyTree,
+    bound: float | jax.Array | None,
+) -> None:
     """Tells the ledger of a draw what its records were clipped by, where the caller gave it.
 
     Arrays that jaxdp itself returned are not named: what a trainer read from its state, and a
@@ -252,7 +286,7 @@ def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:
     return [jnp.asarray(leaf, jnp.float32) for leaf in found]
 
 
-def check_rng(rng: Any, name: str | None) -> None:
+def check_rng(rng: jax.Array | None, name: str | None) -> None:
     """Raises ValueError unless a loss that takes a key, as ``name``, is given a threefry one."""
     if name is not None and rng is None:
         raise ValueError(f"rng must be a key, since loss_fn takes one as {name!r}; got None")

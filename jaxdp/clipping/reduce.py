@@ -59,61 +59,49 @@ def clipped_sum(
         ValueError: the rule takes no bound at run time.
     """
     scales = [None] * len(grads) if scale is None else scale
-    if isinstance(rule, CoordinateBox):
-        if bound is not None:
-            raise ValueError("bound must be None for coordinate_box: give it a scale instead")
-        return _boxed(rule, grads, structure, mask, scales)
-    grads = [
-        leaf.for_scale() if isinstance(leaf, Factors | Slices) and s is not None else leaf
-        for leaf, s in zip(grads, scales, strict=True)
+    boxes = isinstance(rule, CoordinateBox)
+    if boxes and bound is not None:
+        raise ValueError("bound must be None for coordinate_box: give it a scale instead")
+
+    # Norms [m]; squared norms, rounded up; bool [m], the rows that take part.
+    divisors: Sequence[jax.Array | None] = [None] * len(grads) if boxes else scales
+    if not boxes:
+        grads = [
+            leaf.for_scale() if isinstance(leaf, Factors | Slices) and s is not None else leaf
+            for leaf, s in zip(grads, scales, strict=True)
+        ]
+    pairs = [
+        None if leaf is None else leaf.squares(s) for leaf, s in zip(grads, divisors, strict=True)
     ]
-    norms, safe, keep = _measured(grads, scales, mask)
-    squares = [None if s is None else jnp.where(keep, s, 0.0) for s in safe]
+    norms = jnp.sqrt(rounding.total([pair[0] for pair in pairs if pair is not None]))
+    largest = rounding.total([pair[1] for pair in pairs if pair is not None])
+    keep = mask & jnp.isfinite(norms) & jnp.isfinite(largest)
+
+    if isinstance(rule, CoordinateBox):
+        total = [
+            None if leaf is None else leaf.boxed_sum(rule.bound, keep, s)
+            for leaf, s in zip(grads, scales, strict=True)
+        ]
+        long = keep & (norms > rule.bound)
+        return Clipped(
+            jax.tree.unflatten(structure, total), norms, long, jnp.zeros([], jnp.float32)
+        )
+
+    # The rule sees squared norms alone, and answers with a factor for every leaf and row.
+    squares = [None if pair is None else jnp.where(keep, pair[1], 0.0) for pair in pairs]
     tree = rule.factors(jax.tree.unflatten(structure, squares), bound)
     factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
     finite = jnp.isfinite(norms)
     # Written, so that both halves of a weighted bfloat16 factor are made with one number.
     weights = rounding.written([None if f is None else jnp.where(keep, f, 0.0) for f in factors])
-    total = [
-        None
-        if leaf is None or weight is None
-        else _divided(leaf.weighted_sum(weight, keep, finite), s)
-        for leaf, weight, s in zip(grads, weights, scales, strict=True)
-    ]
+    total = []
+    for leaf, weight, s in zip(grads, weights, scales, strict=True):
+        if leaf is None or weight is None:
+            total.append(None)
+            continue
+        sum_of_leaf = leaf.weighted_sum(weight, keep, finite)
+        total.append(sum_of_leaf if s is None else sum_of_leaf / s)
     votes = jnp.where(keep & ~shortened, 0.5, -0.5)
     votes = jnp.sum(jnp.where(mask, votes, 0.0)).astype(jnp.float32)
     return Clipped(jax.tree.unflatten(structure, total), norms, shortened & keep, votes)
-
-
-def _boxed(
-    rule: CoordinateBox,
-    grads: Sequence[Leaf | None],
-    structure: jax.tree_util.PyTreeDef,
-    mask: jax.Array,
-    scales: Sequence[jax.Array | None],
-) -> Clipped:
-    norms, _, keep = _measured(grads, [None] * len(grads), mask)
-    total = [
-        None if leaf is None else leaf.boxed_sum(rule.bound, keep, s)
-        for leaf, s in zip(grads, scales, strict=True)
-    ]
-    long = keep & (norms > rule.bound)
-    return Clipped(jax.tree.unflatten(structure, total), norms, long, jnp.zeros([], jnp.float32))
-
-
-def _measured(
-    grads: Sequence[Leaf | None], scales: Sequence[jax.Array | None], mask: jax.Array
-) -> tuple[jax.Array, list[jax.Array | None], jax.Array]:
-    """Norms [m]; squared norms, rounded up; bool [m], the rows that take part."""
-    pairs = [
-        None if leaf is None else leaf.squares(s) for leaf, s in zip(grads, scales, strict=True)
-    ]
-    norms = jnp.sqrt(rounding.total([pair[0] for pair in pairs if pair is not None]))
-    safe = [None if pair is None else pair[1] for pair in pairs]
-    largest = rounding.total([s for s in safe if s is not None])
-    return norms, safe, mask & jnp.isfinite(norms) & jnp.isfinite(largest)
-
-
-def _divided(total: jax.Array, scale: jax.Array | None) -> jax.Array:
-    return total if scale is None else total / scale

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,8 @@ class Clip:
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """The same min(1, C / ‖g‖) [m] for every leaf, ‖g‖ taken over all leaves."""
         limit = self.l2(square_norms) if bound is None else bound
-        return _everywhere(square_norms, _shortening(_norm(square_norms), limit))
+        factor = _shortening(square_norms, limit)
+        return jax.tree.map(lambda _: factor, square_norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class AutoS:
         """The same R / (‖g‖ + γ) [m] for every leaf."""
         _refuse_bound("auto_s", bound)
         factor = self.radius * (1.0 - rounding.MARGIN) / (_norm(square_norms) + self.stability)
-        return _everywhere(square_norms, factor)
+        return jax.tree.map(lambda _: factor, square_norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Normalize:
         norm = _norm(square_norms)
         aim = self.radius * (1.0 - rounding.MARGIN)
         factor = jnp.where(norm > _SMALLEST_NORM, aim / jnp.maximum(norm, _SMALLEST_NORM), 0.0)
-        return _everywhere(square_norms, factor)
+        return jax.tree.map(lambda _: factor, square_norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ class PerLayer:
     """
 
     bounds: tuple[float, ...]
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
 
     def __post_init__(self) -> None:
         for bound in self.bounds:
@@ -150,12 +151,11 @@ class PerLayer:
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """min(1, C_group / ‖g_group‖) [m] for every leaf of each group."""
         _refuse_bound("per_layer", bound)
-        factors = [
-            _everywhere(group, _shortening(_norm(group), limit))
-            if jax.tree.leaves(group)
-            else group
-            for limit, group in zip(self.bounds, self._groups(square_norms), strict=True)
-        ]
+        factors = []
+        for limit, group in zip(self.bounds, self._groups(square_norms), strict=True):
+            trained = bool(jax.tree.leaves(group))
+            factor = _shortening(group, limit) if trained else None
+            factors.append(jax.tree.map(lambda _, factor=factor: factor, group))
         return jax.tree.unflatten(self.structure, factors)
 
     def _groups(self, tree: PyTree) -> list[PyTree]:
@@ -231,17 +231,14 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
     return CoordinateBox(bound)
 
 
-def _shortening(norm: jax.Array, limit: float | jax.Array) -> jax.Array:
+def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:
+    norm = _norm(square_norms)
     aim = limit * (1.0 - rounding.MARGIN)
     return jnp.where(norm > aim, aim / jnp.maximum(norm, aim), 1.0)
 
 
 def _norm(square_norms: PyTree) -> jax.Array:
     return jnp.sqrt(rounding.total(jax.tree.leaves(square_norms)))
-
-
-def _everywhere(square_norms: PyTree, factor: jax.Array) -> PyTree:
-    return jax.tree.map(lambda _: factor, square_norms)
 
 
 def _refuse_bound(rule: str, bound: jax.Array | None) -> None:

@@ -1,10 +1,12 @@
 """Clipping as an optax transformation, for per-example gradients that the user computed."""
 
 import difflib
+import itertools
 from typing import Any
 
 import jax
 import optax
+from jax.typing import ArrayLike
 
 from jaxdp import _rows
 from jaxdp._placement import tracked_axes, varying
@@ -55,13 +57,23 @@ def clip_and_sum(
         state: optax.EmptyState,
         params: PyTree | None = None,
         *,
-        mask: Any = None,
+        mask: ArrayLike | str | None = None,
         scale: PyTree | None = None,
-        bound: Any = None,
+        bound: float | jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Summed, optax.EmptyState]:
-        _check_names(extra)
-        _check_shapes(updates, params)
+        for name, own in itertools.product(extra, ("mask", "scale", "bound")):
+            ratio = difflib.SequenceMatcher(None, name.lower(), own).ratio()
+            if ratio > 0.8 or sorted(name) == sorted(own):
+                raise ValueError(f"{own} must be given by that name, got {name!r}: it is lost")
+        if params is None:
+            raise ValueError("params must be passed to update, to check the shapes; got None")
+        found, wanted = ([leaf.shape for leaf in jax.tree.leaves(t)] for t in (updates, params))
+        if [shape[1:] for shape in found] != wanted or () in found:
+            raise ValueError(
+                "updates must be per-example gradients with shapes [m, ...] over parameters "
+                f"{wanted}, got {found}"
+            )
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         scales = None if scale is None else options.scales(scale, params)
         rows = _rows.rows("updates", updates)
@@ -95,25 +107,4 @@ def _refuse_summed(updates: PyTree, keep: jax.Array) -> None:
             f"check_vma=True, has summed over {sorted(summed)} where they were taken: cast the "
             "parameters first, jax.lax.pcast(params, axes, to='varying'), or take "
             "jaxdp.clipped_grad, which sees to it"
-        )
-
-
-def _check_names(extra: dict[str, Any]) -> None:
-    """Raises ValueError for an extra argument whose name is nearly one of ours."""
-    for name in extra:
-        for own in ("mask", "scale", "bound"):
-            ratio = difflib.SequenceMatcher(None, name.lower(), own).ratio()
-            if ratio > 0.8 or sorted(name) == sorted(own):
-                raise ValueError(f"{own} must be given by that name, got {name!r}: it is lost")
-
-
-def _check_shapes(updates: PyTree, params: PyTree | None) -> None:
-    if params is None:
-        raise ValueError("params must be passed to update, to check the shapes; got None")
-    found = [leaf.shape for leaf in jax.tree.leaves(updates)]
-    wanted = [leaf.shape for leaf in jax.tree.leaves(params)]
-    if [shape[1:] for shape in found] != wanted or () in found:
-        raise ValueError(
-            f"updates must be per-example gradients with shapes [m, ...] over parameters {wanted}, "
-            f"got {found}"
         )

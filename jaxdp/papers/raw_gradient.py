@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import options
-from jaxdp.clipping.forms import form_of
+from jaxdp.clipping.losses import form_of
 from jaxdp.types import ClipInfo, Draw, PyTree, Summed
 
 # From one example's gradient: its contribution, and what is averaged raw.

@@ -15,7 +15,7 @@ from jax import lax
 
 import jaxdp
 from jaxdp.clipping import reduce
-from jaxdp.clipping.ghost.leaves import Arrays, Factors, Layer, Slices
+from jaxdp.clipping.ghost.leaves import Arrays, Factors, Slices
 from jaxdp.clipping.rules import CoordinateBox
 from tests.compiling import AS_USERS
 
@@ -61,7 +61,7 @@ def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
 
 
 def _parts(leaf):
-    if isinstance(leaf, Arrays | Layer):
+    if isinstance(leaf, Arrays):
         return {"rows": leaf.grads}
     if isinstance(leaf, Slices):
         return {"slices": [_parts(each) for each in leaf.each]}
@@ -69,7 +69,7 @@ def _parts(leaf):
     if leaf._lookups is not None:
         found["lookups"] = (leaf._lookups.rows, leaf._lookups.grads)
     if leaf._dense:
-        found["dense"] = [use.ab(leaf._key) for use in leaf._dense]
+        found["dense"] = [use.ab(leaf.site.key) for use in leaf._dense]
     return found
 
 
@@ -83,7 +83,7 @@ def added(made, params, batch):
     run, kinds = made
     value, log, _ = run(params, batch)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
-    assert set(kinds) <= {Arrays, Layer, Factors, Slices}
+    assert set(kinds) <= {Arrays, Factors, Slices}
     return np.sqrt(sum(added_squares(parts, np.asarray(weights)) for parts, weights in log))
 
 

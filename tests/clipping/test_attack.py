@@ -10,8 +10,7 @@ from jax import lax
 
 import jaxdp
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost import leaves
-from jaxdp.clipping.ghost.sites import Share
+from jaxdp.clipping.ghost import leaves, sites
 from tests.clipping import search
 from tests.clipping.architectures import opened
 from tests.clipping.judged import judged
@@ -520,10 +519,10 @@ def test_a_random_program_is_clipped_as_by_float64():
 
 
 def test_a_wrong_share_of_joined_weights_is_noticed(monkeypatch):
-    def first(share, whole):
-        return jax.lax.slice_in_dim(whole, 0, share.size, axis=share.axis + 1)
+    def first(arrange, axis, start, size):
+        return lambda whole: arrange(jax.lax.slice_in_dim(whole, 0, size, axis=axis))
 
-    monkeypatch.setattr(Share, "_share", first)
+    monkeypatch.setattr(sites, "_of_share", first)
     text, wrong, _ = judged(5001)
     assert "joined" in text
     assert any("the norm of record" in words for words in wrong)

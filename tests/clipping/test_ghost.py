@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.clipping.ghost import factors, leaves
+from jaxdp.clipping.ghost import leaves
 from jaxdp.clipping.ghost.leaves import Arrays
 from tests.clipping import layers
 from tests.clipping.architectures import ARCHITECTURES, ROWS, jit, opened
@@ -207,10 +207,10 @@ def test_a_tiny_input_times_a_huge_cotangent_is_still_clipped():
 def test_the_norm_of_an_outer_product_is_that_of_all_its_groups():
     a, b = (jax.random.normal(jax.random.key(n), (3, 2, 4 + n)) for n in (0, 1))
     true = jnp.sum(jnp.square(jnp.einsum("mgp,mgq->mgpq", a, b)), axis=(1, 2, 3))
-    for found in factors.outer_squares(a, b):
+    for found in leaves.outer_squares(a, b):
         np.testing.assert_allclose(found, true, rtol=3e-3)
     inverse = jnp.full((2, 4, 5), 0.5)
-    for found in factors.scaled_squares(a, b, inverse):
+    for found in leaves.scaled_squares(a, b, inverse):
         np.testing.assert_allclose(found, true / 4, rtol=3e-3)
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost import factors
-from jaxdp.clipping.ghost.leaves import Arrays
+from jaxdp.clipping.ghost.leaves import Arrays, product
 from jaxdp.clipping.rounding import UNIT
 from jaxdp.types import Summed
 from tests.clipping.test_rules import norm64
@@ -87,7 +86,7 @@ def test_products_over_positions():
     weights = np.float32([1.0, 0.5, 0.25])
     for positions in (1, 2, 100, 255, 600):
         a, b = np.random.default_rng(2).normal(size=(2, 3, 1, positions, 4)).astype(np.float32)
-        found = factors.product(jnp.asarray(a), jnp.asarray(b), jnp.asarray(weights))
+        found = product(jnp.asarray(a), jnp.asarray(b), jnp.asarray(weights))
         a, b = a.astype(np.float64), b.astype(np.float64)
         np.testing.assert_allclose(found, np.einsum("m,mgtp,mgtq->gpq", weights, a, b), atol=1e-4)
 

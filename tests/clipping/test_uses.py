@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxdp
-from jaxdp.clipping.ghost import factors, leaves
+from jaxdp.clipping.ghost import leaves
 from tests.clipping.architectures import opened
 from tests.clipping.references import Reference, agrees, far, gap, together
 
@@ -398,7 +398,7 @@ def test_a_few_rows_at_a_time(size, monkeypatch):
     monkeypatch.setattr(leaves, "_CHUNK_BYTES", size)
     if size == 64:
         monkeypatch.setattr(leaves, "_LARGE", 1)
-        monkeypatch.setattr(factors, "_PATCH_BYTES", 16)
+        monkeypatch.setattr(leaves, "_PATCH_BYTES", 16)
     rule = reference.half()
     broken = BATCH.at[2, 1, 1].set(jnp.inf).at[4, 0, 2].set(jnp.nan)
     kept = np.asarray([True, True, True, False, True, True])

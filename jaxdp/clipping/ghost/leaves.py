@@ -1,12 +1,14 @@
-"""One parameter's per-example gradients in three forms: arrays, per layer, factors only.
+"""One parameter's per-example gradients: as arrays, as factors only, as slices of either.
 
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
-clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. How far
-a sum may be rounded is counted in docs/clip_bound.md.
+clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. Factors
+are what entered a use of the parameter, and the cotangent there. How far a sum may be rounded is
+counted in docs/clip_bound.md.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,11 +19,20 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost import factors
-from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
-from jaxdp.clipping.ghost.sites import Site
-from jaxdp.clipping.ghost.views import Label, Sliced
+from jaxdp.clipping.ghost.sites import Key, Label, Site, Sliced
+from jaxdp.clipping.rounding import exact
 from jaxdp.types import PyTree
+
+# The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
+# so that a tiny factor times a huge one is still seen, also by rounding's share of it.
+_HIDDEN_SQUARE = 1e-31
+# The smallest normal float32, below which numbers may be flushed to zero.
+_TINY = 2.0**-126
+# Patches of a convolution are written for so many bytes of rows at a time: on a CPU they stay in
+# the cache (a third to a half of the time of all at once), elsewhere it bounds the memory.
+_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE = 4 * 2**20, 512 * 2**20
+# Pytrees of arrays [m, ...], all by the same rows.
+Rows = PyTree
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
@@ -50,11 +61,6 @@ class Cut:
     names: tuple[str, ...]
     mesh: Mesh
 
-    def split(self, x: jax.Array, axis: int) -> jax.Array:
-        """[parts, ...]: the parts of an array along ``axis``, each on its devices."""
-        shape = (*x.shape[:axis], self.parts, x.shape[axis] // self.parts, *x.shape[axis + 1 :])
-        return self._pinned(jnp.moveaxis(x.reshape(shape), axis, 0))
-
     def leads(self, label: Label, shape: Sequence[int]) -> bool:
         """True if the axis is the first of those that a label runs over."""
         for atom in label:
@@ -75,13 +81,6 @@ class Cut:
                 return False
         return False
 
-    def _pinned(self, x: jax.Array) -> jax.Array:
-        free = [P.UNCONSTRAINED] * (x.ndim - 1)
-        spec = P(self.names, *free)
-        if jax.sharding.get_abstract_mesh().manual_axes:
-            return jax.lax.with_sharding_constraint(x, spec)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-
     def squares(
         self, of_part: Callable[..., Squares], *arrays: tuple[PyTree, int | None]
     ) -> Squares:
@@ -91,8 +90,18 @@ class Cut:
             of_part: from the arrays of one part.
             arrays: pairs of an array (or a pytree of them), and the axis that is cut, or None.
         """
+
+        def parts_of(axis: int, x: jax.Array) -> jax.Array:
+            """[parts, ...]: the parts of an array along ``axis``, each on its devices."""
+            shape = (*x.shape[:axis], self.parts, x.shape[axis] // self.parts, *x.shape[axis + 1 :])
+            x = jnp.moveaxis(x.reshape(shape), axis, 0)
+            spec: Any = P(self.names, *[P.UNCONSTRAINED] * (x.ndim - 1))
+            by_hand = jax.sharding.get_abstract_mesh().manual_axes
+            spec = spec if by_hand else NamedSharding(self.mesh, spec)
+            return jax.lax.with_sharding_constraint(x, spec)
+
         split = [
-            x if axis is None else jax.tree.map(lambda leaf, a=axis: self.split(leaf, a), x)
+            x if axis is None else jax.tree.map(functools.partial(parts_of, axis), x)
             for x, axis in arrays
         ]
         over = [None if axis is None else 0 for _, axis in arrays]
@@ -117,84 +126,323 @@ class Leaf(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Use:
+    """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result].
+
+    Attributes:
+        stacked: the same input and cotangent with the rows after the passes of a loop, as it stacks
+            them, and the axis of the rows. To move them is to copy them, so blocks are cut there.
+    """
+
+    site: Site
+    data: jax.Array
+    cotangent: jax.Array
+    stacked: tuple[jax.Array, jax.Array, int] | None = None
+
+    def block(self, start: jax.Array, size: int) -> "Use":
+        """The use by ``size`` rows from ``start`` on."""
+        data, cotangent, axis = self.stacked or (self.data, self.cotangent, 0)
+
+        def cut(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
+
+        return Use(self.site, cut(data), cut(cotangent))
+
+    def kept(self, keep: jax.Array) -> "Use":
+        """The use with zeros in the rows not to keep."""
+        return Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
+
+    def ab(self, key: Key) -> tuple[jax.Array, jax.Array]:
+        """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
+
+        In bfloat16 where both are, else in float32.
+        """
+        pair = self.site.inputs(self.data), self.site.cotangent(self.cotangent)
+        a, b = rounding.alike(pair)
+        return (a, b) if self.site.key == key else (b, a)
+
+    def gradients(self) -> jax.Array:
+        """Per-example gradients, float32 [m, g, p, q]."""
+        if not self.site.looks_up:
+            most = (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE)
+            cpu, default = (functools.partial(self._products, self._at_once(n)) for n in most)
+            return jax.lax.platform_dependent(cpu=cpu, default=default)
+        b = self.site.cotangent(self.cotangent).astype(jnp.float32)
+        zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
+        scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
+        return scatter(self.site.inputs(self.data), b[:, 0])[:, None]
+
+    def _products(self, size: int) -> jax.Array:
+        """Per-example gradients, the factors of ``size`` rows at a time."""
+        rows = self.data.shape[0]
+        if size == rows:
+            return exact("mgtp,mgtq->mgpq", *self.ab(self.site.key))
+        found = jax.lax.map(
+            lambda start: self.block(start, size)._products(size), jnp.arange(0, rows, size)
+        )
+        return found.reshape(rows, *found.shape[2:])
+
+    def _at_once(self, most: int) -> int:
+        """The number of rows whose inputs take ``most`` bytes; all, where they are the data."""
+        rows = self.data.shape[0]
+        row = 4 * math.prod(self.site.sizes[:3])
+        if row * rows <= max(2 * most, 8 * self.data.size):
+            return rows
+        return next(n for n in range(max(1, most // row), 0, -1) if rows % n == 0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["rows", "grads"], meta_fields=["site"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class LookedUp:
+    """The gradients of all lookups of one table, with each looked-up row once.
+
+    Attributes:
+        site: one of the lookups.
+        rows: int32 [m, t]; the number of rows p where there is none.
+        grads: float32 [m, t, q]; zero where there is no row.
+    """
+
+    site: Site
+    rows: jax.Array
+    grads: jax.Array
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
+        return rounding.squares(self._divided(scale))
+
+    def kept(self, keep: jax.Array) -> "LookedUp":
+        """The lookups with zeros in the rows not to keep."""
+        return dataclasses.replace(self, grads=kept(self.grads, keep))
+
+    def total(self, weights: jax.Array) -> jax.Array:
+        """sum_i weights_i g_i, [1, p, q]."""
+        return self._scattered(weighted(self.grads, weights))
+
+    def boxed(self, bound: float, scale: jax.Array | None) -> jax.Array:
+        """The sum [1, p, q] of gradients clipped to [-bound, bound] by coordinate."""
+        return self._scattered(boxed(self._divided(scale), bound))
+
+    def _divided(self, scale: jax.Array | None) -> jax.Array:
+        if scale is None:
+            return self.grads
+        divisors = jnp.take(scale[0], self.rows, axis=0, mode="fill", fill_value=1.0)
+        return self.grads / divisors
+
+    def _scattered(self, grads: jax.Array) -> jax.Array:
+        zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
+        flat = grads.reshape(-1, grads.shape[-1])
+        return zeros.at[self.rows.reshape(-1)].add(flat, mode="drop")[None]
+
+
+def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum_it weights_i a_it b_it', [g, p, q], for a few rows; many positions in blocks."""
+    totals = []
+    for pair in weighted_pairs(a, b, weights):
+        if a.shape[2] <= rounding.TERMS:
+            totals.append(exact("mgtp,mgtq->gpq", *pair))
+            continue
+        blocks = (rounding.cut(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in pair)
+        totals.append(rounding.pairwise(exact("ntmgp,ntmgq->ngpq", *blocks)))
+    return rounding.total(totals)
+
+
+def weighted_pairs(
+    a: jax.Array, b: jax.Array, weights: jax.Array
+) -> list[tuple[jax.Array, jax.Array]]:
+    """The factors with weights [m] in the smaller one; in bfloat16, two pairs that add up."""
+    if a.size > b.size:
+        return [(x, y) for y, x in weighted_pairs(b, a, weights)]
+    heavy = weighted(a.astype(jnp.float32), weights)
+    parts = rounding.halves(heavy) if a.dtype == jnp.bfloat16 else [heavy]
+    return [(part, b) for part in parts]
+
+
+def square_norms(
+    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: LookedUp | None
+) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
+
+    ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
+    a_t is one-hot. Its error is a multiple of what it would be if nothing cancelled
+    (docs/clip_bound.md, Theorem 2).
+
+    Args:
+        dense: factors [m, g, t, p] and [m, g, t, q], arranged alike.
+        lookups: of the same parameter.
+    """
+    rows = (dense[0][0] if lookups is None else lookups.grads).shape[0]
+    squares = longest = jnp.zeros(rows, jnp.float32)
+    roundings = 32
+    if dense:
+        flat = rounding.alike([*itertools.chain(*dense)])
+        a, b = (jnp.concatenate(flat[at::2], axis=2) for at in (0, 1))
+        roundings += 0 if a.dtype == jnp.float32 else 2 * rounding.HALVED + 3
+        (grams_a, steps_a), (grams_b, steps_b) = (
+            rounding.inner("mgtp,mgsp->mgts", x, x) for x in (a, b)
+        )
+        squares = rounding.sums(grams_a * grams_b, 3)
+        longest = _norm(rounding.sums(_norm(a) * _norm(b), 1))
+        roundings += steps_a + steps_b + rounding.roundings(*grams_a.shape[1:])
+    if lookups is not None:
+        own, steps = rounding.sums_of_squares(lookups.grads)
+        squares, longest = squares + own, longest + _norm(lookups.grads.reshape(rows, -1))
+        roundings += steps
+    if dense and lookups is not None:
+        # sum_ts a_t[row_s] <b_t, d_s>
+        of_a, of_b = (x.astype(jnp.float32) for x in (a[:, 0], b[:, 0]))
+        at_rows = jnp.take_along_axis(of_a, lookups.rows[:, None, :], axis=2, mode="clip")
+        products, _ = rounding.inner("mtq,msq->mts", of_b, lookups.grads)
+        squares += 2.0 * rounding.sums(at_rows * products, 2)
+        roundings += rounding.roundings(a.shape[2], lookups.rows.shape[1])
+    # Rounding may leave less than nothing of what cancels.
+    squares = jnp.maximum(squares, 0.0)
+    error = rounding.gamma(roundings) * jnp.square(longest)
+    cancelled = jnp.square(longest / rounding.CANCELLED)
+    return squares, jnp.maximum(rounding.enlarged(squares, error), cancelled)
+
+
+def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of a b', from [m, g, p] and [m, g, q]: as computed, and on the safe side.
+
+    The norm of an outer product is the product of the norms: nothing cancels.
+    """
+    (of_a, steps_a), (of_b, steps_b) = (_hidden_squares(x) for x in (a, b))
+    squares = jnp.sum(of_a * of_b, axis=1)
+    roundings = steps_a + steps_b + a.shape[1] + 8
+    return squares, rounding.enlarged(squares, rounding.gamma(roundings) * squares)
+
+
+def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of (a b') * ``inverse`` [g, p, q], from [m, g, p] and [m, g, q].
+
+    Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
+    product does not, so each is divided by its largest entry; what may underflow still is added.
+    """
+    (a, most_a), (b, most_b), (inverse, most) = (
+        _divided_by_largest(x, axes) for x, axes in ((a, (1, 2)), (b, (1, 2)), (inverse, (0, 1, 2)))
+    )
+    groups, p, q = inverse.shape
+    half = exact("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
+    squares = jnp.sum(half * jnp.square(b), axis=(1, 2)) + inverse.size * 4 * _TINY
+    # The smallest times the largest comes first: no other order is safe from underflow.
+    low, middle, high = jnp.sort(jnp.stack([most_a, most_b, jnp.full_like(most_a, most)]), axis=0)
+    found = jnp.square(low * high * middle * jnp.sqrt(squares))
+    return found, rounding.enlarged(found, rounding.gamma(p + groups * q + 32) * found)
+
+
+def boxed(gradients: jax.Array, bound: float) -> jax.Array:
+    """Gradients clipped to [-bound, bound]."""
+    clipped = jnp.clip(gradients, -bound, bound)
+    # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
+    return jnp.where(jnp.isnan(clipped), 0.0, clipped)
+
+
+def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Array:
+    """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
+    blocks = rounding.cut(pairs, size)
+    found = [exact("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
+    return rounding.pairwise(rounding.total(found))
+
+
+def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
+    """The rows, with zeros in those not to keep: not by a zero weight, since 0 * nan is nan."""
+    column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1))
+    return jnp.where(column, rows, jnp.zeros([], rows.dtype))
+
+
+def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """Rows [m, ...] times weights [m]; zero where that overflows.
+
+    Of one position that shortens; where positions could cancel none does (docs/clip_bound.md).
+    """
+    found = rows * weights.reshape(weights.shape + (1,) * (rows.ndim - 1))
+    return jnp.where(jnp.isfinite(found), found, 0.0)
+
+
+def _hidden_squares(x: jax.Array) -> tuple[jax.Array, int]:
+    """Sums of squares over the last axis, with what underflow may hide; and their roundings."""
+    flat = x.astype(jnp.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    found, roundings = rounding.sums_of_squares(flat)
+    return found.reshape(x.shape[:-1]) + x.shape[-1] * _HIDDEN_SQUARE, roundings
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """Norms over the last axis, not below the true ones."""
+    found, roundings = _hidden_squares(x)
+    return jnp.sqrt(found * (1.0 + 2.0 * rounding.gamma(roundings + 4)))
+
+
+def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    x = x.astype(jnp.float32)
+    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _TINY)
+    return x / largest, jnp.squeeze(largest, axes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Arrays:
-    """Per-example gradients [m, *shape].
+    """Per-example gradients [m, *shape]; of a layer [m, g·p·q], arranged as its site has them.
+
+    Those of a layer are flat because XLA copied arrays with a group of one among their axes, to lay
+    them out anew: 8 % of a transformer's step on a CPU. Cut over devices they are [m, g, p, q].
 
     Attributes:
         grads: the gradients.
         cut: where the parameter is cut over devices, or None; ``axis`` is one of *shape.
+        site: of a layer, else None.
     """
 
     grads: jax.Array
     cut: Cut | None = None
+    site: Site | None = None
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
         rows = self._divided(scale)
-        if self.cut is None:
-            return rounding.squares(rows)
-        return self.cut.squares(rounding.squares, (rows, self.cut.axis + 1))
+        if self.cut is not None:
+            return self.cut.squares(rounding.squares, (rows, self.cut.axis + 1))
+        if self.site is not None and scale is None:
+            # Long sums are cut where the axes are: for nothing.
+            groups, _, p, q = self.site.sizes
+            rows = rows.reshape(len(rows), groups * p, q)
+        return rounding.squares(rows)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
         """See ``Leaf``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
 
         Of large ones rows are dropped by their weight of zero: a select is one more pass over them
-        (6 % of a transformer's step), taken only where a row is not finite.
+        (6 % of a transformer's step), taken only where a row is not finite. A loop of one pass at
+        most works in place; a branch would hold the rows twice.
         """
-        rows, large = self._divided(None), self.grads.size >= _LARGE
-        rows = _finite_rows(rows, finite) if large else kept(rows, keep)
+        rows = self._divided(None)
+        if self.grads.size >= _LARGE:
+            passes = jnp.any(~finite).astype(jnp.int32)
+            rows = jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
+        else:
+            rows = kept(rows, keep)
         size = rounding.even(rows.shape[0], rounding.ROWS)
         rows, weights = rounding.cut((rows, weights), size)
-        return rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows))
+        return self._to_leaf(rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows)))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``."""
         rows = boxed(kept(self._divided(scale), keep), bound)
         blocks = rounding.cut(rows, rounding.even(rows.shape[0], rounding.ROWS))
-        return rounding.pairwise(jnp.sum(blocks, axis=1))
+        return self._to_leaf(rounding.pairwise(jnp.sum(blocks, axis=1)))
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         grads = self.grads.astype(jnp.float32)
-        return grads if scale is None else grads / scale[None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
-    """Per-example gradients of one layer, [m, g·p·q], arranged as ``site`` has them.
-
-    They are flat because XLA copied arrays with a group of one among their axes, to lay them out
-    anew: 8 % of a transformer's step on a CPU. Cut over devices they are [m, g, p, q].
-    """
-
-    site: Any
-    grads: jax.Array
-    cut: Cut | None = None
-
-    def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``Leaf``."""
-        arranged = None if scale is None else self._arranged(scale)
-        if self.cut is not None:
-            return Arrays(self.grads, self.cut).squares(arranged)
-        if arranged is None:
-            # Long sums are cut where the axes are: for nothing.
-            groups, _, p, q = self.site.sizes
-            return rounding.squares(self.grads.reshape(len(self.grads), groups * p, q))
-        return Arrays(self.grads).squares(arranged)
-
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``Leaf``."""
-        return self._to_leaf(Arrays(self.grads).weighted_sum(weights, keep, finite))
-
-    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``Leaf``."""
-        arranged = None if scale is None else self._arranged(scale)
-        return self._to_leaf(Arrays(self.grads).boxed_sum(bound, keep, arranged))
-
-    def _arranged(self, scale: jax.Array) -> jax.Array:
-        arranged = _arranged(self.site, scale)
-        return arranged.reshape(-1) if self.cut is None else arranged
+        if scale is None:
+            return grads
+        if self.site is not None:
+            scale = _arranged(self.site, scale)
+            scale = scale.reshape(-1) if self.cut is None else scale
+        return grads / scale[None]
 
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
+        if self.site is None:
+            return gradient
         groups, _, p, q = self.site.sizes
         return self.site.view.to_leaf(self.site.to_view(gradient.reshape(groups, p, q)))
 
@@ -212,8 +460,8 @@ class Factors:
         if self._one_position():
             a, b = self._outer()
             if arranged is None:
-                return factors.outer_squares(a, b)
-            return factors.scaled_squares(a, b, 1.0 / arranged)
+                return outer_squares(a, b)
+            return scaled_squares(a, b, 1.0 / arranged)
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
@@ -228,27 +476,32 @@ class Factors:
         return self._square_norms(self._dense, self._lookups)
 
     def _square_norms(self, uses: Sequence[Use], lookups: LookedUp | None) -> Squares:
-        pairs = [use.ab(self._key) for use in uses]
+        pairs = [use.ab(self.site.key) for use in uses]
         place = -1 if self.cut is None else self._place()
         if self.cut is None or place < 0 or (lookups is not None and place != 2):
-            return factors.square_norms(pairs, lookups)
+            return square_norms(pairs, lookups)
         a, b = ([pair[i] for pair in pairs] for i in (0, 1))
         axes = [(1, 1), (3, None), (None, 3)][place]
-        of_lookups = None if lookups is None else lookups.grads
 
-        def of_part(a: Any, b: Any, grads: Any) -> Squares:
-            own = None if lookups is None else dataclasses.replace(lookups, grads=grads)
-            return factors.square_norms(list(zip(a, b, strict=True)), own)
+        def of_part(a: list[jax.Array], b: list[jax.Array], grads: jax.Array | None) -> Squares:
+            own = (
+                None
+                if lookups is None or grads is None
+                else dataclasses.replace(lookups, grads=grads)
+            )
+            return square_norms(list(zip(a, b, strict=True)), own)
 
-        last = None if lookups is None else 2
-        return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), (of_lookups, last))
+        last = (None, None) if lookups is None else (lookups.grads, 2)
+        return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), last)
 
     def _place(self) -> int:
         """The one of (g, p, q) that the sharded axis comes first in: 0, 1 or 2; -1 if in none."""
         cut, sizes = self.cut, self.site.sizes
         assert cut is not None
         shape = self.site.view.leaf_shape
-        for place, (label, size) in enumerate(zip(self._key, (sizes[0], *sizes[2:]), strict=True)):
+        for place, (label, size) in enumerate(
+            zip(self.site.key, (sizes[0], *sizes[2:]), strict=True)
+        ):
             if size % cut.parts == 0 and cut.leads(label, shape):
                 return place
         return -1
@@ -257,23 +510,13 @@ class Factors:
         """See ``Leaf``."""
         if self._one_position():
             a, b = (kept(x, keep) for x in self._outer())
-            pairs = factors.weighted_pairs(a, b, weights)
+            pairs = weighted_pairs(a, b, weights)
             size = rounding.even(keep.shape[0], rounding.ROWS)
-            of_blocks = functools.partial(factors.outer_sum, size=size)
-            held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
-            return self._to_leaf(rounding.over_blocks(of_blocks, pairs, held * size))
-        return self._block_sums(weights, keep)
+            of_blocks = functools.partial(outer_sum, size=size)
+            return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
 
-    def _block_sums(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
-        pairs = [(kept(use.data, keep), kept(use.cotangent, keep)) for use in self._dense]
-        lookups = self._lookups
-        if lookups is not None:
-            lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
-
-        def of_block(block: Any) -> jax.Array:
-            pairs, lookups, weights = block
-            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
-            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
+        def summed(uses: Sequence[Use], lookups: LookedUp | None, weights: jax.Array) -> jax.Array:
+            totals = [product(*use.ab(self.site.key), weights) for use in uses]
             totals += [] if lookups is None else [lookups.total(weights)]
             return rounding.total(totals)
 
@@ -281,35 +524,41 @@ class Factors:
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even(keep.shape[0], most)
         if self._rows_at_once() and keep.shape[0] % size == 0:
-            return self._to_leaf(self._large_sums(weights, keep, size))
+            # Of factors so large that a copy of them counts, a block is taken at its place.
+            block = self._blocks(size)
 
-        def of_blocks(rows: Any) -> jax.Array:
-            return rounding.pairwise(jax.vmap(of_block)(rounding.cut(rows, size)))
+            def of_block(rows: Rows) -> jax.Array:
+                (start,), (keep,), (weights,) = rows
+                uses, lookups = block(start)
+                lookups = None if lookups is None else lookups.kept(keep)
+                return summed([use.kept(keep) for use in uses], lookups, weights)
 
-        held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
-        rows = (pairs, lookups, weights)
-        return self._to_leaf(rounding.over_blocks(of_blocks, rows, held * size))
+            starts = jnp.arange(0, keep.shape[0], size)
+            rows = (starts, *rounding.cut((keep, weights), size))
+            return self._to_leaf(rounding.over_blocks(of_block, rows, 1))
 
-    def _large_sums(self, weights: jax.Array, keep: jax.Array, size: int) -> jax.Array:
-        """The weighted sum of factors so large that a copy of them counts."""
-        block = self._blocks(size)
+        def of_rows(rows: Rows) -> jax.Array:
+            pairs, lookups, weights = rows
+            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
+            return summed(uses, lookups, weights)
 
-        def of_block(rows: Any) -> jax.Array:
-            (start,), (keep,), (weights,) = rows
-            uses, lookups = block(start)
-            uses = [Use(use.site, kept(use.data, keep), kept(use.cotangent, keep)) for use in uses]
-            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
-            if lookups is not None:
-                lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
-                totals.append(lookups.total(weights))
-            return rounding.total(totals)
+        def of_some(rows: Rows) -> jax.Array:
+            return rounding.pairwise(jax.vmap(of_rows)(rounding.cut(rows, size)))
 
-        starts = jnp.arange(0, keep.shape[0], size)
-        return rounding.over_blocks(of_block, (starts, *rounding.cut((keep, weights), size)), 1)
+        uses = [use.kept(keep) for use in self._dense]
+        pairs = [(use.data, use.cotangent) for use in uses]
+        lookups = None if self._lookups is None else self._lookups.kept(keep)
+        return self._to_leaf(self._over_blocks(of_some, (pairs, lookups, weights), size))
+
+    def _over_blocks(self, fn: Callable[[Rows], jax.Array], rows: Rows, size: int) -> jax.Array:
+        """The sum of ``fn`` over blocks of ``size`` rows, some of whose sums are held at a time."""
+        count = -(-self._rows() // size)
+        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
+        return rounding.over_blocks(fn, rows, rounding.even(count, most) * size)
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
         """From a row to the uses by ``size`` rows from there on."""
-        all_lookups = self._lookups
+        all_lookups = self._lookups  # computed here: the block is traced inside a loop
 
         def block(start: jax.Array) -> tuple[list[Use], LookedUp | None]:
             lookups = all_lookups
@@ -336,64 +585,107 @@ class Factors:
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``; the gradients of one or a few examples at a time."""
+        size = rounding.even(keep.shape[0], rounding.ROWS)
         if not self._dense and self._lookups is not None:
-            return self._boxed_lookups(bound, keep, scale)
+            lookups = self._lookups.kept(keep)
+            divisors = None if scale is None else _arranged(self.site, scale)
+            of_lookups = functools.partial(LookedUp.boxed, bound=bound, scale=divisors)
+            return self._to_leaf(rounding.over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
-            def boxed(layer: Layer, keep: jax.Array) -> jax.Array:
-                return layer.boxed_sum(bound, keep, scale)
+            most = min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries()))
+            pairs = [(use.data, use.cotangent) for use in self.uses]
 
-            return rounding.pairwise(self._scanned(boxed, keep))
+            def of_chunk(chunk: Rows) -> jax.Array:
+                pairs, keep = chunk
+                uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
+                return Factors(uses, self.cut).layer().boxed_sum(bound, keep, scale)
 
-        large = keep.shape[0] * self._entries() >= _LARGE
-        if not (large and self._one_position()):
+            # Padding rows are zero, and False where they say what is kept.
+            chunks = rounding.cut((pairs, keep), max(1, most))
+            return rounding.pairwise(jax.lax.map(of_chunk, chunks))
+
+        def one_by_one() -> jax.Array:
+            groups, _, p, q = self.site.sizes
+            divisor = None if scale is None else _arranged(self.site, scale)
+
+            def add(total: jax.Array, row: Rows) -> tuple[jax.Array, None]:
+                a, b, keep = row
+                a, b = (x.astype(jnp.float32) for x in (a, b))
+                grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
+                return total + boxed(grad if divisor is None else grad / divisor, bound), None
+
+            def of_block(block: Rows) -> jax.Array:
+                return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
+
+            return self._to_leaf(rounding.over_blocks(of_block, (*self._outer(), keep), size))
+
+        if keep.shape[0] * self._entries() < _LARGE or not self._one_position():
             return few_at_a_time()
-        return jax.lax.platform_dependent(
-            # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An
-            # accelerator would start a kernel for every example.
-            cpu=lambda: self._boxed_one_by_one(bound, keep, scale),
-            default=few_at_a_time,
-        )
+        # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An accelerator
+        # would start a kernel for every example.
+        return jax.lax.platform_dependent(cpu=one_by_one, default=few_at_a_time)
 
-    def layer(self) -> Layer:
+    def layer(self) -> Arrays:
         """The gradients multiplied out, and written: norm and sum must see the same numbers."""
-        grads = factors.multiplied(self.uses)
+        each = [
+            grads if use.site.key == self.site.key else grads.swapaxes(2, 3)
+            for use, grads in [(use, use.gradients()) for use in self.uses]
+        ]
+        grads = sum(each[1:], start=each[0])
         if self.cut is not None and (place := self._place()) >= 0:
             cut = dataclasses.replace(self.cut, axis=place)
-            return Layer(self.site, rounding.written(grads), cut)
+            return Arrays(rounding.written(grads), cut, self.site)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
-        return Layer(self.site, rounding.written(flat))
+        return Arrays(rounding.written(flat), None, self.site)
 
-    def for_scale(self) -> "Layer | Factors":
+    def for_scale(self) -> "Arrays | Factors":
         """The gradients as a norm with a scale needs them: multiplied out where positions cancel.
 
         A scale may make most of what cancels: no length of the terms bounds the rounding then.
         """
         return self.layer() if self._dense and not self._one_position() else self
 
-    @property
-    def site(self) -> Any:
-        """The site whose arrangement all uses follow."""
-        return factors.reference(self.uses)
+    @functools.cached_property
+    def site(self) -> Site:
+        """The site whose arrangement all uses follow: a lookup, if there is one."""
+        lookups = [use.site for use in self.uses if use.site.looks_up]
+        return (lookups or [use.site for use in self.uses])[0]
 
     @functools.cached_property
     def _lookups(self) -> LookedUp | None:
-        return factors.looked_up(self.uses)
+        """All lookups as one, or None.
 
-    @property
+        Positions with one row are added first, so that a record's rows are distinct: nothing
+        cancels between them, and no entry of the sum has more terms than records.
+        """
+        found = [use for use in self.uses if use.site.looks_up]
+        if not found:
+            return None
+        size = found[0].site.sizes[2]
+        rows = jnp.concatenate([use.site.inputs(use.data) for use in found], axis=1)
+        each = rounding.alike([use.site.cotangent(use.cotangent)[:, 0] for use in found])
+        grads = jnp.concatenate(each, axis=1)
+        grads = jnp.where((rows < size)[..., None], grads, jnp.zeros([], grads.dtype))
+        if rows.shape[1] > 1:
+            same = rows[:, :, None] == rows[:, None, :]
+            first = jnp.argmax(same, axis=2) == jnp.arange(rows.shape[1])[None]
+            merged = exact("mts,msq->mtq", same.astype(grads.dtype), grads)
+            rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
+        # Norm and sum must see the same numbers.
+        grads = grads.astype(jnp.float32)
+        return LookedUp(found[0].site, rows, rounding.written(grads))
+
+    @functools.cached_property
     def _dense(self) -> list[Use]:
         return [use for use in self.uses if not use.site.looks_up]
-
-    @property
-    def _key(self) -> Any:
-        return self.site.key
 
     def _one_position(self) -> bool:
         site = self.uses[0].site
         return len(self.uses) == 1 and site.sizes[1] == 1 and not site.looks_up
 
     def _outer(self) -> list[jax.Array]:
-        return [x[:, :, 0] for x in self.uses[0].ab(self._key)]
+        return [x[:, :, 0] for x in self.uses[0].ab(self.site.key)]
 
     def _rows(self) -> int:
         return self.uses[0].data.shape[0]
@@ -402,58 +694,15 @@ class Factors:
         """Of the whole parameter: slices of it share the memory."""
         return math.prod(self.site.view.leaf_shape)
 
-    def _held_blocks(self) -> int:
-        return max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
-
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
         return self.site.view.to_leaf(self.site.to_view(gradient))
-
-    def _boxed_one_by_one(
-        self, bound: float, keep: jax.Array, scale: jax.Array | None
-    ) -> jax.Array:
-        groups, _, p, q = self.site.sizes
-        divisor = None if scale is None else _arranged(self.site, scale)
-
-        def add(total: jax.Array, row: Any) -> tuple[jax.Array, None]:
-            a, b, keep = row
-            a, b = (x.astype(jnp.float32) for x in (a, b))
-            grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
-            return total + boxed(grad if divisor is None else grad / divisor, bound), None
-
-        def of_block(block: Any) -> jax.Array:
-            return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
-
-        rows = (*self._outer(), keep)
-        size = rounding.even(keep.shape[0], rounding.ROWS)
-        return self._to_leaf(rounding.over_blocks(of_block, rows, size))
-
-    def _boxed_lookups(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        assert self._lookups is not None
-        lookups = dataclasses.replace(self._lookups, grads=kept(self._lookups.grads, keep))
-        arranged = None if scale is None else _arranged(self.site, scale)
-        size = rounding.even(keep.shape[0], rounding.ROWS)
-        of_block = lambda block: block.boxed(bound, arranged)  # noqa: E731
-        return self._to_leaf(rounding.over_blocks(of_block, lookups, size))
-
-    def _scanned(self, fn: Callable[[Layer, Any], jax.Array], rows: Any) -> jax.Array:
-        """``fn`` of the gradients of a few examples and their ``rows``, stacked [chunks, ...]."""
-        size = max(1, min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries())))
-        arrays = ([(use.data, use.cotangent) for use in self.uses], rows)
-
-        def one(chunk: Any) -> jax.Array:
-            pairs, rows = chunk
-            uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
-            return fn(Factors(uses, self.cut).layer(), rows)
-
-        # Padding rows are zero, and False where they say what is kept.
-        return jax.lax.map(one, rounding.cut(arrays, size))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slices:
     """Gradients of slices of one parameter, which share no entry."""
 
-    each: Sequence[Layer | Factors]
+    each: Sequence[Arrays | Factors]
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``Leaf``."""
@@ -471,15 +720,6 @@ class Slices:
     def for_scale(self) -> "Slices":
         """See ``Factors.for_scale``."""
         return Slices([x.for_scale() if isinstance(x, Factors) else x for x in self.each])
-
-
-def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
-    """The rows, with zeros in those that are not finite.
-
-    A loop of one pass at most works in place; a branch would hold the rows twice.
-    """
-    passes = jnp.any(~finite).astype(jnp.int32)
-    return jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
 
 
 def _arranged(site: Site, leaf: jax.Array) -> jax.Array:

@@ -1,14 +1,27 @@
-"""Chooses the engine for each parameter's gradient norms, by operations and bytes."""
+"""Follows every parameter to the places where it meets data, and chooses how to clip it there."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.sites import Site, lengths
-from jaxdp.clipping.ghost.uses import Used, Uses
+from jaxdp.clipping.ghost import sites
+from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, inside
+from jaxdp.clipping.ghost.sites import Joined, Site, View
 
+# What a value is known for, besides parameters that are followed in it.
+_DATA, _ONE_NUMBER = "data", "one number"
+# How to write it, where parameters are changed before they meet data.
+_WRITE = {
+    "add": "x @ (W + V) as x @ W + x @ V",
+    "dot_general": "x @ (a @ b) as (x @ a) @ b",
+    "mul": "x @ (W * g) as (x @ W) * g",
+    "dynamic_slice": "W[i] at a computed place as a scan over W",
+}
+_WRITE |= {"sub": _WRITE["add"], "div": _WRITE["mul"]}
+
+Known = View | Joined | str | None
+Used = tuple[Node, Site]
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
 # entry, in the processor's cache and out of it; measured on two CPU cores with convolutions of
 # 1,000 to 600,000 weights.
@@ -17,6 +30,172 @@ _CACHE_BYTES = 8 * 2**20
 # Where per-example gradients are larger than the factors, the ghost norm may cost this share of
 # the parameter's part of an ordinary step before they are held for speed.
 _SHARE = 0.1
+
+
+@dataclasses.dataclass(eq=False)
+class Uses:
+    """The uses of every parameter in a traced loss.
+
+    Attributes:
+        of_leaf: for each leaf, the nodes that use it, and their sites.
+        refused: for each leaf that is used otherwise as well, how, and how to write it; or "".
+    """
+
+    of_leaf: dict[int, list[Used]] = dataclasses.field(default_factory=dict)
+    refused: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, node: Node, site: Site) -> None:
+        """Notes a use."""
+        self.of_leaf.setdefault(site.view.leaf, []).append((node, site))
+
+    def refuse(self, what: View | Joined, how: str, write: str = "") -> None:
+        """The leaves must be differentiated as a whole."""
+        for view in what.views if isinstance(what, Joined) else (what,):
+            self.refused.setdefault(view.leaf, (how, write))
+
+    def by_slice(self, leaf: int) -> list[list[Used]]:
+        """The uses of a leaf, those of the same entries together; [] if some entries overlap."""
+        found: dict[frozenset[sites.Sliced], list[Used]] = {}
+        for node, site in self.of_leaf.get(leaf, ()):
+            found.setdefault(site.view.slices, []).append((node, site))
+        apart = all(sites.are_apart(*pair) for pair in itertools.combinations(found, 2))
+        return list(found.values()) if apart else []
+
+
+def find_uses(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
+    """The uses of every parameter leaf (their shapes are given) in a traced loss."""
+    uses = Uses()
+    program = traced.program
+    known: dict[int, Known] = {}
+    for leaf, shape in enumerate(shapes):
+        known[program.ins[leaf]] = sites.of_parameter(leaf, shape)
+    for number in program.ins[traced.num_params :]:
+        known[number] = _DATA
+    _walk(program, known, uses)
+    for result in program.outs:
+        what = known.get(result) if isinstance(result, int) else None
+        if isinstance(what, View | Joined):
+            uses.refuse(what, "returned")
+    return uses
+
+
+def _walk(program: Program, known: dict[int, Known], uses: Uses) -> None:
+    """Fills ``known``: for each value the parameter followed in it, or what it is known for."""
+    for node in program.nodes:
+        ins = [known.get(ref) if isinstance(ref, int) else None for ref in node.ins]
+        if node.name == SCAN:
+            known.update(zip(node.outs, _looped(node, ins, uses), strict=True))
+            continue
+        if node.bodies and node.name != COND:
+            (body,) = node.bodies
+            known.update(zip(node.outs, _inside(body, node.name, ins, uses), strict=True))
+            continue
+        if node.bodies and ins[0] == _DATA:
+            for branch in node.bodies:  # of which one counts for each example
+                _, found_there = _within(branch, COND, ins[1:], uses)
+                for use in found_there:
+                    uses.add(*use)
+            known.update(dict.fromkeys(node.outs, _DATA))
+            continue
+        kind = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
+        if kind is None and node.name == "broadcast_in_dim" and math.prod(node.shape_of(0)) == 1:
+            kind = _ONE_NUMBER
+        outcome: list[Known] = [kind] * len(node.outs)
+        if found := [(at, what) for at, what in enumerate(ins) if isinstance(what, View | Joined)]:
+            outcome = _meet(node, found, ins, uses) or outcome
+        known.update(zip(node.outs, outcome, strict=True))
+
+
+def _inside(body: Program, name: str, ins: list[Known], uses: Uses) -> list[Known]:
+    """The kinds of the results of a body of an operation ``name``; none is followed further."""
+    known = dict(zip(body.ins, ins, strict=True))
+    _walk(body, known, uses)
+    results = [known.get(ref) if isinstance(ref, int) else None for ref in body.outs]
+    for at, what in enumerate(results):
+        if isinstance(what, View | Joined):
+            # Outside, its operations would have to be run a second time.
+            uses.refuse(what, f"leaves a {name}")
+        if what != _DATA:
+            results[at] = None
+    return results
+
+
+def _within(
+    body: Program, name: str, ins: list[Known], uses: Uses
+) -> tuple[list[Known], list[Used]]:
+    """As ``_inside``, and the uses there, which are not added; refusals are, with the name."""
+    within = Uses()
+    results = _inside(body, name, ins, within)
+    for leaf, (how, write) in within.refused.items():
+        uses.refused.setdefault(leaf, (f"{how} in a {name}", write))
+    return results, list(itertools.chain(*within.of_leaf.values()))
+
+
+def _looped(node: Node, ins: list[Known], uses: Uses) -> list[Known]:
+    """As ``_inside``, of a ``scan``: its passes are more positions, or more groups, of one site."""
+    (body,), carried = node.bodies, node.carried
+    data = inside(node, [what == _DATA for what in ins])
+    entering: list[Known] = []
+    for at, (what, number) in enumerate(zip(ins, body.ins, strict=True)):
+        if what != _DATA and at >= carried.start:
+            # A slice is followed; what is carried is another value in every pass.
+            taken = None
+            if isinstance(what, View | Joined):
+                taken = sites.of_passes(what) if at >= carried.stop else None
+                if taken is None:
+                    uses.refuse(what, SCAN)
+            what = taken
+        entering.append(_DATA if number in data else what)
+    results, found_there = _within(body, SCAN, entering, uses)
+    stacks = [what.stack for what in entering[carried.stop :] if isinstance(what, View)]
+    for inner, site in found_there:
+        looped = sites.looped(site, node.eqn.params["length"], stacks)
+        if looped is None:
+            uses.refuse(site.view, "gather of a slice in a scan, or by a scan without a pass")
+        else:
+            uses.add(inner, looped)
+    # All that depends on data at any pass does so at every pass.
+    outs = [ref if isinstance(ref, int) else None for ref in body.outs]  # literals have no hash
+    return [_DATA if ref in data else what for ref, what in zip(outs, results, strict=True)]
+
+
+def _meet(
+    node: Node, found: list[tuple[int, View | Joined]], ins: list[Known], uses: Uses
+) -> list[Known] | None:
+    """The kinds of results of an operation on parameters; sites, where it is one."""
+    at, what = found[0]
+    if node.name == "concatenate" and all(
+        isinstance(each, View) and not each.multiples for each in ins
+    ):
+        return [Joined(tuple(ins), node.eqn.params["dimension"])]
+    if len(found) == 1 and (made := sites.through(node, what)) is not None:
+        return [*made]
+    with_data = _DATA in [kind for kind in ins if isinstance(kind, str)]
+    others = [i for i in range(len(ins)) if i != at and (ins[i] == _DATA or node.name == "gather")]
+    if len(found) == len(others) == 1 and (len(ins) == 2 or node.name == "dynamic_slice"):
+        for view, site in sites.sites_of(node, what, at, node.shape_of(others[0])):
+            if site is None:
+                uses.refuse(view, node.name)
+            else:
+                uses.add(node, site)
+        # Also of what is refused, the result depends on data.
+        return [_DATA]
+    for at, what in () if with_data else found:
+        others = [i for i in range(len(ins)) if i != at]
+        numbers = all(ins[i] == _ONE_NUMBER or math.prod(node.shape_of(i)) == 1 for i in others)
+        if numbers and isinstance(what, View) and (times := sites.multiplied(node, at, what)):
+            for i, other in found:
+                if i != at:
+                    uses.refuse(other, node.name)
+            return [times]
+    write = ""
+    if not with_data and len(node.out_shape()) > 1:
+        sizes = [math.prod(node.shape_of(i)) for i in range(len(ins))]
+        gain = 1 < min(sizes) < max(sizes)  # as long as one side of the weight
+        write = _WRITE.get(node.name, "") if gain or node.name not in ("mul", "div") else ""
+    for _, each in found:
+        uses.refuse(each, node.name, write)
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +261,37 @@ def plan(
     """
     found = []
     for leaf, (path, shape, flag) in enumerate(zip(paths, shapes, trained, strict=True)):
-        why = _whole(leaf, uses, engine)
-        entries = math.prod(shape)
         if not flag:
-            row = LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}")
-        elif why:
-            row = LeafPlan(path, "vmap", why, bytes=4 * entries, operations=float(entries))
+            found.append(LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}"))
+            continue
+        if why := _whole(leaf, uses, engine):
+            size = math.prod(shape)
+            found.append(LeafPlan(path, "vmap", why, bytes=4 * size, operations=float(size)))
+            continue
+
+        # Operations of the ghost norm, of the layer's gradient and of an ordinary step; the bytes
+        # of inputs and cotangents, and of the layer's gradients.
+        ghost = layer = ordinary = 0.0
+        factors = gradients = 0
+        for used in uses.by_slice(leaf):
+            groups, _, p, q = used[0][1].sizes
+            of_ghost, of_layer = _costs([site for _, site in used], batch_size)
+            ghost, layer = ghost + of_ghost, layer + of_layer
+            for node, site in used:
+                ordinary += 3.0 * groups * site.sizes[1] * p * q
+                sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
+                factors += math.prod(site.passes) * sum(sizes) * node.out_dtype().itemsize
+            gradients += 4 * groups * p * q
+        costs = f"{ghost:.2g} against {layer:.2g} operations"
+        chosen = "ghost" if engine == "ghost" or ghost <= layer else "layer"
+        if chosen == "layer" and gradients > factors and ghost <= _SHARE * ordinary:
+            chosen = "ghost"
+            costs += f", but {factors:,} against {gradients + factors:,} bytes"
+        reason = "as asked" if engine == "ghost" else costs
+        if chosen == "ghost":
+            found.append(LeafPlan(path, chosen, reason, "", factors, ghost))
         else:
-            row = _weighed(path, uses.by_slice(leaf), batch_size, engine)
-        found.append(row)
+            found.append(LeafPlan(path, chosen, reason, "", factors + gradients, layer))
     return tuple(found)
 
 
@@ -106,48 +307,14 @@ def _whole(leaf: int, uses: Uses, engine: str) -> str:
     if not (slices := uses.by_slice(leaf)):
         return "used by slices that overlap"
     for used in slices:
-        sites = [site for _, site in used]
-        if not all(same_arrangement(sites[0].key, site.key) for site in sites):
+        # Gradients of two sites may differ by exchanging p and q at most.
+        first = used[0][1].key
+        if any(site.key not in (first, (first[0], first[2], first[1])) for _, site in used):
             return "used in unlike ways"
-        lookups = [site.key for site in sites if site.looks_up]
-        if any(key != lookups[0] for key in lookups):
+        if len({site.key for _, site in used if site.looks_up}) > 1:
             # Their norms take every lookup for one of rows of the same kind.
             return "looked up by unlike axes"
     return ""
-
-
-def _weighed(path: str, slices: Sequence[Sequence[Used]], batch_size: int, engine: str) -> LeafPlan:
-    ghost = layer = ordinary = 0.0
-    factors = gradients = 0
-    for used in slices:
-        sites = [site for _, site in used]
-        groups, _, p, q = sites[0].sizes
-        of_ghost, of_layer = _costs(sites, batch_size)
-        ghost, layer = ghost + of_ghost, layer + of_layer
-        ordinary += 3.0 * groups * sum(site.sizes[1] for site in sites) * p * q
-        factors += sum(_held(*use) for use in used)
-        gradients += 4 * groups * p * q
-    costs = f"{ghost:.2g} against {layer:.2g} operations"
-    if engine == "ghost":
-        return LeafPlan(path, "ghost", "as asked", "", factors, ghost)
-    if ghost <= layer:
-        return LeafPlan(path, "ghost", costs, "", factors, ghost)
-    if gradients > factors and ghost <= _SHARE * ordinary:
-        costs += f", but {factors:,} against {gradients + factors:,} bytes"
-        return LeafPlan(path, "ghost", costs, "", factors, ghost)
-    return LeafPlan(path, "layer", costs, "", factors + gradients, layer)
-
-
-def same_arrangement(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """True if gradients of two sites differ at most by exchanging p and q."""
-    return other in (one, (one[0], one[2], one[1]))
-
-
-def _held(node: Node, site: Site) -> int:
-    """Bytes of one example's input and cotangent at a site."""
-    sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
-    itemsize: int = node.out_dtype().itemsize
-    return math.prod(lengths(site)) * sum(sizes) * itemsize
 
 
 def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:

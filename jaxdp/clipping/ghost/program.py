@@ -1,7 +1,8 @@
 """The loss of one example as a flat list of operations, so that parameters can be followed."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,41 +21,35 @@ SCAN, COND = "scan", "cond"
 _RAGGED = "ragged_dot_general"
 
 
+# The number of a value, or a literal itself.
+Ref = int | core.Literal
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """One operation on numbered values.
 
     Attributes:
         eqn: the traced equation: its primitive and parameters.
-        ins: numbers of the operands, or the literals themselves.
+        name: of the primitive.
+        ins: the operands.
         outs: numbers of the results.
         debug_info: what names the traced function.
-        body: for ``jax.checkpoint`` and ``scan``, the program inside; its values have numbers of
-            their own.
-        branches: for ``cond``, the programs of which one counts; they take the later operands.
+        bodies: of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs
+            of which one counts, which take the later operands. Their values have other numbers.
     """
 
     eqn: core.JaxprEqn
-    ins: tuple["int | core.Literal", ...]
+    name: str
+    ins: tuple[Ref, ...]
     outs: tuple[int, ...]
     debug_info: Any
-    body: "Program | None" = None
-    branches: "tuple[Program, ...]" = ()
-
-    @property
-    def bodies(self) -> "tuple[Program, ...]":
-        """All programs inside."""
-        return self.branches if self.body is None else (self.body,)
-
-    @property
-    def name(self) -> str:
-        """Name of the primitive."""
-        return str(self.eqn.primitive.name)
+    bodies: "tuple[Program, ...]" = ()
 
     @property
     def carried(self) -> slice:
         """The operands that a ``scan`` hands on from pass to pass; none of other operations."""
-        if self.name != SCAN or self.body is None:
+        if self.name != SCAN:
             return slice(0, 0)
         first = self.eqn.params["num_consts"]
         return slice(first, first + self.eqn.params["num_carry"])
@@ -88,8 +83,8 @@ class Program:
 
     nodes: tuple[Node, ...]
     ins: tuple[int, ...]
-    outs: tuple["int | core.Literal", ...]
-    consts: Mapping[int, Any]
+    outs: tuple[Ref, ...]
+    consts: Mapping[int, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,20 +94,16 @@ class Traced:
     Attributes:
         program: parameters' leaves first, then the example's, then the key's.
         num_params: how many of the arguments are parameters.
+        of_example: all values that depend on the example or its key.
         out_tree: structure of what the loss returned.
-        closed: the loss as JAX traced it, a ``ClosedJaxpr``.
+        closed: the loss as JAX traced it.
     """
 
     program: Program
     num_params: int
-    out_tree: Any
-    closed: Any
-
-    def ignores_example(self) -> bool:
-        """True if no argument beyond the parameters reaches the first result, the loss."""
-        result = self.program.outs[0]
-        examples = self.program.ins[self.num_params :]
-        return not (isinstance(result, int) and result in reached(self.program, examples))
+    of_example: set[int]
+    out_tree: jax.tree_util.PyTreeDef
+    closed: core.ClosedJaxpr
 
 
 def trace(
@@ -129,34 +120,89 @@ def trace(
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
-    program = _Flattener(inlined, not differentiated).program(closed.jaxpr, closed.consts)
-    return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
+    fresh = itertools.count(1)  # every value gets a number of its own
+
+    def program_of(jaxpr: core.Jaxpr, consts: Sequence[jax.Array]) -> Program:
+        numbers = {var: next(fresh) for var in (*jaxpr.constvars, *jaxpr.invars)}
+        captured = {numbers[v]: const for v, const in zip(jaxpr.constvars, consts, strict=True)}
+        nodes: list[Node] = []
+        outs = write_out(jaxpr, numbers, nodes, captured)
+        ins = tuple(numbers[var] for var in jaxpr.invars)
+        return Program(tuple(nodes), ins, tuple(outs), captured)
+
+    def write_out(
+        jaxpr: core.Jaxpr,
+        numbers: dict[Any, Any],
+        nodes: list[Node],
+        captured: dict[int, jax.Array],
+    ) -> list[Ref]:
+        """The results of ``jaxpr``, whose operations are added to ``nodes``."""
+
+        def refs(atoms: Sequence[Any]) -> list[Ref]:
+            return [a if isinstance(a, core.Literal) else numbers[a] for a in atoms]
+
+        for eqn in jaxpr.eqns:
+            name, ins = eqn.primitive.name, refs(eqn.invars)
+
+            # A call is written out in place, and a ragged product as a dense one.
+            inner: Any = eqn.params[inlined[name]] if name in inlined else None
+            if name == _RAGGED and (written := _dense(eqn)) is not None:
+                inner = jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
+            if inner is not None:
+                body = getattr(inner, "jaxpr", inner)
+                within: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
+                for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+                    within[var] = next(fresh)
+                    captured[within[var]] = const
+                results = write_out(body, within, nodes, captured)
+                numbers.update(zip(eqn.outvars, results, strict=True))
+                continue
+
+            numbers.update({var: next(fresh) for var in eqn.outvars})
+            # Programs inside stay so: of a checkpoint or a loop, and the branches of a cond.
+            bodies: list[Any] = [eqn.params["jaxpr"]] if name in (*_REMAT, SCAN) else []
+            if name == COND and not differentiated:
+                bodies = list(eqn.params["branches"])
+            each = [program_of(getattr(b, "jaxpr", b), getattr(b, "consts", ())) for b in bodies]
+            outs = tuple(numbers[var] for var in eqn.outvars)
+            nodes.append(Node(eqn, name, tuple(ins), outs, jaxpr.debug_info, tuple(each)))
+        return refs(jaxpr.outvars)
+
+    program = program_of(closed.jaxpr, closed.consts)
+    count = len(jax.tree.leaves(params))
+    of_example = reached(program, program.ins[count:])
+    return Traced(program, count, of_example, jax.tree.structure(shapes), closed)
+
+
+def depends(ref: Ref, values: Collection[int]) -> bool:
+    """True if an operand is one of the values; a literal, which has no hash, is none."""
+    return isinstance(ref, int) and ref in values
 
 
 def reached(program: Program, sources: Iterable[int]) -> set[int]:
     """All values that depend on any of the values ``sources``, inside checkpoints too."""
     found = set(sources)
     for node in program.nodes:
-        if node.body is not None:
-            found |= inside(node, [isinstance(ref, int) and ref in found for ref in node.ins])
-        for branch in node.branches:
-            entering = zip(branch.ins, node.ins[1:], strict=True)
-            known = [number for number, ref in entering if isinstance(ref, int) and ref in found]
-            found |= reached(branch, known)
-        if any(isinstance(ref, int) and ref in found for ref in node.ins):
+        flags = [depends(ref, found) for ref in node.ins]
+        if node.name == COND:
+            for branch in node.bodies:
+                entering = zip(branch.ins, flags[1:], strict=True)
+                found |= reached(branch, [number for number, flag in entering if flag])
+        elif node.bodies:
+            found |= inside(node, flags)
+        if any(flags):
             found.update(node.outs)
     return found
 
 
 def inside(node: Node, known: Sequence[bool]) -> set[int]:
-    """All values in the body of ``node`` that depend on the operands that are ``known``."""
-    body = node.body
-    assert body is not None
+    """All values in the body of a checkpoint or loop that depend on the operands ``known``."""
+    (body,) = node.bodies
     sources = {number for number, flag in zip(body.ins, known, strict=True) if flag}
     carried = list(zip(body.ins[node.carried], body.outs, strict=False))
     while True:
         found = reached(body, sources)
-        more = {number for number, out in carried if isinstance(out, int) and out in found}
+        more = {number for number, out in carried if depends(out, found)}
         if more <= sources:
             return found
         sources |= more
@@ -170,12 +216,10 @@ def nodes(program: Program) -> Iterator[Node]:
             yield from nodes(body)
 
 
-def inner_jaxprs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+def inner_jaxprs(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
     """The programs inside an operation, as JAX has them."""
-    for value in jax.tree.leaves(dict(eqn.params), is_leaf=lambda v: hasattr(v, "eqns")):
-        jaxpr: Any = getattr(value, "jaxpr", value)
-        if hasattr(jaxpr, "eqns"):
-            yield jaxpr
+    leaves = jax.tree.leaves(dict(eqn.params), is_leaf=lambda value: hasattr(value, "eqns"))
+    return [value for value in leaves if hasattr(value, "eqns")]
 
 
 def rewritten(node: Node) -> bool:
@@ -188,23 +232,7 @@ def _holds_ragged(eqn: core.JaxprEqn) -> bool:
     return any(each.primitive.name == _RAGGED or _holds_ragged(each) for each in inner)
 
 
-def evaluate(
-    program: Program, args: Sequence[Any], on_node: Callable[[Node, list[Any]], list[Any]]
-) -> list[Any]:
-    """Runs the program; ``on_node`` computes each operation from its operands."""
-    values = dict(program.consts)
-    values.update(zip(program.ins, args, strict=True))
-
-    def read(ref: "int | core.Literal") -> Any:
-        return values[ref] if isinstance(ref, int) else ref.val
-
-    for node in program.nodes:
-        results = on_node(node, [read(ref) for ref in node.ins])
-        values.update(zip(node.outs, results, strict=True))
-    return [read(ref) for ref in program.outs]
-
-
-def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
+def apply_node(node: Node, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The operation as JAX would have run it, custom derivatives included."""
     eqn = node.eqn
     given = {
@@ -214,72 +242,6 @@ def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
     }
     jaxpr = core.Jaxpr([], list(given), eqn.outvars, [eqn], debug_info=node.debug_info)
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
-
-
-class _Flattener:
-    """Writes out calls; every value gets a number of its own."""
-
-    def __init__(self, inlined: Mapping[str, str], branches: bool) -> None:
-        self._inlined, self._branches = inlined, branches
-        self._used = 0
-
-    def program(self, jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Program:
-        numbers = {var: self._fresh() for var in (*jaxpr.constvars, *jaxpr.invars)}
-        nodes: list[Node] = []
-        captured: dict[int, Any] = {}
-        self._write_out(jaxpr, numbers, nodes, captured)
-        captured.update({numbers[v]: c for v, c in zip(jaxpr.constvars, consts, strict=True)})
-        outs = tuple(_number(atom, numbers) for atom in jaxpr.outvars)
-        return Program(tuple(nodes), tuple(numbers[v] for v in jaxpr.invars), outs, captured)
-
-    def _write_out(
-        self,
-        jaxpr: core.Jaxpr,
-        numbers: dict[Any, Any],
-        nodes: list[Node],
-        captured: dict[int, Any],
-    ) -> None:
-        for eqn in jaxpr.eqns:
-            ins = tuple(_number(atom, numbers) for atom in eqn.invars)
-            if (inner := self._inside(eqn)) is not None:
-                body = getattr(inner, "jaxpr", inner)
-                inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
-                for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
-                    inside[var] = self._fresh()
-                    captured[inside[var]] = const
-                self._write_out(body, inside, nodes, captured)
-                results = [_number(atom, inside) for atom in body.outvars]
-                numbers.update(zip(eqn.outvars, results, strict=True))
-                continue
-            numbers.update({var: self._fresh() for var in eqn.outvars})
-            body_program = None
-            if eqn.primitive.name in _REMAT:
-                body_program = self.program(eqn.params["jaxpr"], ())
-            elif eqn.primitive.name == SCAN:
-                closed = eqn.params["jaxpr"]
-                body_program = self.program(closed.jaxpr, closed.consts)
-            branches: tuple[Program, ...] = ()
-            if eqn.primitive.name == COND and self._branches:
-                each = eqn.params["branches"]
-                branches = tuple(self.program(closed.jaxpr, closed.consts) for closed in each)
-            outs = tuple(numbers[var] for var in eqn.outvars)
-            nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program, branches))
-
-    def _inside(self, eqn: core.JaxprEqn) -> Any:
-        """The program written out in place of an operation; None for most."""
-        if eqn.primitive.name in self._inlined:
-            return eqn.params[self._inlined[eqn.primitive.name]]
-        if eqn.primitive.name == _RAGGED and (written := _dense(eqn)) is not None:
-            return jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
-        return None
-
-    def _fresh(self) -> int:
-        self._used += 1
-        return self._used
-
-
-def _number(atom: Any, numbers: Mapping[Any, Any]) -> Any:
-    return atom if isinstance(atom, core.Literal) else numbers[atom]
 
 
 def _dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:

@@ -1,34 +1,56 @@
-"""One forward and one backward pass that yield every parameter's per-example gradients."""
+"""One forward and one backward pass that yield every parameter's per-example gradients.
+
+Convolutions are run so that examples stay separate, also where one of them is not finite. Under
+``vmap`` the gradient of a kernel, and a kernel made from the example, become one convolution in
+groups of one example each. XLA may run it as a dense one in which zeros stand between the groups
+(its CPU backend does), and 0 · inf is NaN: one broken example then breaks all of its batch, and a
+single record decides whether the others count. Products of patches keep them apart.
+
+A convolution that is cropped on one side and padded on the other reads memory that is not its own
+on XLA's CPU backend, other examples' included. So what is not ordinary padding is done beforehand.
+"""
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.factors import Use
-from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
-from jaxdp.clipping.ghost.leaves import Arrays, Cut, Factors, Leaf, Slices
-from jaxdp.clipping.ghost.plan import LeafPlan
+from jaxdp.clipping.ghost import sites
+from jaxdp.clipping.ghost.leaves import Arrays, Cut, Factors, Leaf, Slices, Use
+from jaxdp.clipping.ghost.plan import LeafPlan, Uses
 from jaxdp.clipping.ghost.program import (
     COND,
     SCAN,
     Node,
     Program,
+    Ref,
     Traced,
     apply_node,
-    evaluate,
+    depends,
+    inner_jaxprs,
     nodes,
     rewritten,
+    trace,
 )
-from jaxdp.clipping.ghost.sites import Site, lengths
-from jaxdp.clipping.ghost.uses import Uses
-from jaxdp.clipping.ghost.views import Multiple
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.types import PyTree
+
+_CONVOLUTION = "conv_general_dilated"
+_OPTIONS = (
+    "window_strides",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+    "precision",
+    "preferred_element_type",
+)
 
 
 def gradients(
@@ -54,108 +76,73 @@ def gradients(
         for leaf in uses.of_leaf
         if plan[leaf].engine in ("ghost", "layer")
     }
-    taps = {
-        node: _Tap(
-            f"{number}",
-            _entered(node.ins[site.operand], number),
-            site.operand,
-            lengths(site),
-            site.view.multiples,
-        )
-        for number, (node, site) in enumerate(itertools.chain(*itertools.chain(*factored.values())))
-    }
-    apart = Apart(traced)
+    each_use = itertools.chain(*itertools.chain(*factored.values()))
+    taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
-    def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> Any:
+    def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
         whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
 
-        def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> Any:
+        def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
-            run = _Run(taps, zeros, apart, {})
+            run = _Run(taps, zeros, traced.of_example, {})
             (first, *rest), seen = run.tapped(traced.program, [*leaves, *example])
             return first, (rest, seen)
 
         zeros = {
-            tap.key: jnp.zeros((*tap.passes, *node.out_shape()), node.out_dtype())
+            tap.key: jnp.zeros((*tap.site.passes, *node.out_shape()), node.out_dtype())
             for node, tap in taps.items()
         }
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
     # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
-    entered = {tap.entered: len(tap.passes) for tap in taps.values()}
-    axes = {tap.key: len(tap.passes) for tap in taps.values()}
-    losses, rest, *parts = _of_all(one, traced, params, batch, (0, 0, entered, 0, axes))
+    entered = {tap.entered: len(tap.site.passes) for tap in taps.values()}
+    axes = (0, 0, entered, 0, {tap.key: len(tap.site.passes) for tap in taps.values()})
+    leaves, rows = list(params), list(batch)
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
+    if _mixes(traced, one, shapes, example):
+        # Together they could meet, so one comes after the other.
+        found = jax.lax.map(lambda example: one(leaves, example), rows)
+        losses, rest, *parts = jax.vmap(lambda each: each, 0, axes)(found)
+    else:
+        losses, rest, *parts = jax.vmap(one, (None, 0), axes)(leaves, rows)
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = rounding.written(parts)
 
     def use(node: Node, site: Site) -> Use:
-        tap = taps[node]
-        axis, pair = len(tap.passes), (seen[tap.entered], cotangents[tap.key])
+        tap, axis = taps[node], len(site.passes)
+        pair = seen[tap.entered], cotangents[tap.key]
         data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
         return Use(site, data, cotangent, (*pair, axis) if axis else None)
 
-    leaves: list[Leaf | None] = [None] * len(params)
+    found_of: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
-        leaves[int(key)] = Arrays(grads, cuts.get(int(key)))
+        found_of[int(key)] = Arrays(grads, cuts.get(int(key)))
     for leaf, slices in factored.items():
         each = [Factors([use(*one) for one in used], cuts.get(leaf)) for used in slices]
         forms = each if plan[leaf].engine == "ghost" else [factors.layer() for factors in each]
-        leaves[leaf] = forms[0] if len(forms) == 1 else Slices(forms)
-    return losses, rest, leaves
-
-
-def _of_all(
-    one: Callable[[Any, Any], Any],
-    traced: Traced,
-    params: Sequence[jax.Array],
-    batch: Sequence[jax.Array],
-    axes: Any,
-) -> Any:
-    """``one`` of every example: together, or one after the other where they could meet.
-
-    Args:
-        one: of the parameters and one example.
-        traced: the loss.
-        params: the leaves of the parameters.
-        batch: leaves [m, ...].
-        axes: where the rows stand in each result.
-    """
-    if may_mix(traced):
-        shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
-        shapes = [shape(jnp.asarray(leaf)) for leaf in params]
-        rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch]
-        if mixes(one, shapes, rows):
-            found = jax.lax.map(lambda example: one(params, example), list(batch))
-            return jax.vmap(lambda each: each, 0, axes)(found)
-    return jax.vmap(one, (None, 0), axes)(list(params), list(batch))
-
-
-def _entered(ref: Any, tap: int) -> str:
-    """The key of what enters a tap: of a value its number, which one place in one loop has.
-
-    A literal is no value of any loop: each of its taps keeps its own.
-    """
-    return f"data {ref}" if isinstance(ref, int) else f"literal {tap}"
+        found_of[leaf] = forms[0] if len(forms) == 1 else Slices(forms)
+    return losses, rest, found_of
 
 
 class _Tap(NamedTuple):
-    """A place where a parameter meets data.
-
-    Attributes:
-        key: its own.
-        entered: the key of the data, which may meet others as well: it is kept once.
-        operand: which one is the data.
-        passes: of the loops around it.
-        multiples: what the parameter is multiplied with before.
-    """
+    """A place where a parameter meets data: its own key, the site and the operation."""
 
     key: str
-    entered: str
-    operand: int
-    passes: tuple[int, ...]
-    multiples: tuple[Multiple, ...]
+    site: Site
+    node: Node
+
+    @property
+    def entered(self) -> str:
+        """The key of the data, which may meet others as well: it is kept once.
+
+        Of a value it is the number, which one place in one loop has. A literal is no value of any
+        loop: each of its taps keeps its own.
+        """
+        ref = self.node.ins[self.site.operand]
+        return f"data {ref}" if isinstance(ref, int) else f"literal {self.key}"
 
 
 class _Run(NamedTuple):
@@ -164,57 +151,56 @@ class _Run(NamedTuple):
     Attributes:
         taps: where parameters meet data.
         zeros: for each tap, one of every pass of the loops around it.
-        apart: runs convolutions.
+        of_example: the values that depend on the example.
         numbers: those that parameters were multiplied with, filled while the loss runs.
     """
 
     taps: Mapping[Node, _Tap]
     zeros: Mapping[str, jax.Array]
-    apart: Apart
+    of_example: set[int]
     numbers: dict[Node, jax.Array]
 
     def tapped(
-        self, program: Program, args: Sequence[Any]
-    ) -> tuple[list[Any], dict[str, jax.Array]]:
+        self, program: Program, args: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """The program's results, and what entered each tap."""
         seen: dict[str, jax.Array] = {}
-        multiples = {each.node: each for tap in self.taps.values() for each in tap.multiples}
+        multiples = {m.node: m for tap in self.taps.values() for m in tap.site.view.multiples}
+        values = {**program.consts, **dict(zip(program.ins, args, strict=True))}
 
-        def on_node(node: Node, operands: list[Any]) -> list[Any]:
+        def read(refs: Sequence[Ref]) -> list[jax.Array]:
+            return [ref.val if isinstance(ref, core.Literal) else values[ref] for ref in refs]
+
+        for node in program.nodes:
+            operands, tap = read(node.ins), self.taps.get(node)
             if node in multiples:
                 self.numbers[node] = multiples[node].factor(operands)
             if node.bodies and self._has_taps(node):
+                # Of what holds taps every operation is run from here.
                 again = {SCAN: self._looped, COND: self._branched}.get(
                     node.name, self._rematerialised
                 )
                 results, entered = again(node, operands)
                 seen.update(entered)
-                return results
-            tap = self.taps.get(node)
-            if tap is None and (found := self.apart.apply(node, operands)) is not None:
-                return found
-            if node.name == CONVOLUTION:
-                results = [convolved(node, *operands)]
+            elif tap is None or node.name != _CONVOLUTION:
+                results = _applied(node, operands, self.of_example)
             else:
-                results = apply_node(node, operands)
+                results = [_convolved(node, *operands)]
             if tap is not None:
-                seen[tap.entered] = operands[tap.operand]
+                seen[tap.entered] = operands[tap.site.operand]
                 zero = self.zeros[tap.key]
                 # The cotangent of c·W is that of W times c.
-                for each in tap.multiples:
+                for each in tap.site.view.multiples:
                     zero = zero * self.numbers[each.node].astype(zero.dtype)
-                return [results[0] + zero]
-            return results
-
-        return evaluate(program, args, on_node), seen
+                results = [results[0] + zero]
+            values.update(zip(node.outs, results, strict=True))
+        return read(program.outs), seen
 
     def _rematerialised(
-        self, node: Node, operands: list[Any]
-    ) -> tuple[list[Any], dict[str, jax.Array]]:
+        self, node: Node, operands: list[jax.Array]
+    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A checkpointed part with taps, checkpointed again."""
-        body = node.body
-        assert body is not None
-        params = node.eqn.params
+        (body,), params = node.bodies, node.eqn.params
         run = jax.checkpoint(
             lambda operands, zeros: self._replace(zeros=zeros).tapped(body, operands),
             policy=params["policy"],
@@ -222,13 +208,14 @@ class _Run(NamedTuple):
         )
         return run(operands, self.zeros)
 
-    def _looped(self, node: Node, operands: list[Any]) -> tuple[list[Any], dict[str, jax.Array]]:
+    def _looped(
+        self, node: Node, operands: list[jax.Array]
+    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A loop with taps, run again; of every pass the zeros are its own."""
-        body, params, carried = node.body, node.eqn.params, node.carried
-        assert body is not None
+        (body,), params, carried = node.bodies, node.eqn.params, node.carried
         inside = {key: self.zeros[key] for key in self._keys(body)}
 
-        def one_pass(carry: list[Any], each: Any) -> Any:
+        def one_pass(carry: list[jax.Array], each: PyTree) -> PyTree:
             slices, zeros = each
             args = [*operands[: carried.start], *carry, *slices]
             outs, seen = self._replace(zeros=zeros).tapped(body, args)
@@ -245,19 +232,23 @@ class _Run(NamedTuple):
         )
         return [*last, *rest], seen
 
-    def _branched(self, node: Node, operands: list[Any]) -> tuple[list[Any], dict[str, jax.Array]]:
+    def _branched(
+        self, node: Node, operands: list[jax.Array]
+    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A ``cond`` with taps, run again; nothing was seen in the branches that do not count."""
         index, *rest = operands
-        inside = {key: self.zeros[key] for body in node.branches for key in self._keys(body)}
+        inside = {key: self.zeros[key] for body in node.bodies for key in self._keys(body)}
         runs = [
             lambda operands, zeros, body=body: self._replace(zeros=zeros).tapped(body, operands)
-            for body in node.branches
+            for body in node.bodies
         ]
-        blank: dict[str, Any] = {}
+        blank: dict[str, jax.Array] = {}
         for run in runs:
             blank |= jax.eval_shape(run, rest, inside)[1]
 
-        def filled(run: Callable[..., Any], rest: list[Any], zeros: Mapping[str, jax.Array]) -> Any:
+        def filled(
+            run: Callable[..., PyTree], rest: list[jax.Array], zeros: Mapping[str, jax.Array]
+        ) -> PyTree:
             outs, seen = run(rest, zeros)
             return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
 
@@ -276,8 +267,137 @@ class _Run(NamedTuple):
         convolutions = node.name not in (SCAN, COND)
         return any(
             inner in self.taps
-            or (convolutions and inner.name == CONVOLUTION)
+            or (convolutions and inner.name == _CONVOLUTION)
             or (bool(inner.bodies) and self._has_taps(inner))
             for body in node.bodies
             for inner in body.nodes
         )
+
+
+def _applied(
+    node: Node, operands: Sequence[jax.Array], of_example: Collection[int]
+) -> list[jax.Array]:
+    """The results of an operation of one example, so that ``vmap`` keeps examples separate.
+
+    Args:
+        node: the operation.
+        operands: of one example.
+        of_example: the values that depend on the example.
+    """
+    if node.name != _CONVOLUTION:
+        return apply_node(node, operands)
+    site = sites.site(node, sites.of_parameter(-1, node.shape_of(1)), 1, node.shape_of(0))
+    if site is None:
+        return [_convolved(node, *operands)]
+    data, kernel = operands
+    if not depends(node.ins[1], of_example):
+        return [_with_apart_gradients(node, site, data, kernel)]
+
+    # The kernel is of the example: products of patches, from [g, t, q] to the result.
+    weights = site.of_view(kernel.astype(jnp.float32))
+    outs = rounding.exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
+    images, features, *space = node.eqn.params["dimension_numbers"].out_spec
+    order, shape = (images, *space, features), node.out_shape()
+    flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])
+    found = jnp.transpose(flat, [order.index(axis) for axis in range(len(order))])
+    return [found.astype(node.out_dtype())]
+
+
+def _mixes(
+    traced: Traced, one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree
+) -> bool:
+    """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
+
+    Looked for in what is really run, gradients and custom rules included: a kernel that depends on
+    the example, or any convolution inside another operation, such as ``cond``.
+
+    Args:
+        traced: the loss. Where it neither convolves nor has rules of its own, nothing mixes.
+        one: what is run of one example.
+        params: shapes of its first argument.
+        example: shapes of its second.
+
+    Raises:
+        ValueError: a convolution there would read memory that is not its own.
+    """
+
+    def hidden(node: Node) -> bool:
+        return node.name != _CONVOLUTION and any(map(_convolves, inner_jaxprs(node.eqn)))
+
+    names = [node.name for node in _nodes(traced.program)]
+    rules = any(name == _CONVOLUTION or name.startswith("custom_") for name in names)
+    if not rules and not any(map(hidden, _nodes(traced.program))):
+        return False
+    run = trace(one, params, example, differentiated=True)
+    for node in _nodes(run.program):
+        _refuse_crossed(node.eqn)
+    return any(
+        hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], run.of_example))
+        for node in _nodes(run.program)
+    )
+
+
+def _convolved(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The convolution, with all padding but ordinary padding done before it.
+
+    Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
+    """
+    params = node.eqn.params
+    numbers = params["dimension_numbers"]
+    sizes = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]]
+    reach = [(n - 1) * hole for n, hole in zip(sizes, params["rhs_dilation"], strict=True)]
+    pairs = list(zip(params["padding"], reach, strict=True))
+    if all(0 <= side <= most for pair, most in pairs for side in pair):
+        return apply_node(node, [data, kernel])[0]
+    edges = [(0, 0, 0)] * data.ndim
+    for axis, pair, step in zip(
+        numbers.lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True
+    ):
+        edges[axis] = (*pair, step - 1)
+    options = {name: params[name] for name in _OPTIONS}
+    data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)
+    return jax.lax.conv_general_dilated(data, kernel, padding=[(0, 0)] * len(sizes), **options)
+
+
+def _refuse_crossed(eqn: core.JaxprEqn) -> None:
+    padding = eqn.params.get("padding", ()) if eqn.primitive.name == _CONVOLUTION else ()
+    if any(low < 0 < high for low, high in padding):
+        raise ValueError(
+            f"padding of a convolution must not crop one side and pad the other, got {padding} (in "
+            "the loss or its gradient, inside a scan, cond, while or rule of its own): XLA's CPU "
+            "backend then reads other examples. Crop or pad with jnp.pad before the convolution"
+        )
+    for jaxpr in inner_jaxprs(eqn):
+        for inner in jaxpr.eqns:
+            _refuse_crossed(inner)
+
+
+def _with_apart_gradients(node: Node, site: Site, data: jax.Array, kernel: jax.Array) -> jax.Array:
+    def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
+        return _convolved(node, data, kernel)
+
+    def backward(
+        residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        data, kernel = residuals
+        (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
+        grads = Use(site, data[None], cotangent[None]).gradients()[0]
+        return of_data, site.to_view(grads).astype(kernel.dtype)
+
+    convolve = jax.custom_vjp(plain)
+    convolve.defvjp(lambda data, kernel: (plain(data, kernel), (data, kernel)), backward)
+    return convolve(data, kernel)
+
+
+def _nodes(program: Program) -> Iterator[Node]:
+    """The operations, those of checkpoints and loops in their place."""
+    for node in program.nodes:
+        inside = node.bodies if node.name != COND else ()
+        yield from itertools.chain(*map(_nodes, inside)) if inside else (node,)
+
+
+def _convolves(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
+    return any(
+        eqn.primitive.name == _CONVOLUTION or any(map(_convolves, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.factors import outer_sum
+from jaxdp.clipping.ghost.leaves import outer_sum
 from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate import forms
 from jaxdp.papers.block_coordinate.network import Network, Weights
