@@ -22,7 +22,7 @@ from jaxdp import data, runs
 from jaxdp.papers import agd, rows
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 RESULTS = Path(__file__).parent / "results" / "adadp_cost.json"
 NAMES = ("dp-sgd", "adadp", "adadp-as-published")

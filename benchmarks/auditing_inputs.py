@@ -20,7 +20,7 @@ from jaxdp import data, runs
 from jaxdp.runs.audit import audit_rows_of
 from jaxdp.runs.canary_inputs import KINDS
 from jaxdp.runs.described import report as described
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 RESULT = Path(__file__).parent / "results" / "auditing_inputs.json"
 REGIMES = {

@@ -30,7 +30,7 @@ from jaxdp import models
 from jaxdp.mechanism import default_physical_batch_size
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate.released import compiled_sweep
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 FIGURE = Path("docs/images/block_coordinate_stand_in.png")
 RESULTS = Path(__file__).parent / "results" / "block_coordinate.json"

@@ -26,7 +26,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data, models
 from jaxdp.noise import Workload
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 RESULTS = Path(__file__).parent / "results" / "correlated_accuracy.json"
 EPSILON, DELTA = 2.0, 1e-5

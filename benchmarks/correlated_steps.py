@@ -17,7 +17,7 @@ from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
 from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
 from jaxdp.noise.normals import noised
-from jaxdp.tickets import simulated_key
+from jaxdp.ledger.tickets import simulated_key
 
 STEPS, BATCH = 1_000, 64.0
 # Bytes of state and temporary memory from which a contender is only compiled.

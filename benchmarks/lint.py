@@ -38,7 +38,7 @@ TEXT = {"read_text", "write_text", "open", "fdopen"}
 # Those that have an encoding of their own.
 NO_FILES = {"os.open", "Image.open", "self._book.open", "self._own.open", "zipped.open"}
 POSIX = re.compile(r"/(tmp|proc|dev|usr|etc|var|home)\b")
-HASHED = "_durable.py"  # writes what is hashed: the same bytes on every system
+HASHED = "durable.py"  # writes what is hashed: the same bytes on every system
 
 Found = Iterator[tuple[int, str]]  # line, what is wrong there
 

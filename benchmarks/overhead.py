@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp import data, runs
 from jaxdp.papers import networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 EVAL_EVERY = 235  # 4,700 steps in 20 blocks, as `jaxdp train --dataset mnist` cuts them
 ROUNDS = 5

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
     from jaxdp.runs.tuning import tune
-    from jaxdp.seeds import Secret
+    from jaxdp.ledger.seeds import Secret
     from jaxdp.step import compile_update
     from jaxdp.trainer import Trainer
     from jaxdp.types import Batch, Summed
@@ -39,7 +39,7 @@ _HOME = {
     "Ledger": "ledger",
     "Mechanism": "mechanism",
     "Run": "runs.front",
-    "Secret": "seeds",
+    "Secret": "ledger.seeds",
     "Summed": "types",
     "augmented": "clipping",
     "auto_s": "clipping",
@@ -79,7 +79,6 @@ _SUBMODULES = (
     "runs",
     "sampling",
     "schedules",
-    "seeds",
     "step",
     "trainer",
     "types",

@@ -1,6 +1,7 @@
 """Charged batches for a training loop, drawn and gathered ahead of time in a thread."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -9,11 +10,14 @@ import jax
 import numpy as np
 
 from jaxdp import _shards, arguments
-from jaxdp._entries import event_counts
 from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.alone import Guard, alone
+from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism
-from jaxdp.sampling import Sampler, Source, prefetch
+from jaxdp.sampling import Sampler, Source
+from jaxdp.sampling.prefetching import Prefetched, prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
 from jaxdp.types import Draw, PyTree, frozen
@@ -40,6 +44,12 @@ class ChargedBatch:
 
     def __post_init__(self) -> None:
         frozen(self.rows)
+
+    def charged(self, ticket: Ticket) -> "ChargedBatch":
+        """A batch of these rows that carries its ticket, as it is handed out."""
+        batch = ChargedBatch(self.draw.drawn_by(ticket), self.rows)
+        object.__setattr__(batch, "_made_of", (batch.draw, *jax.tree.leaves(batch.rows)))
+        return batch
 
     @property
     def untouched(self) -> bool:
@@ -92,72 +102,89 @@ def check_batch(batch: Any) -> None:
 
 
 class Batches(Iterator[ChargedBatch]):
-    """An iterator over charged batches, made ahead of time; ``Trainer.batches`` returns it.
+    """An iterator over charged batches, drawn and gathered ahead of time.
+
+    ``Trainer.batches`` returns it. A batch is charged when it is handed out; what was drawn ahead
+    and is not handed out costs nothing. It hands out the steps from the issuer's next one on, each
+    that no other iterator hands out before.
 
     Args:
         sampler: draws the records.
         source: the records to draw from.
-        count: the number of batches.
+        count: the number of steps.
         place: the devices that share the rows of a batch; None for one.
     """
 
     def __init__(
         self, sampler: Sampler, source: Source, count: int, place: Placement | None = None
     ):
-        self._sampler, self._source, self._steps = sampler, source, count
-        self._place = place
-        self._unseen = self._taken = 0
-        self._made = prefetch(self._produced(), size=_ahead(sampler, source), unused=self._count)
+        self._issuer, self.guard = sampler.issuer, Guard()
+        self._end = self._issuer.next + count
+        # Not of this object, which a thread that makes batches must not keep alive.
+        self._from = functools.partial(_prefetched, sampler, source, place, self._end)
+        sampler.arrange()
+        self._made = self._from(self._issuer.next)
+        self._held: tuple[int, ChargedBatch | BaseException] | None = None  # the first one made
 
+    @alone
     def __next__(self) -> ChargedBatch:
-        batch: ChargedBatch = next(self._made)
-        self._sampler.issuer.handed_out(batch.step)
-        self._taken += 1
-        return batch
+        while (step := self._issuer.next) < self._end:
+            if self._held is None:
+                self._held = next(self._made)
+            at, made = self._held
+            if at > step:  # an interrupt has lost the one between
+                self._made.close()
+                self._made, self._held = self._from(step), None
+            elif at < step or (ticket := self._issuer.take(step, self._end)) is None:
+                self._held = None  # another has handed it out
+            elif isinstance(made, BaseException):
+                # That it failed may depend on its draw: it is not drawn again, and counts.
+                ticket.spend("a batch that could not be made", verified=True)
+                self._held = None
+                raise made
+            else:
+                self._held = None
+                return made.charged(ticket)
+        self._made.close()
+        raise StopIteration
 
     def __len__(self) -> int:
         """The number of batches still to come; a progress bar takes its total from it."""
-        return self._steps - self._taken
+        return max(0, self._end - self._issuer.next)
 
     def close(self) -> None:
-        """Stops drawing, and gives the charges of batches never handed out back to the ledger."""
+        """Stops drawing ahead."""
         self._made.close()
-        self._give_back()
 
-    def _count(self, batch: ChargedBatch) -> None:
-        self._unseen += 1
 
-    def _give_back(self) -> None:
-        unseen, self._unseen = self._unseen, 0
-        self._sampler.close(unseen)
+def _prefetched(
+    sampler: Sampler, source: Source, place: Placement | None, end: int, first: int
+) -> Prefetched[tuple[int, ChargedBatch | BaseException]]:
+    """Makes the batches of the steps [first, end) ahead of time, or what each failed with."""
 
-    def _produced(self) -> Iterator[ChargedBatch]:
-        try:
-            until = self._sampler.step + self._steps
-            for _ in range(self._steps):
-                batch = self._gathered(self._sampler.draw(until))
-                made = (batch.draw, *jax.tree.leaves(batch.rows))
-                assert batch.draw.ticket is not None
-                batch.draw.ticket.derive()
-                object.__setattr__(batch, "_made_of", made)
-                yield batch
-        finally:
-            self._give_back()
+    def produced() -> Iterator[tuple[int, ChargedBatch | BaseException]]:
+        for step in range(first, end):
+            try:
+                found: ChargedBatch | BaseException = _gathered(sampler.drawn(step), source, place)
+            except Exception as error:  # told at its turn
+                found = error
+            yield step, found
+            del found
 
-    def _gathered(self, draw: Draw) -> ChargedBatch:
-        """The draw with the rows of every physical batch; without them for data on the device."""
-        if isinstance(self._source, ArraySource) and self._source.on_device:
-            return ChargedBatch(draw)
-        place = self._place
-        if isinstance(self._source, BucketedText):
-            return _in_buckets(draw, self._source, place)
-        passes = zip(draw.indices, draw.mask, strict=True)
-        gather = self._source.gather
-        if place is None:
-            return ChargedBatch(draw, [gather(*each) for each in passes])
-        return ChargedBatch(
-            draw, [_shards.gathered(gather, *each, place.of_rows) for each in passes]
-        )
+    return prefetch(produced(), size=_ahead(sampler, source))
+
+
+def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBatch:
+    """The draw with the rows of every physical batch; without them for data on the device."""
+    if isinstance(source, ArraySource) and source.on_device:
+        return ChargedBatch(draw)
+    if isinstance(source, BucketedText):
+        return _in_buckets(draw, source, place)
+    passes = zip(draw.indices, draw.mask, strict=True)
+    if place is None:
+        return ChargedBatch(draw, [source.gather(*each) for each in passes])
+    rows = [_shards.gathered(source.gather, *each, place.of_rows) for each in passes]
+    return ChargedBatch(draw, rows)
 
 
 def _ahead(sampler: Sampler, source: Source) -> int:
@@ -169,8 +196,7 @@ def _ahead(sampler: Sampler, source: Source) -> int:
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:
-    """The same records under the same ticket, in physical batches of one length each."""
-    assert draw.ticket is not None
+    """The same records in physical batches of one length each."""
     size = draw.indices.shape[1]
     indices, mask, rows = source.passes(draw.indices[draw.mask], size)
     if place is not None:
@@ -180,7 +206,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
         indices, mask = indices[:, order], mask[:, order]
         rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
-    return ChargedBatch(parted.drawn_by(draw.ticket), rows)
+    return ChargedBatch(parted, rows)
 
 
 def placed(source: Source, place: Placement | None = None) -> Source:

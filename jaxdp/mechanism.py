@@ -11,7 +11,7 @@ import optax
 
 from jaxdp import _links, arguments
 from jaxdp import accounting as acc
-from jaxdp._issuer import issuer_of
+from jaxdp.ledger.issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
 from jaxdp.noise import (
@@ -42,8 +42,8 @@ from jaxdp.sampling import (
 )
 from jaxdp.sampling.rules import expected_size, name_of, rate, relations, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
-from jaxdp.seeds import Secret
-from jaxdp.tickets import NoiseKey, simulated_key
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import NoiseKey, simulated_key
 from jaxdp.types import LossFn, PyTree, Summed
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ class Mechanism:
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one physical batch; None chooses for the device.
             first_step: the first step of the noise schedule; draws and noise are new in any case.
-            reserve: steps charged at a time; see ``jaxdp._issuer.Issuer``.
+            reserve: steps charged at a time; see ``jaxdp.ledger.issuer.Issuer``.
             identities: an integer, string or bytes for each record, that stays its own whatever the
                 other records are; for cyclic Poisson sampling.
 

@@ -19,7 +19,7 @@ from jaxdp.clipping.options import holds_reused
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PublicEnergy, blanked, check_judged, taken_apart
-from jaxdp.tickets import NoiseKey, Ticket
+from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo, Summed, filled, like, never_flattened
 
 State = tuple[PyTree, PyTree]

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import secrets
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import _processes, _shards, arguments
 from jaxdp import accounting as acc
-from jaxdp._issuer import Issuer, issuer_of
+from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
 from jaxdp._passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
@@ -46,7 +45,7 @@ from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
@@ -82,7 +81,7 @@ class Trainer:
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
         data_axes: the axes of the mesh that rows are cut over; None takes those that the records
             are cut over, else the one called "data", else the first.
-        reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
+        reserve: steps that are charged at a time; see ``jaxdp.ledger.issuer.Issuer``.
         average: decay of an average of the iterates, which ``released`` returns; None for none.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
@@ -153,7 +152,6 @@ class Trainer:
         issuer = issuer or self._new_issuer(reserve)
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)
-        self._batches: Callable[[], Batches | None] = lambda: None
 
     @property
     def mechanism(self) -> Mechanism:
@@ -238,8 +236,8 @@ class Trainer:
     ) -> Batches:
         """Returns an iterator over charged batches, drawn and gathered ahead of time.
 
-        A step is charged before its records are drawn. What was drawn ahead and never handed out,
-        as when the loop is left early, is given back to the ledger.
+        A step is charged when its batch is handed out. What was drawn ahead and never handed out,
+        as when the loop is left early, costs nothing; ``close`` says so in the ledger's file.
 
         Args:
             steps: the number of batches, 0 for none; None takes all that are left of those that the
@@ -254,12 +252,9 @@ class Trainer:
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        self.end_batches()
         count = left_of(self.mechanism, self._before + self._sampler.step, steps, epochs, beyond)
         _processes.agree(step=self._sampler.step, steps=count)
-        batches = Batches(self._sampler, self.source, count, self._place)
-        self._batches = weakref.ref(batches)
-        return batches
+        return Batches(self._sampler, self.source, count, self._place)
 
     def step(
         self, state: TrainState, batch: ChargedBatch, *, public_value: ArrayLike | None = None
@@ -353,16 +348,17 @@ class Trainer:
                 "taken yet. Take batches from trainer.batches() first"
             )
         relation = relation or self.mechanism.neighbours
-        return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.uncounted())
+        return self.ledger.epsilon(delta, relation)
 
     def unverified(self) -> list[str]:
         """The assumptions that jaxdp could not verify, one sentence each; [] if there is none."""
-        return self.ledger.unverified(without=self._sampler.issuer.ahead())
+        return self.ledger.unverified()
 
     def close(self) -> None:
-        """Gives back what was charged and never drawn, and releases the ledger's file."""
-        self.end_batches()
+        """Ends the ledger where the last batch was handed out, and releases its file."""
         self._sampler.close()
+        if isinstance(self.energy, PrivateEnergy):
+            self.energy.sampler.close()
         self.ledger.close()
 
     def _at_once(
@@ -421,7 +417,7 @@ class Trainer:
 
     def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> None:
         check_batch(batch)
-        if not self._sampler.issuer.issued(batch.draw.ticket):
+        if batch.draw.ticket is None or batch.draw.ticket.issuer is not self._sampler.issuer:
             raise ValueError("batch must be of this trainer, got one of another trainer")
         check_state(state, batch.draw.step if self.mechanism.strategy else None)
         batch.check_untouched()
@@ -429,7 +425,6 @@ class Trainer:
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
         ticket = batch.draw.ticket
-        assert ticket is not None
         for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
             ticket.trust(what)
         for what in self.algorithm.on_trust():
@@ -458,12 +453,6 @@ class Trainer:
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
-
-    def end_batches(self) -> None:
-        """Ends the iterator of ``batches`` that is still open, if there is one."""
-        # Only one draws at a time: what it gives back is what was drawn last.
-        if (batches := self._batches()) is not None:
-            batches.close()
 
     def _new_issuer(self, reserve: int | None) -> Issuer:
         self.ledger.join()

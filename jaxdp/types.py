@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxdp import _rows, arguments
-from jaxdp.tickets import NoiseKey, Ticket
+from jaxdp.ledger.tickets import NoiseKey, Ticket
 
 PyTree = Any
 # The loss of one example: (params, example) or (params, *example), with a key by name if it likes.

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from jaxdp.noise import MatrixNoise, identity, square_root
-from jaxdp.tickets import simulated_key
+from jaxdp.ledger.tickets import simulated_key
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 

@@ -17,8 +17,8 @@ FAULTS = {  # file, its text, and what is said of it
     "f.py": ("path.read_text()", "path.read_text without encoding="),
     "g.py": ("fdopen(handle, 'w')", "fdopen without encoding="),
     "h.py": ("A = '/tmp/a'", "/tmp/a is a path of one system"),
-    "_durable.py": ("path.open(encoding='utf-8')", "path.open without newline='\\n', of text that"),
-    "i/_durable.py": ("", "no text is opened here; where is what is hashed written?"),
+    "durable.py": ("path.open(encoding='utf-8')", "path.open without newline='\\n', of text that"),
+    "i/durable.py": ("", "no text is opened here; where is what is hashed written?"),
 }
 SOUND = {
     "cli/b.py": "def f():\n    '''Of `c`.'''\n    from jaxdp.papers import x",

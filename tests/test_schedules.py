@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import schedules
-from jaxdp.tickets import simulated_key
+from jaxdp.ledger.tickets import simulated_key
 from tests.laws import is_gaussian
 from tests.refusing import all_refused
 

@@ -17,9 +17,9 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp import _durable, _processes
+from jaxdp.ledger import durable, _processes
 from jaxdp import accounting as acc
-from jaxdp._entries import Entry
+from jaxdp.ledger.entries import Entry
 from tests.refusing import all_refused, refused
 
 HERE = __name__ == "__main__"  # the test imports what a single process compares
@@ -114,14 +114,14 @@ def charges_by_hand_are_one():
 def what_process_0_cannot_write_nobody_draws():
     sampler = MECH.sampler(N, ledger=jaxdp.Ledger(FOLDER / "full.jsonl"))
     drawn(sampler, 1)
-    write = _durable.append_line
+    write = durable.append_line
 
     def full(file, line):
         raise OSError(28, "No space left on device")
 
-    _durable.append_line = full
+    durable.append_line = full
     refused("No space left", sampler.draw)
-    _durable.append_line = write
+    durable.append_line = write
     _processes.first(lambda: "")
     return drawn(sampler, 1)  # and then there is room
 

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from jaxdp._extras import MissingExtra, needed
 from jaxdp._interrupts import guarded
 from jaxdp._version import __version__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from jaxdp._interrupts import status_of
 
 if TYPE_CHECKING:

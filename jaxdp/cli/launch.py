@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
     from jaxdp.runs.directory import RunDirectory
     from jaxdp.runs.loop import RunResult
-    from jaxdp.seeds import Secret
+    from jaxdp.ledger.seeds import Secret
 
 
 def launch(

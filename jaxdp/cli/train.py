@@ -207,7 +207,7 @@ def train(
         from jaxdp.cli.devices import joined, mesh_of
         from jaxdp.cli.launch import dry, launch
         from jaxdp.runs import RunDirectory
-        from jaxdp.seeds import Secret
+        from jaxdp.ledger.seeds import Secret
 
         papers()
 

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from jaxdp.clipping import coupling, options, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import PyTree
 
 _DECLARED = "_jaxdp_constants"

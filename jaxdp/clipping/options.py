@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxdp import arguments
 from jaxdp._links import past_of, start_of
 from jaxdp._rows import check_mask, rows
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 
 # Further out, squares in float32 underflow or overflow and a norm could not be trusted.

@@ -9,7 +9,7 @@ import optax
 
 from jaxdp import arguments
 from jaxdp._extras import needed
-from jaxdp.seeds import AT_ONCE
+from jaxdp.ledger.seeds import AT_ONCE
 from jaxdp.types import PyTree
 
 with needed("jaxdp.models", "train", "flax"):

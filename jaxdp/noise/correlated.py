@@ -17,7 +17,7 @@ from jaxdp import arguments
 from jaxdp.noise.gaussian import Axes, Noise, Paid
 from jaxdp.noise.normals import noised
 from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
-from jaxdp.tickets import NoiseKey
+from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 _MOST_CARRIED = 2.0**12

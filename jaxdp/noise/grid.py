@@ -36,7 +36,7 @@ from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
 from jaxdp.noise.normals import by_member, cut_over
 from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.tickets import ON_GRID
+from jaxdp.ledger.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
 
 # Noisy sums of more coordinates are refused: those that every step is charged for.

@@ -17,7 +17,7 @@ from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import LossFn, PyTree
 
 _JUDGED = "_judged"  # set on what was used
@@ -315,7 +315,7 @@ def check_judged(ticket: Ticket | None, energy: PyTree) -> None:
     """Raises ValueError for a private energy that another ledger than the sum's was charged for."""
     if not isinstance(energy, DrawnEnergy) or energy.ticket is None or ticket is None:
         return
-    if energy.ticket.account.trust != ticket.account.trust:
+    if energy.ticket.issuer.ledger is not ticket.issuer.ledger:
         raise ValueError(
             "energy must be charged to the ledger of the sum, got one with a ledger of its own, "
             "whose cost would be missing in the sum's epsilon: make both samplers with one ledger, "

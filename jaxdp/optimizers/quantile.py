@@ -13,7 +13,7 @@ from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
 from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
-from jaxdp.tickets import NoiseKey
+from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxdp import __version__, data
-from jaxdp._durable import write_atomically
+from jaxdp.ledger.durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.data import models
 from jaxdp.ledger import Ledger
@@ -29,7 +29,7 @@ from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import LossFn
 

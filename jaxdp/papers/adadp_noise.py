@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdp import __version__, data
 from jaxdp import accounting as acc
-from jaxdp._durable import write_atomically
+from jaxdp.ledger.durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.data import models
 from jaxdp.ledger import Ledger
@@ -26,7 +26,7 @@ from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer, TrainState
 
 with needed("jaxdp.papers.adadp_noise", "papers", "matplotlib"):

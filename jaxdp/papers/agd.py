@@ -23,7 +23,7 @@ from jaxdp.papers.agd_releases import Asked, moved
 from jaxdp.papers.rows import MLP_SETTINGS
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.types import PyTree
 
 FILE = "agd.json"

@@ -26,7 +26,7 @@ from jaxdp.papers import queue
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer
 
 with needed("jaxdp.papers.census", "papers", "sklearn"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from jaxdp._extras import needed
 from jaxdp._interrupts import status_of
 

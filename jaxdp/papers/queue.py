@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxdp import arguments, data
-from jaxdp._durable import open_locked, write_atomically
+from jaxdp.ledger.durable import open_locked, write_atomically
 from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import ResultRow, Row
@@ -22,7 +22,7 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.loop import RunResult, resume, start
 from jaxdp.runs.run import Progress
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.
 Key = tuple[str, int]

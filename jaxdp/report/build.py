@@ -10,7 +10,7 @@ import jax
 
 from jaxdp import __version__
 from jaxdp import accounting as acc
-from jaxdp._entries import SEEDED
+from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger import Ledger
 from jaxdp.noise.gaussian import LEAKED
 from jaxdp.report import cautions, facts, origin, tradeoff, words

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxdp import accounting as acc
-from jaxdp._durable import write_atomically
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.accounting.curves import misses, profile
 from jaxdp.report import plots, svg
 from jaxdp.report.svg import BLUE

@@ -19,7 +19,7 @@ from jaxdp.recipes.preprocess import Whitening, dp_pca, dp_whitening, project, w
 from jaxdp.runs import canary_inputs
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.types import LossFn, PyTree
 
 

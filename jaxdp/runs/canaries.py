@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _processes, arguments
-from jaxdp._durable import save_array, write_atomically
+from jaxdp.ledger.durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
 from jaxdp.audit.canaries import Canaries, candidates, check, value_of
@@ -20,7 +20,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import Source, as_source
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (

@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _processes
-from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
+from jaxdp.ledger.durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
 from jaxdp.runs.stored import first_line, remedy
 from jaxdp.trainer import TrainState

@@ -20,7 +20,7 @@ from jaxdp.recipes import features
 from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 # Models whose per-example gradients are never held, and their physical batch size: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxdp import _processes
-from jaxdp._durable import make_private, open_locked, write_atomically
+from jaxdp.ledger.durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
 from jaxdp.runs import stored
 from jaxdp.runs.state import RunState

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import flax.serialization
 
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree

@@ -40,7 +40,7 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.sampling import Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxdp import _processes, data
 from jaxdp import accounting as acc
-from jaxdp._durable import save_array, write_atomically
-from jaxdp._entries import SEEDED
+from jaxdp.ledger.durable import save_array, write_atomically
+from jaxdp.ledger.entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
@@ -21,7 +21,7 @@ from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started,
 from jaxdp.runs.state import RunState
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource, Source, as_source
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 

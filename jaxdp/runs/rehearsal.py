@@ -13,7 +13,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Sampler
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer
 
 _STEPS = 5

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp._durable import write_atomically
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _processes, _shards
-from jaxdp._entries import SEEDED
-from jaxdp._issuer import Chargeable, Issuer
+from jaxdp.ledger.entries import SEEDED
+from jaxdp.ledger.issuer import Chargeable, Issuer
 from jaxdp._placement import agreed, placement
 from jaxdp.accounting import Bound, Relation
 from jaxdp.ledger import Ledger
@@ -31,7 +31,7 @@ from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler, Source
-from jaxdp.seeds import AT_ONCE, Secret
+from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo

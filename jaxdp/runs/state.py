@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from jaxdp.report.written import Written
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 
 _AGAIN = "start the same program again (`jaxdp train` with --resume where the run had begun)"
 

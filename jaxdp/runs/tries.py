@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp._durable import (
+from jaxdp.ledger.durable import (
     StorageError,
     make_private,
     open_locked,
@@ -38,7 +38,7 @@ from jaxdp.accounting.tuned import Tries
 from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
 from jaxdp.runs import stored
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.types import PyTree
 
 NOTE = """This folder is SECRET.

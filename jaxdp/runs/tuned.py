@@ -19,7 +19,7 @@ from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.tries import Chosen
 from jaxdp.runs.tuning import tune
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 # What a candidate may be made of: none of them moves the event.
 NAMES = ("learning_rate", "l2_clip_norm", "momentum", "optimizer")

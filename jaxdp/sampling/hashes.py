@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdp.sampling.rules import Identities, identity_bytes
 from jaxdp.sampling.source import Source
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 _AT_ONCE = 4096  # records that are read together
 _SAMPLED = 256  # records whose hash tells whether the data are the same

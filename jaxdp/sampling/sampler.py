@@ -1,12 +1,12 @@
 """The sampler: draws each step's records, after the step was charged."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jaxdp import _rows, arguments
-from jaxdp._issuer import Issuer
+from jaxdp.ledger.issuer import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
     Identities,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Draws the records of one step after the other, each charged before it is drawn.
+    """Draws the records of one step after the other, each charged before it is handed out.
 
     A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
     they were made from one secret of the operating system: two releases from one draw are not two
@@ -105,70 +105,69 @@ class Sampler:
     @property
     def ledger(self) -> "Ledger":
         """The ledger that every draw is charged to."""
-        ledger: Ledger = self._issuer.ledger
-        return ledger
+        return self._issuer.ledger
 
     @property
     def step(self) -> int:
         """The next step to be drawn."""
-        return self._issuer.step
+        return self._issuer.next
 
-    def draw(self, until: int | None = None) -> Draw:
-        """Charges the next step, draws its records, and advances.
-
-        Args:
-            until: steps from this one on are not charged ahead.
+    def draw(self) -> Draw:
+        """Hands out the next step: charges it, and draws its records.
 
         Raises:
             ValueError: the step cannot be charged, or, of a run with correlated noise, records not
                 be told apart; nothing is charged then.
         """
-        rule, arranged = self._sampling, None
-        if self._by_run:  # before anything is charged: it may be refused
-            # The arrangement of the records is one for the whole run: that of the first sampler.
-            whole = cast(RunSampling, rule)
-            if self._issuer.arranged is None:
-                known = None if self._identities is None else self._identities()
-                rng = self._issuer.generator(whole.block(self._num_records))
-                self._issuer.arranged = self, whole.arrange(rng, self._num_records, known)
-            owner, arranged = self._issuer.arranged
-            if owner is not self:
-                raise ValueError(
-                    "sampler must be the only one of a run with correlated noise, got a second one "
-                    "of its issuer: its records could be in other groups"
-                )
-        ticket = self._issuer.issue(until)
-        if until is None:
-            self._issuer.handed_out(ticket.step)
+        self.arrange()
+        while (ticket := self._issuer.take()) is None:
+            pass
+        return self.drawn(ticket.step).drawn_by(ticket)
 
+    def drawn(self, step: int) -> Draw:
+        """The records of a step, by its key alone: without a ticket, and nothing is charged."""
+        issuer, rule = self._issuer, self._sampling
         if self._by_step:
-            step = cast(StepSampling, rule)
-            chosen = step.choose(ticket.generator(), self._num_records)
-        elif arranged is not None:
-            whole = cast(RunSampling, rule)
-            chosen = whole.of_step(arranged, ticket.step, ticket.generator())
+            chosen = cast(StepSampling, rule).choose(issuer.generator(step), self._num_records)
+        elif self._by_run:
+            chosen = cast(RunSampling, rule).of_step(self.arrange(), step, issuer.generator(step))
         else:
             epochs = cast(EpochSampling, rule)
             size = epochs.block(self._num_records)
-            number, place = divmod(ticket.step, size)
+            number, place = divmod(step, size)
             known_number, batches = self._epoch  # at once: threads may draw
             if known_number != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
-                batches = epochs.epoch(ticket.generator(size), self._num_records)
+                batches = epochs.epoch(issuer.generator(step, size), self._num_records)
                 self._epoch = number, batches
             chosen = batches[place]
-
         least = getattr(rule, "cap", 0)
-        padded = pad(chosen, self._physical_batch_size, ticket.step, self._num_records, least)
-        return padded.drawn_by(ticket)
+        return pad(chosen, self._physical_batch_size, step, self._num_records, least)
 
-    def close(self, unused: int = 0) -> None:
-        """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.
+    def arrange(self) -> Any:
+        """The order of the records of a run with correlated noise, made once; None for others.
 
-        Args:
-            unused: the number of draws, the last ones made, that nobody saw.
+        Raises:
+            ValueError: records cannot be told apart; another sampler of the issuer has made one.
         """
-        self._issuer.close(unused)
+        if not self._by_run:
+            return None
+        whole = cast(RunSampling, self._sampling)
+        if self._issuer.arranged is None:
+            known = None if self._identities is None else self._identities()
+            rng = self._issuer.generator(0, whole.block(self._num_records))
+            self._issuer.arranged = self, whole.arrange(rng, self._num_records, known)
+        owner, arranged = self._issuer.arranged
+        if owner is not self:
+            raise ValueError(
+                "sampler must be the only one of a run with correlated noise, got a second one "
+                "of its issuer: its records could be in other groups"
+            )
+        return arranged
+
+    def close(self) -> None:
+        """Takes out of the ledger what was reserved ahead and not drawn."""
+        self._issuer.close()
 
     def __repr__(self) -> str:
         return f"Sampler({self._sampling!r}, step={self.step})"

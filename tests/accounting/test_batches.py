@@ -11,7 +11,7 @@ import pytest
 
 from jaxdp import Ledger
 from jaxdp import accounting as acc
-from jaxdp._entries import event_counts
+from jaxdp.ledger.entries import event_counts
 from jaxdp.accounting import batches
 from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta

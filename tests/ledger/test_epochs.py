@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import Ledger
 from jaxdp import accounting as acc
-from jaxdp._entries import event_counts
+from jaxdp.ledger.entries import event_counts
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from tests.refusing import refused
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import jaxdp
-from jaxdp import _durable, _entries, _ledger_file
+from jaxdp.ledger import durable, _entries, _ledger_file
 from jaxdp import accounting as acc
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
 
@@ -58,7 +58,7 @@ class Disk:
     def __init__(self, patch, path, at, error, lasts):
         self.path, self.at, self.error, self.lasts = path, at, error, lasts
         self.calls, self.returned, self.durable, self.left = 0, 0, b"", {}
-        write, cut, close, opened = os.write, os.ftruncate, os.close, _durable.open_locked
+        write, cut, close, opened = os.write, os.ftruncate, os.close, durable.open_locked
         patch.setattr(os, "write", lambda handle, text: self.call(write, handle, bytes(text[:100])))
         patch.setattr(os, "ftruncate", lambda handle, size: self.call(cut, handle, size))
         patch.setattr(os, "fsync", lambda handle: self.call(self.sync, handle))

@@ -15,8 +15,8 @@ import numpy as np
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp._issuer import Issuer, issuer_of
-from jaxdp.tickets import simulated_key
+from jaxdp.ledger.issuer import Issuer, issuer_of
+from jaxdp.ledger.tickets import simulated_key
 from tests.ledger.small import at_once
 from tests.refusing import all_refused, refused
 

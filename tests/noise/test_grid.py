@@ -12,7 +12,7 @@ import pytest
 import jaxdp
 from benchmarks import grid_bits
 from jaxdp.noise import IntegerNoise, grid, grid_range, privatize
-from jaxdp.tickets import ON_GRID, NoiseKey, simulated_key
+from jaxdp.ledger.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 
@@ -273,7 +273,7 @@ def test_keys_are_of_256_bits_and_one_step_used_once_and_shared_by_no_member_of_
     with pytest.raises(ValueError, match="spent"):  # a second program finds none
         draws[0].key()
     assert jaxdp.dp_sgd(1.0, 0.5, 30, 300).sampler(300).draw().key().long is None
-    secret = jaxdp.seeds.Secret.from_seed(1)
+    secret = jaxdp.ledger.seeds.Secret.from_seed(1)
     assert len(secret.key("a")) == 32
     assert secret.key("a") != secret.key("b")
     assert secret.key("a")[:16] != secret.stream("a")

@@ -15,7 +15,7 @@ import jaxdp
 from jaxdp import noise
 from jaxdp.noise import grid
 from jaxdp.noise._integers import made
-from jaxdp.tickets import ON_GRID, simulated_key
+from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 

@@ -31,7 +31,7 @@ from jaxdp.noise import (
 from jaxdp.noise.sensitivity import participation
 from jaxdp.optimizers import registry
 from jaxdp.sampling import NAMES
-from jaxdp.tickets import ON_GRID, simulated_key
+from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 

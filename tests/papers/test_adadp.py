@@ -21,7 +21,7 @@ from jaxdp.papers.row import Row
 from jaxdp.runs import described
 from jaxdp.runs.config import resolve
 from jaxdp.runs.recipes import recipe
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from tests.optimizers.test_attacks import flat
 from tests.runs import small
 

@@ -17,7 +17,7 @@ from jaxdp.papers import agd, agd_releases, choices
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
 from jaxdp.sampling.sampler import pad
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from tests.laws import is_binomial
 from tests.runs import small
 

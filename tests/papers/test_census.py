@@ -11,7 +11,7 @@ from jaxdp import data, models
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.papers import census, not_private, tables
 from jaxdp.runs import assemble
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 
 def people(rows=400, seed=0):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
-from jaxdp._entries import SEEDED
+from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger import Ledger
 from jaxdp.recipes import features, preprocess
 from jaxdp.recipes.preprocess import (

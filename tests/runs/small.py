@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdp import data, runs
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer
 
 

@@ -25,7 +25,7 @@ from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from tests.cli.calling import ran
 from tests.refusing import refused
 from tests.runs import small

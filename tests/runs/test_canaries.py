@@ -21,7 +21,7 @@ from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from tests.refusing import refused
 from tests.runs import own, small
 from tests.runs.small import Stop, crash_at

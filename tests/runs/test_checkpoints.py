@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import _durable, runs
-from jaxdp._durable import StorageError
+from jaxdp.ledger import durable, runs
+from jaxdp.ledger.durable import StorageError
 from jaxdp.cli import main
 from jaxdp.runs import branches
 from jaxdp.runs import checkpoints as module

@@ -13,12 +13,12 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
-from jaxdp._entries import event_counts
+from jaxdp.ledger.entries import event_counts
 from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import as_source
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 from tests.runs import own, small

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp._durable import StorageError
+from jaxdp.ledger.durable import StorageError
 from jaxdp.accounting import Relation
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started

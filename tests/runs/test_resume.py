@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import _durable, runs
+from jaxdp.ledger import durable, runs
 from jaxdp import accounting as acc
-from jaxdp._issuer import Issuer
-from jaxdp._ledger_file import Chain
+from jaxdp.ledger.issuer import Issuer
+from jaxdp.ledger.file import Chain
 from jaxdp.ledger import Ledger
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
-from jaxdp.seeds import Secret
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.trainer import Trainer
 from tests.refusing import refused
 from tests.runs import small
@@ -377,7 +377,7 @@ def test_a_lock_without_fcntl(tmp_path, monkeypatch):
     held = set()
 
     def locking(descriptor, mode, count):
-        assert os.lseek(descriptor, 0, os.SEEK_CUR) == _durable._LOCK_AT  # never where data lie
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == durable._LOCK_AT  # never where data lie
         inode = os.fstat(descriptor).st_ino
         if inode in held:
             raise OSError(36, "Resource deadlock avoided")
@@ -386,8 +386,8 @@ def test_a_lock_without_fcntl(tmp_path, monkeypatch):
     fake = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
     monkeypatch.setattr(_durable, "fcntl", None)
     monkeypatch.setattr(_durable, "msvcrt", fake, raising=False)
-    first = _durable.open_locked(tmp_path / "lock", "w", "busy")
-    refused("busy", _durable.open_locked, tmp_path / "lock", "a", "busy")
-    _durable.append_line(first, "written at the start")
+    first = durable.open_locked(tmp_path / "lock", "w", "busy")
+    refused("busy", durable.open_locked, tmp_path / "lock", "a", "busy")
+    durable.append_line(first, "written at the start")
     first.close()
     assert (tmp_path / "lock").read_text() == "written at the start\n"

@@ -30,7 +30,7 @@ from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.recipes import own_constants
 from jaxdp.runs.run import Result
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 
 with needed("jaxdp train", "cli", "click"):
     import click

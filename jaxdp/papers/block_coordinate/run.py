@@ -40,7 +40,7 @@ from jaxdp.runs.front import Run
 from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Source
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 

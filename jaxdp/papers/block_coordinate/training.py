@@ -12,15 +12,15 @@ import numpy as np
 
 from jaxdp import _processes
 from jaxdp import accounting as acc
-from jaxdp._durable import write_atomically
-from jaxdp._issuer import Issuer
+from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.issuer import Issuer
 from jaxdp.ledger import Ledger
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.sampling import Sampler
-from jaxdp.tickets import Ticket
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.trainer import TrainState
 from jaxdp.types import Draw, StepInfo
 
@@ -47,14 +47,11 @@ class _Charging:
 
     def epsilon(self, delta: float, relation: acc.Relation) -> acc.Bound:
         """Bounds on epsilon for everything charged and handed out so far."""
-        return self.ledger.epsilon(delta, relation, without=self.issuer.uncounted())
+        return self.ledger.epsilon(delta, relation)
 
     def released(self, state: TrainState) -> dict[str, jax.Array]:
         """The weights to evaluate and publish."""
         return state.params
-
-    def end_batches(self) -> None:
-        """Nothing is drawn ahead."""
 
     def moved(self, state: TrainState, weights: Weights) -> Step:
         """The state after a step, and how far the released weights moved."""
@@ -85,12 +82,11 @@ class SweepTrainer(_Charging):
         self._sampler = Sampler(algorithm.sampling, count, algorithm.physical_batch_size, issuer)
 
     def batches(self, steps: int) -> Iterator[Draw]:
-        """The next draws, each charged before it is made; no step beyond them is charged."""
-        end = self._sampler.step + steps
-        for _ in range(steps):
-            draw = self._sampler.draw(end)
-            self.issuer.handed_out(draw.step)
-            yield draw
+        """The next draws, each charged when it is handed out; no step beyond them is charged."""
+        end = self.issuer.next + steps
+        while (step := self.issuer.next) < end:
+            if (ticket := self.issuer.take(step, end)) is not None:
+                yield self._sampler.drawn(step).drawn_by(ticket)
 
     def step_and_look(self, state: TrainState, draw: Draw, told: bool = False) -> Step:
         """One sweep; nothing un-noised is told."""
@@ -128,9 +124,8 @@ class HiddenTrainer(_Charging):
     def batches(self, steps: int) -> Iterator[Ticket]:
         """The ticket of the run, once it is charged."""
         for _ in range(steps):
-            ticket = self.issuer.issue(self.issuer.step + 1)
-            self.issuer.handed_out(ticket.step)
-            yield ticket
+            if (ticket := self.issuer.take(until=self.issuer.next + 1)) is not None:
+                yield ticket
 
     def step_and_look(self, state: TrainState, ticket: Ticket, told: bool = False) -> Step:
         """The whole run."""

@@ -19,7 +19,7 @@ from jaxdp.papers.block_coordinate.run import BlockRun, command_of
 from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.export import export_params
-from jaxdp.seeds import Secret
+from jaxdp.ledger.seeds import Secret
 from tests.papers.block_coordinate.test_forms import NET, PATCHES, data
 from tests.papers.block_coordinate.test_forms import algorithm as released
 from tests.papers.block_coordinate.test_hidden import algorithm as hidden_blocks

@@ -8,18 +8,20 @@ epoch that is one event comes from (secret, stream, epoch): a run that was inter
 """
 
 import functools
-import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _links
-from jaxdp.seeds import Secret
+from jaxdp.ledger.alone import this_process
+from jaxdp.ledger.seeds import Secret
+
+if TYPE_CHECKING:
+    from jaxdp.ledger.ledger import Ledger
 
 # The part of a step's event whose noise is on an integer grid (``jaxdp.noise.grid``). Its key is
 # long, and it has no other: nothing else can be taken for its noise. With correlated noise the name
@@ -99,56 +101,52 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
 
 
+class OfStream(Protocol):
+    """The issuer of a ticket, as its ticket knows it."""
+
+    ledger: "Ledger"
+    secret: Secret
+    stream: str
+    label: str
+
+
 class Ticket:
     """The right to release one charged step, once. It cannot be copied, saved or sent.
 
-    Attributes:
+    Args:
+        issuer: that hands it out.
         step: the step of the noise schedule, counted from 0.
         multipliers: noise multiplier of every part of the step's event.
-        account: the ledger's callbacks.
-        first: True if it is the first that its issuer handed out.
+        first: True if it is the first that its issuer hands out.
     """
 
-    def __init__(
-        self,
-        secret: Secret,
-        label: str,
-        step: int,
-        multipliers: dict[str, float],
-        account: "Account",
-        draws: str = "",
-        first: bool = True,
-    ):
-        self.step, self.first = step, first
-        self._draws = draws or label
+    def __init__(self, issuer: OfStream, step: int, multipliers: dict[str, float], first: bool):
+        self.issuer, self.step, self.first = issuer, step, first
         self.multipliers = dict(multipliers)
-        self._secret, self._label, self.account = secret, f"{label}|{step}", account
-        self._before = f"{label}|{step - 1}"
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._spent = ""
-        self._withdrawn = False
+        self._process = this_process()
+        self._right = [True]  # taken out by whoever spends it, which needs no lock
+        self._by = ""
         self._key: NoiseKey | None = None
 
     @property
     def spent(self) -> bool:
         """True if its noise key was taken."""
-        return bool(self._spent)
+        return not self._right
 
     @property
     def usable(self) -> bool:
         """True if it can still be spent in this process."""
-        return not self._spent and not self._withdrawn and os.getpid() == self._process
+        return bool(self._right) and this_process() == self._process
 
     @property
     def tag(self) -> np.ndarray:
         """A name [2] of its draw and noise key, uint32, that does not reveal them."""
-        return _words(self._secret, f"tag|{self._label}")
+        return self._words("tag")
 
     @property
     def before(self) -> np.ndarray:
         """The tag [2] of the step before it; zeros where another issuer handed that out."""
-        return np.zeros(2, np.uint32) if self.first else _words(self._secret, f"tag|{self._before}")
+        return np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1)
 
     def key(self) -> NoiseKey:
         """Spends the ticket and returns its noise key, for an update that the caller compiles.
@@ -168,13 +166,13 @@ class Ticket:
         Raises:
             ValueError: as ``key``.
         """
-        with self._lock:
+        self.check()
+        try:
+            self._right.pop()
+        except IndexError:  # another thread was faster
             self.check()
-            self._spent = by
-        if verified:
-            self.account.verified(self.step)
-        else:
-            self.account.opened(self.step)
+        self._by = by
+        self.issuer.ledger.count(self.issuer.stream, verified=verified)
         key, self._key = self._key or self._derived(), None
         return key
 
@@ -184,43 +182,21 @@ class Ticket:
 
     def check(self) -> None:
         """Raises ValueError if the ticket can no longer be spent in this process."""
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             raise ValueError(
                 "ticket must be spent by the process that drew it, got a forked one: both would "
                 "add the same noise. Draw in the process that trains"
             )
-        if self._withdrawn:
-            raise ValueError(
-                f"ticket must be one that is charged, but that of step {self.step} was given back "
-                "to the ledger: draw anew"
-            )
-        if self._spent:
+        if self.spent:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
-                f"{self._spent}: two releases with one noise subtract to none. Draw anew for "
+                f"{self._by or 'another thread'}: two releases with one noise subtract to none. Draw anew for "
                 "every update: call sampler.draw() (or take the next batch) inside the loop"
             )
 
-    def withdraw(self) -> bool:
-        """Voids the ticket, whose charge is given back; returns False if it was spent before."""
-        with self._lock:
-            self._withdrawn = not self._spent
-        return self._withdrawn
-
-    def generator(self, block: int = 0) -> np.random.Generator:
-        """NumPy's 64-bit Philox generator for this step's draw.
-
-        Args:
-            block: steps that are drawn together; the generator is then at the beginning of the
-                stream of the block that this step is in. 0 for a step by itself.
-        """
-        if block:
-            return block_generator(self._secret, self._draws, block, self.step // block)
-        return _philox(self._secret, f"draw|{self._label}")
-
     def rng(self, name: str) -> jax.Array:
         """A JAX key for randomness that is not noise, such as dropout and augmentation."""
-        words = jnp.asarray(_words(self._secret, f"use {name}|{self._label}"))
+        words = jnp.asarray(self._words(f"use {name}"))
         return jax.random.wrap_key_data(words, impl="threefry2x32")
 
     def blank(self) -> NoiseKey:
@@ -238,14 +214,18 @@ class Ticket:
 
     def trust(self, what: str) -> None:
         """Tells the ledger another assumption of this release; see ``Ledger.trust``."""
-        self.account.trust(what)
+        self.issuer.ledger.trust(what)
 
     def assume(self, what: str) -> None:
         """Tells the ledger what this release takes to be public; see ``Ledger.assume``."""
-        self.account.assume(what)
+        self.issuer.ledger.assume(what)
 
     def _derived(self) -> NoiseKey:
-        words = [_words(self._secret, f"noise {part}|{self._label}") for part in self.multipliers]
+        words = [self._words(f"noise {part}") for part in self.multipliers]
+        long = None
+        if _long_key(self.multipliers):
+            name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
+            long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
         return NoiseKey(
             np.stack(words),
             np.asarray(list(self.multipliers.values()), np.float32),
@@ -253,11 +233,13 @@ class Ticket:
             np.int32(self.step),
             self.before,
             tuple(self.multipliers),
-            self._long() if _long_key(self.multipliers) else None,
+            long,
         )
 
-    def _long(self) -> np.ndarray:
-        return np.frombuffer(self._secret.key(f"noise {ON_GRID}|{self._label}"), dtype="<u4")
+    def _words(self, name: str, step: int | None = None) -> np.ndarray:
+        """Two words [2] of the stream of a name, of this step or another."""
+        label = f"{name}|{self.issuer.label}|{self.step if step is None else step}"
+        return np.frombuffer(self.issuer.secret.stream(label)[:8], dtype=np.uint32)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -273,34 +255,3 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"Ticket(step={self.step}, spent={self.spent})"
-
-
-@dataclass(frozen=True)
-class Account:
-    """The callbacks by which a ticket tells its ledger what was verified and what assumed.
-
-    Attributes:
-        verified: called with a step whose whole release jaxdp saw.
-        opened: called with a step whose noise key was handed to the caller.
-        assume: called with what is taken to be public, in words.
-        trust: called with any other assumption, a whole sentence.
-    """
-
-    verified: Callable[[int], None]
-    opened: Callable[[int], None]
-    assume: Callable[[str], None]
-    trust: Callable[[str], None]
-
-
-def block_generator(secret: Secret, draws: str, block: int, number: int) -> np.random.Generator:
-    """NumPy's Philox at the beginning of the stream of a block of steps, the ``number``-th."""
-    return _philox(secret, f"epoch|{draws}|{block}|{number}")
-
-
-def _philox(secret: Secret, named: str) -> np.random.Generator:
-    key = np.frombuffer(secret.stream(named), dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
-
-
-def _words(secret: Secret, label: str) -> np.ndarray:
-    return np.frombuffer(secret.stream(label)[:8], dtype=np.uint32)

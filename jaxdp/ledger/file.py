@@ -5,17 +5,16 @@ import hashlib
 import json
 import os
 import secrets
-import sys
-import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxdp import _durable
+from jaxdp.ledger import durable
 
-FORMAT = 2
+FORMAT = 3
 Row = dict[str, Any]
-Known = Callable[[Iterable[tuple[str, Row]]], None]
+Rows = Iterable[tuple[str, Row, bytes]]  # (where, row, the head of the chain with it)
+Known = Callable[[Rows], None]
 
 
 class Chain:
@@ -30,12 +29,6 @@ class Chain:
         self._key = key
         self.head = b""
         self.heads: dict[bytes, int] = {}  # and their order
-
-    def next(self, row: Row) -> str:
-        """Appends one row, and returns its hash in hexadecimal."""
-        found = self.after(row)
-        self.take(found)
-        return found.hex()
 
     def after(self, row: Row) -> bytes:
         """The hash of the chain with one more row."""
@@ -62,44 +55,61 @@ def header(key: bytes = b"") -> Row:
     return {"ledger": FORMAT, "id": name.hexdigest(), "keyed": bool(key)}
 
 
-class LedgerMemory:
-    """Rows that only this process has."""
+class Written:
+    """The rows of a ledger: in memory, in a file, or in process 0."""
 
-    chained, is_open, begins_anew = True, False, False
-    _known: Known
+    several = begins_anew = False  # True: ``open`` hands over all rows, also those read before
+    chained = is_open = True  # True: there is a header; and a file that this process writes to
+    chain: Chain
 
-    def __init__(self) -> None:
-        self.chain = Chain()
-        self.chain.next(header())
-        self._process = os.getpid()
-
-    def new_rows(self) -> Iterable[tuple[str, Row]]:
-        """None."""
+    def new_rows(self) -> Rows:
+        """(where, row, head) for the rows beyond those already known."""
         return []
 
     def open(self, known: Known) -> None:
-        """Raises ValueError after a fork."""
+        """Takes them for this process; ``known`` receives rows that were not known yet."""
         self._known = known
-        if self._process != os.getpid():
-            raise ValueError(
-                "ledger must be charged by the process that made it, got a forked one: each would "
-                "miss what the other releases"
-            )
-
-    def append(self, row: Row) -> Row:
-        """Chains one row, and returns it once it is known."""
-        self.chain.next(row)
-        self._known([(f"row {len(self.chain.heads)} of this ledger", row)])
-        return row
 
     def begin(self) -> None:
-        """Does nothing: the header is there."""
+        """Writes the header, if there is none."""
+
+    def append(self, row: Row) -> None:
+        """Writes one row; it is durable, and was received by what ``open`` was given, on return."""
+        raise NotImplementedError
+
+    def note(self, row: Row) -> None:
+        """As ``append``, for words that no two processes need to say alike."""
+        self.append(row)
+
+    def end(self, row: Row) -> None:
+        """As ``append``, for steps that nobody was handed."""
+        self.append(row)
+
+    def agreed(self, text: str) -> str:
+        """The text of process 0."""
+        return text
 
     def close(self) -> None:
-        """Does nothing."""
+        """Closes the file, so that other processes can write."""
 
 
-class LedgerFile:
+class LedgerMemory(Written):
+    """Rows that only this process has."""
+
+    is_open = False
+
+    def __init__(self) -> None:
+        self.chain = Chain()
+        self.chain.take(self.chain.after(header()))
+
+    def append(self, row: Row) -> None:
+        """As for ``Written``."""
+        head = self.chain.after(row)
+        self._known([(f"row {len(self.chain.heads)} of this ledger", row, head)])
+        self.chain.take(head)
+
+
+class LedgerFile(Written):
     """Rows of JSON on disk; appended by one process at a time, durable when a call returns.
 
     A row is known as it is read, whether it was written just now or by somebody else, and only then
@@ -110,29 +120,25 @@ class LedgerFile:
         key: as for ``Chain``.
     """
 
-    begins_anew = False
     _known: Known
 
     def __init__(self, path: Path, key: bytes = b""):
         self.path, self._key = path, key
         self.chain = Chain(key)
         self.chained = False  # once the header was met
+        self._format = FORMAT  # the newest that a row names
         self._readable_only = False  # keyed by somebody else
         self._lines = self._size = 0
         self._file: TextIO | None = None
-        self._process = 0
         self._writing = False  # also after a write that was cut short
-        self._appending: types.FrameType | None = (
-            None  # stays after an interrupt, and means nothing
-        )
 
     @property
     def is_open(self) -> bool:
         """True while this process can write."""
         return self._file is not None and not self._writing
 
-    def new_rows(self) -> Iterator[tuple[str, Row]]:
-        """(where, row) for the rows beyond those already known; none where there is no file yet.
+    def new_rows(self) -> Iterator[tuple[str, Row, bytes]]:
+        """(where, row, head) for the rows beyond those already known; none where there is no file yet.
 
         Raises:
             ValueError: a line that is no JSON, or that does not fit the chain; no regular file.
@@ -145,25 +151,19 @@ class LedgerFile:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.
 
         Raises:
-            ValueError: another process writes; the file is damaged or gone; after a fork.
+            ValueError: another process writes; the file is damaged or gone.
             StorageError: it cannot be written or locked.
         """
-        if _is_running(self._appending):
-            raise ValueError(
-                f"ledger {self.path} must not be written to while a line is being written, got a "
-                "charge or note of a signal handler: let the handler set a flag, and look at it "
-                "after the step"
-            )
         if self.is_open:
             self._check()
             return
         self.close()
         self._known = known
-        if not _durable.is_file(self.path):
+        if not durable.is_file(self.path):
             self._check_known([])
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = _durable.open_locked(
+            file = durable.open_locked(
                 self.path,
                 "a",
                 f"ledger {self.path} is in use by another writer: "
@@ -180,25 +180,24 @@ class LedgerFile:
                 file.close()  # and with it the lock
                 raise
         except OSError as error:
-            raise _durable.StorageError(
+            raise durable.StorageError(
                 f"ledger {self.path} must be a file that can be written, got {error}: nothing was "
                 "charged, and nothing released"
             ) from error
-        self._process, self._size, self._writing = os.getpid(), size, False
+        self._size, self._writing = size, False
         self._file = file
 
-    def append(self, row: Row) -> Row:
-        """Writes one row, and returns it once it is on disk and known."""
+    def append(self, row: Row) -> None:
+        """As for ``Written``."""
         assert self._file is not None
         self._check()
-        if "ledger" not in row:
+        if "ledger" not in row and "format" not in row:
             self.begin()
-        self._appending = sys._getframe()
         found = self.chain.after(row)
         line = json.dumps({**row, "chain": found.hex()}, sort_keys=True)
         self._writing = True
         try:
-            _durable.append_line(self._file, line)
+            durable.append_line(self._file, line)
             self._known(self._parsed([line.encode()]))
             self._size += len(line) + 1
             self._writing = False
@@ -209,16 +208,16 @@ class LedgerFile:
             safe = "nothing was charged, and nothing released"
             if self.chain.head == found:
                 safe = "the last line could not be removed and counts, though nothing was released"
-            raise _durable.StorageError(
+            raise durable.StorageError(
                 f"ledger {self.path} must be writable, got {error}: {safe}. Make room and try again"
             ) from error
-        self._appending = None
-        return row
 
     def begin(self) -> None:
-        """Writes the header, if there is none."""
+        """Writes the header, if there is none; in a file of an older format, what it would refuse."""
         if not self.chained:
             self.append(header(self._key))
+        elif self._format < FORMAT:
+            self.append({"format": FORMAT})
 
     def close(self) -> None:
         """Closes the file, so that other processes can write."""
@@ -239,7 +238,7 @@ class LedgerFile:
 
     def _on_disk(self) -> list[bytes]:
         """The lines of the file, without a last one that was torn; [] where there is no file."""
-        lines = _durable.lines_of(self.path) if _durable.is_file(self.path) else []
+        lines = durable.lines_of(self.path) if durable.is_file(self.path) else []
         if lines and not lines[-1].endswith(b"\n"):
             last = lines.pop().rstrip(b"\0")  # zeros: room that was made and not written to
             if not _is_torn(last, bool(lines)):
@@ -255,8 +254,8 @@ class LedgerFile:
         os.ftruncate(handle, sum(len(line) for line in lines))
         if lines and not lines[-1].endswith(b"\n"):
             os.write(handle, b"\n")
-        _durable.sync(handle)
-        _durable.sync_directory(self.path.resolve().parent)
+        durable.sync(handle)
+        durable.sync_directory(self.path.resolve().parent)
 
     def _check_key(self) -> None:
         if self._readable_only:
@@ -277,11 +276,6 @@ class LedgerFile:
 
     def _check(self) -> None:
         assert self._file is not None
-        if os.getpid() != self._process:
-            raise ValueError(
-                f"ledger {self.path} must be charged by the process that opened it, got a forked "
-                "one: each would miss what the other releases. Open it anew after the fork"
-            )
         try:
             found = os.fstat(self._file.fileno())
             same = os.path.samestat(found, self.path.stat()) and found.st_size == self._size
@@ -293,16 +287,18 @@ class LedgerFile:
                 "written to by somebody else: what is charged from now on would be lost"
             )
 
-    def _parsed(self, lines: list[bytes]) -> Iterator[tuple[str, Row]]:
-        """(where, row) for each of the next lines, which counts as read once it was taken in."""
+    def _parsed(self, lines: list[bytes]) -> Iterator[tuple[str, Row, bytes]]:
+        """(where, row, head) for each of the next lines; it counts as read once it was taken in."""
         for line in lines:
-            before = self._lines, self.chain.head, self.chained, self._readable_only
+            before = self._lines, self.chain.head, self.chained, self._readable_only, self._format
             where = f"{self.path}, line {self._lines + 1},"
             row, chain = _row(where, line)
-            chained, readable_only = self.chained, self._readable_only
+            chained, readable_only, newest = self.chained, self._readable_only, self._format
+            if "ledger" in row or "format" in row:
+                newest = row.get("ledger", row.get("format"))
+                if newest not in (2, FORMAT) or chained == ("ledger" in row):
+                    raise ValueError(f"{where} must not begin a ledger of format {newest!r}")
             if "ledger" in row:
-                if row["ledger"] != FORMAT or chained:
-                    raise ValueError(f"{where} must not begin a ledger of format {row['ledger']!r}")
                 chained, readable_only = True, bool(row.get("keyed")) and not self._key
             found = self.chain.after(row)
             if chained and not readable_only and chain != found.hex():
@@ -312,23 +308,16 @@ class LedgerFile:
                 )
             if not chained and (chain is not None or self._key):
                 raise ValueError(f"{where} must follow the first line of its ledger, which is gone")
-            yield where, row
+            yield where, row, found
             try:
                 if chained and not readable_only:  # only what is on disk may stand in a state
                     self.chain.take(found)
-                self.chained, self._readable_only = chained, readable_only
+                self.chained, self._readable_only, self._format = chained, readable_only, newest
                 self._lines += 1
             except BaseException:  # Ctrl-C: it is read once more
-                self._lines, self.chain.head, self.chained, self._readable_only = before
+                self._lines, self.chain.head, *rest = before
+                self.chained, self._readable_only, self._format = rest
                 raise
-
-
-def _is_running(frame: types.FrameType | None) -> bool:
-    """True for a frame that called this one, as what a signal handler has interrupted did."""
-    above: types.FrameType | None = sys._getframe() if frame is not None else None
-    while above is not None and above is not frame:
-        above = above.f_back
-    return above is not None
 
 
 def _row(where: str, line: bytes) -> tuple[Row, Any]:

@@ -1,0 +1,472 @@
+"""The append-only ledger: an accounting event for every release, on disk before the release."""
+
+import copy
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from jaxdp import accounting as acc
+from jaxdp import arguments
+from jaxdp.ledger.alone import Guard, alone, this_process
+from jaxdp.ledger.entries import SEEDED, SOURCES, Entry, Streams, check_stream, event_counts
+from jaxdp.ledger.file import FORMAT, Row
+from jaxdp.ledger.shared import rows_of
+
+# What a ledger takes on trust, for ``unverified``.
+_OPENED = (
+    "{} of {} steps: the noise key went to an update that the caller compiled, where jaxdp does "
+    "not see that the sum was clipped record by record (no layer, gradient or captured array "
+    "coupling two records), from the records that were drawn, nor that the key's noise was added "
+    "to it, once"
+)
+_UNSEEN = (
+    "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
+    "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
+)
+_ASSUMED = "assumed to be public, computed from no record: "
+
+class Reserving(Protocol):
+    """An issuer, as a ledger looks at it."""
+
+    def unused(self) -> tuple[int, int]:
+        """[first, end) of the steps that are reserved, and that nobody can have been handed."""
+
+
+class Ledger:
+    """The list of all releases as accounting events, each charged before the release is made.
+
+    With a ``path``, every charge is on disk (flushed and fsynced) before ``charge`` returns, so
+    that a crash can over-count and never under-count. A ledger holds no un-noised data. Under
+    add-or-remove-one nothing in it depends on the data at all, so it may be published. Every line
+    is chained to those before it, so that an edited or removed one is found; lines cut off at the
+    end are found by whoever kept the ``head`` (a ``TrainState`` does). In several processes of
+    ``jax.distributed`` process 0 writes, and a charge returns in all once it has.
+
+    Args:
+        path: a JSON-lines file: read now, and written to from the first charge on, by one process
+            at a time. None keeps the ledger in memory.
+        budget: a fresh ``acc.RenyiFilter``; a charge that it does not admit raises
+            ``acc.BudgetExceededError`` before anything is released. With it, noise and the number
+            of steps may be chosen by looking at what was released.
+        key: secret bytes that make the chain a MAC; None chains without a secret.
+
+    Raises:
+        ValueError: the file is damaged, no ledger or no regular file, cannot be read, or holds more
+            than the budget.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> ledger = jaxdp.Ledger()  # or jaxdp.Ledger("ledger.jsonl"): durable
+        >>> step = acc.PoissonSampled(acc.Gaussian(1.0), sampling_prob=0.01)
+        >>> ledger.charge(step, steps=1_000)
+        >>> ledger.steps
+        1000
+        >>> print(f"{ledger.epsilon(delta=1e-5).upper:.2f}")
+        1.83
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        budget: acc.RenyiFilter | None = None,
+        key: bytes | None = None,
+    ):
+        self.guard = Guard()
+        self._budget, self._closed = budget, False
+        self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
+        self._forget()
+        self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
+        self._read(self._rows.new_rows())
+
+    # What it holds.
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What is charged, stream by stream; adjacent entries of one kind are merged.
+
+        Steps that an issuer of this ledger reserved and did not hand out are left out, while it
+        lives in this process; for any other reader of the file they count.
+        """
+        with self.guard.lock:
+            return tuple(self._charged())
+
+    @property
+    def event(self) -> acc.Event:
+        """The composition of everything charged, as one event."""
+        counts = event_counts(self.entries)
+        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+
+    @property
+    def steps(self) -> int:
+        """The number of charged steps over all streams."""
+        return sum(entry.steps for entry in self.entries)
+
+    @property
+    def head(self) -> bytes:
+        """A 16-byte hash of everything written so far."""
+        if not self._rows.chained:
+            self.join()
+        return self._rows.chain.head
+
+    def holds(self, head: bytes, since: bytes = b"") -> bool:
+        """True if ``head`` was this ledger's (after ``since``): it holds all releases up to it."""
+        return self._rows.chain.holds(head, since)
+
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """The names of the streams, and of a run's starts, in the order in which they began."""
+        return tuple(self._begun)
+
+    def shown(self, stream: str) -> tuple[int, bytes, bytes]:
+        """(step, past, start) of the state of a stream that was shown last; (0, b"", b"") for none.
+
+        ``past`` is the state's own; ``start`` the head of the ledger at the last line "begun"
+        before it was shown: see docs/releases.md, "Runs".
+        """
+        return self._shown[stream][-1] if stream in self._shown else (0, b"", b"")
+
+    def was_shown(self, stream: str, step: int, past: bytes) -> bool:
+        """True if this very state of a stream was shown, or the stream began from it."""
+        return any((s, p) == (step, past) for s, p, _ in self._shown.get(stream, ()))
+
+    def covers(self, other: "Ledger") -> bool:
+        """True if every step that ``other`` holds is charged here too, as the same event."""
+        mine = Streams()
+        for entry in self.entries:
+            mine.insert(entry)
+        parts = ((e, mine.missing(e), mine.of(e.stream)) for e in other._streams)
+        return all(
+            not gaps and all(o.event == e.event or not _meet(o, e) for o in known)
+            for e, gaps, known in parts
+        )
+
+    def epsilon(
+        self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
+    ) -> acc.Bound:
+        """Bounds on epsilon at ``delta`` for everything charged; the guarantee is ``.upper``.
+
+        Args:
+            delta: in (0, 1).
+            relation: the neighbouring relation of everything; the bound says it. A ledger holds
+                events and no relation: ``trainer.epsilon`` and ``run.epsilon`` ask with that of
+                their own mechanism's budget. Where mechanisms share a ledger whose budgets have
+                unlike relations, ask with the strictest.
+
+        Raises:
+            ValueError: nothing was charged; an event that has no bound under this relation.
+        """
+        if not self.entries:
+            raise ValueError(
+                "ledger must hold a charge to have an epsilon, got an empty one: whatever was "
+                "trained was charged elsewhere or not at all. Hand this ledger to the trainer or "
+                "the sampler (ledger=...)"
+            )
+        return acc.epsilon(self.event, delta, relation=relation)
+
+    def notes(self) -> list[str]:
+        """The distinct notes of the entries, without the note about a chosen seed."""
+        said = {part for e in self.entries for part in e.note.split("; ")}
+        return sorted(said - {"", SEEDED})
+
+    def unverified(self) -> list[str]:
+        """The assumptions that jaxdp could not verify, one sentence each; [] if there is none."""
+        entries = self.entries
+        said = {SOURCES["by hand"] for e in entries if e.source == "by hand"}
+        said |= self._noted["trusted"] | {SEEDED for e in entries if SEEDED in e.note}
+        drawn = [e for e in entries if e.source == "sampler"]
+        steps = sum(e.steps for e in drawn)
+        seen = [self._seen.get(str(name), [0, 0]) for name in {e.stream for e in drawn}]
+        opened = min(steps, sum(o for _, o in seen))
+        unseen = max(0, steps - opened - sum(v for v, _ in seen))
+        counted = [text.format(n, steps) for text, n in ((_OPENED, opened), (_UNSEEN, unseen)) if n]
+        assumed = [_ASSUMED + what for what in sorted(self._noted["assumed"])]
+        return [*sorted(said), *counted, *assumed]
+
+    # What is written.
+
+    @alone
+    def join(self) -> None:
+        """Takes the ledger for this process; in several, each then knows all charges so far."""
+        self._open()
+        self._rows.begin()
+
+    @alone
+    def new_stream(
+        self, name: str | None = None, start: tuple[int, bytes] | None = None
+    ) -> tuple[str, int]:
+        """Begins a stream of randomness; its name is on disk when this returns.
+
+        Args:
+            name: of the stream; None takes a random one.
+            start: (step, past) of the state that a run goes on from; None where there is none.
+
+        Returns:
+            (name of the stream, its place among those begun).
+        """
+        row: Row = {"begun": name if name is not None else self._rows.agreed(secrets.token_hex(8))}
+        check_stream(row["begun"])
+        if start is not None:
+            row |= {"step": start[0], "past": start[1].hex()}
+        self._append(row)
+        return row["begun"], self._begun[row["begun"]]
+
+    @alone
+    def charge(
+        self,
+        event: acc.Event,
+        steps: int = 1,
+        *,
+        stream: str | None = None,
+        first_step: int = 0,
+        source: str = "by hand",
+        again: bool = False,
+        note: str = "",
+    ) -> None:
+        """Charges ``steps`` releases of ``event``.
+
+        Args:
+            event: the release of one step; or of an epoch of ``event.block`` steps, charged whole.
+            steps: the number of consecutive steps.
+            stream: names the randomness; each of its steps can be charged once. None charges anew.
+            first_step: the first of the steps in the stream.
+            source: as for ``Entry``.
+            again: for what repeats steps whose releases nobody saw: those that the stream holds
+                cost nothing.
+            note: as for ``Entry``.
+
+        Raises:
+            ValueError: a step that was charged before, or that an issuer charges; a closed ledger,
+                or one that another process writes to; a bad argument; a full disk, or storage
+                without locks.
+        """
+        entry = Entry(event, first_step, steps, stream, source, note)
+        self._open()
+        if stream in self._issuers:
+            raise ValueError(
+                f"stream must be one that no sampler or trainer charges, got {stream!r}: its steps "
+                "are charged as they are handed out"
+            )
+        if stream is None and (known := self._streams.of(None)):
+            start = -(-known[-1].end // event.block) * event.block  # never within an epoch
+            entry = entry.between(start, start + steps)
+        held = [e for e in self._streams.of(stream) if _meet(e, entry)]
+        if held and not again:
+            raise ValueError(
+                "first_step must be one that stream "
+                f"{stream!r} was not charged for, got {max(first_step, held[0].first_step)}: two "
+                "releases from one draw are not two events"
+            )
+        self.reserve(entry)
+
+    def assume(self, what: str) -> None:
+        """Writes down, once, something that the guarantee takes to be public without verifying it.
+
+        It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
+        anew.
+
+        Args:
+            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+
+        Raises:
+            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+        """
+        self.note("assumed", what)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
+
+        Args:
+            what: a whole sentence; public, one line.
+
+        Raises:
+            ValueError: as ``assume``.
+        """
+        self.note("trusted", what)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes down a line of words once: of what is "assumed" to be public, or else "trusted"."""
+        if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
+            raise ValueError(f"what must be one line of words, got {what!r}")
+        if what not in self._noted[kind]:
+            self._note(kind, what)
+
+    @alone
+    def _note(self, kind: str, what: str) -> None:
+        self._open()
+        if what not in self._noted[kind]:
+            self._rows.note({kind: what})
+
+    @alone
+    def show(self, stream: str, step: int, past: bytes = b"") -> None:
+        """Writes down that a state of a stream may be seen from now on.
+
+        Args:
+            stream: the stream.
+            step: of the state; all releases up to it may be seen.
+            past: of the state; b"" for one that nobody could read, and that nothing goes on from.
+        """
+        check_stream(stream)
+        step = arguments.integer("step", step, least=0)
+        self._open()
+        if (step, past) != self.shown(stream)[:2]:
+            self._append({"shown": step, "stream": stream, "past": past.hex()})
+
+    def count(self, stream: str, *, verified: bool) -> None:
+        """Counts a step whose whole release jaxdp saw, or whose noise key went to the caller."""
+        with self.guard.lock:
+            self._seen.setdefault(stream, [0, 0])[0 if verified else 1] += 1
+
+    @alone
+    def close(self) -> None:
+        """Lets other processes write to the file; every charge is already on disk."""
+        if self._rows.is_open and self._seen != self._seen_on_disk:
+            self._rows.append({"seen": self._seen})
+        self._rows.close()
+        self._closed = True
+
+    # For issuers, which hold the lock.
+
+    def register(self, stream: str, issuer: Reserving) -> None:
+        """Makes a stream an issuer's, which alone charges it from now on."""
+        with self.guard.lock:
+            self._issuers[stream] = issuer
+
+    def reserve(self, entry: Entry) -> None:
+        """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
+
+        Raises:
+            ValueError: another event for a step, or a block, that the stream holds.
+            acc.BudgetExceededError: the budget does not admit them.
+        """
+        self._open()
+        self._streams.check(entry)
+        self._spend(copy.copy(self._budget), entry)  # spent once the row is on disk
+        Entry.from_dict(entry.to_dict())  # what could not be read again is not written
+        self._append(entry.to_dict())
+
+    def end(self, stream: str, step: int) -> None:
+        """Takes out the steps of a stream from this one on: nobody was handed them."""
+        self._open()
+        if any(entry.end > step for entry in self._streams.of(stream)):
+            self._rows.end({"ended": step, "stream": stream})
+
+    def whole(self, stream: str) -> bool:
+        """True if releases decide how many steps of the stream are taken."""
+        return any(entry.whole for entry in self._streams.of(stream))
+
+    # As text, and how it is read.
+
+    def to_json(self) -> str:
+        """The whole ledger as JSON; ``from_json`` is its inverse. What is reserved counts."""
+        content = {
+            "format": FORMAT,
+            "entries": [entry.to_dict() for entry in self._streams],
+            **{kind: sorted(said) for kind, said in self._noted.items()},
+            "seen": self._seen,
+            "begun": list(self._begun),
+            "shown": {
+                name: [[step, past.hex(), start.hex()] for step, past, start in states]
+                for name, states in self._shown.items()
+            },
+        }
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """An in-memory ledger from the text that ``to_json`` returned."""
+        content = json.loads(text)
+        if content.get("format") not in (1, 2, FORMAT):
+            raise ValueError(f"ledger format must be {FORMAT}, got {content.get('format')!r}")
+        ledger = cls()
+        for row in content["entries"]:
+            ledger._streams.insert(Entry.from_dict(row))
+        for kind in ledger._noted:
+            ledger._noted[kind] = set(content.get(kind, ()))
+        ledger._begun = {name: place for place, name in enumerate(content.get("begun", ()))}
+        for name, found in content.get("shown", {}).items():
+            states = [(found, "", "")] if isinstance(found, int) else found
+            ledger._shown[name] = [(s, bytes.fromhex(p), bytes.fromhex(b)) for s, p, b in states]
+        ledger._seen = {name: list(counts) for name, counts in content.get("seen", {}).items()}
+        return ledger
+
+    def _charged(self) -> Iterator[Entry]:
+        """The entries, without what is reserved and known not to be handed out."""
+        own = self.guard.process == this_process() and not self._rows.several
+        for entry in self._streams:
+            issuer = self._issuers.get(str(entry.stream)) if own else None
+            first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
+            if entry.first_step < min(first, entry.end):
+                yield entry.between(entry.first_step, min(first, entry.end))
+            if max(end, entry.first_step) < entry.end:
+                yield entry.between(max(end, entry.first_step), entry.end)
+
+    def _open(self) -> None:
+        """Takes the file for this process at its first charge; until then a ledger only reads."""
+        if self._closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
+        if self._rows.begins_anew:
+            self._forget()
+        self._rows.open(self._read)
+
+    def _append(self, row: Row) -> None:
+        self._open()
+        self._rows.append(row)
+
+    def _forget(self) -> None:
+        self._streams = Streams()
+        self._noted: dict[str, set[str]] = {"assumed": set(), "trusted": set()}
+        self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
+        self._seen_on_disk: dict[str, list[int]] = {}
+        self._begun: dict[str, int] = {}  # name: place
+        self._shown: dict[str, list[tuple[int, bytes, bytes]]] = {}
+        self._start = b""  # the head at the last line "begun"
+
+    def _read(self, rows: Iterable[tuple[str, Row, bytes]]) -> None:
+        for where, row, head in rows:
+            try:
+                self._take_in(row, head)
+            except acc.BudgetExceededError:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise ValueError(f"{where} must be a ledger entry: {error}") from error
+
+    def _take_in(self, row: Row, head: bytes) -> None:
+        """Takes in one row; a row that Ctrl-C stopped in between is taken in once more."""
+        for kind in self._noted:
+            if kind in row:
+                self._noted[kind].add(str(row[kind]))
+                return
+        if "begun" in row:
+            self._begun.setdefault(row["begun"], len(self._begun))
+            self._start = head
+            if "past" in row:
+                self._see(row["begun"], int(row["step"]), bytes.fromhex(row["past"]))
+        elif "shown" in row:
+            self._see(row["stream"], int(row["shown"]), bytes.fromhex(row.get("past", "")))
+        elif "seen" in row:
+            self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
+            self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
+        elif "ended" in row:
+            self._streams.take_out(row["stream"], int(row["ended"]))
+        elif "given_back" in row:  # of format 2
+            self._streams.take_out(row["stream"], *map(int, row["given_back"]))
+        elif "ledger" not in row and "format" not in row:
+            entry = Entry.from_dict(row)
+            self._spend(self._budget, entry)
+            self._streams.insert(entry)
+
+    def _see(self, stream: str, step: int, past: bytes) -> None:
+        states = self._shown.setdefault(stream, [])
+        if states[-1:] != [(step, past, self._start)]:
+            states.append((step, past, self._start))
+
+    def _spend(self, budget: acc.RenyiFilter | None, entry: Entry) -> None:
+        if budget is not None and (count := self._streams.new_events(entry)):
+            budget.charge(acc.Repeated(entry.event, count))
+
+
+def _meet(one: Entry, other: Entry) -> bool:
+    return one.first_step < other.end and other.first_step < one.end

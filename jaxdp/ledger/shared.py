@@ -1,0 +1,232 @@
+"""One ledger for several processes: process 0 writes each row, between all; see docs/releases.md."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxdp import _processes
+from jaxdp.ledger.durable import StorageError
+from jaxdp.ledger.file import Chain, Known, LedgerFile, LedgerMemory, Row, Rows, Written
+
+# Rows, and hashes of rows, of one message: a few hundred kilobytes; the service takes 4 MB at most.
+_TOGETHER, _HEADS = 500, 10_000
+_PROMPT = 5.0  # how long process 0 waits at a close for what the others say, in seconds
+_named: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
+    """The rows of a ledger in this process.
+
+    Args:
+        path: of the file; None for memory.
+        key: as for ``Chain``.
+        read: False leaves a file that process 0 writes unread until the ledger is taken.
+    """
+    own = LedgerMemory() if path is None else LedgerFile(path, key)
+    return own if _processes.count() == 1 else RowsOfAll(own, path, read)
+
+
+class RowsOfAll(Written):
+    """The rows of a ledger of several processes, which process 0 writes.
+
+    Each row is a barrier: every process tells the hash of its own row, process 0 writes it if all
+    are the same, and tells the head of the chain with it, or why it could not. So what any of them
+    may use is durable. Who was interrupted asks for the same barrier again.
+
+    Args:
+        own: process 0's; in the others the same file, which is only read, and only until the ledger
+            is taken.
+        path: of the file.
+        read: False does not read it.
+    """
+
+    several = True
+
+    def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
+        self._own, self._reads, self._first = own, read, _processes.index() == 0
+        self._count, self._path = _processes.count(), str(path or "")
+        self.chain = own.chain
+        self._name = ""  # of the messages; "" until the ledger is taken
+        self._number = 0  # of the next barrier
+        self._asked = -1  # the last one that this process told its row for
+        self._notes: list[Row] = []  # of another process, until process 0 has them
+        self._old: list[Row] = []  # read by process 0 before the others asked
+
+    @property
+    def chained(self) -> bool:
+        """As for ``Written``."""
+        return bool(self._name)
+
+    @property
+    def is_open(self) -> bool:
+        """As for ``Written``."""
+        return self._first and self._own.is_open
+
+    @property
+    def begins_anew(self) -> bool:
+        """As for ``Written``; what is in memory alone, as after ``Ledger.from_json``, stays."""
+        return not self._first and not self._name and isinstance(self._own, LedgerFile)
+
+    def new_rows(self) -> Rows:
+        """As for ``Written``."""
+        rows = list(self._own.new_rows()) if self._first or self._reads else []
+        self._old += [row for _, row, _ in rows]
+        return rows
+
+    def open(self, known: Known) -> None:
+        """As for ``Written``; the first time process 0 tells the others all rows."""
+        if _processes.count() != self._count:
+            raise ValueError(
+                f"ledger must be used by the {self._count} processes that it was made in, got "
+                f"{_processes.count()}: each would miss what the others release. Close it before "
+                "jax.distributed.shutdown()"
+            )
+        self._known = known
+        if self._name and not self._first:
+            return
+        named = hashlib.blake2b(self._path.encode(), digest_size=8).hexdigest()
+        name = self._name or f"ledger/{named}/{next(_named[named])}"
+        if not self._first:
+            self._hear_old(name)
+        elif self._name:
+            self._own.open(known)
+        else:
+            self._tell_old(name, known)
+        self._name = name
+
+    def begin(self) -> None:
+        """Does nothing: whoever takes the ledger writes the header."""
+
+    def append(self, row: Row) -> None:
+        """As for ``Written``: a barrier."""
+        text = json.dumps(row, sort_keys=True)
+        mine = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        key = f"{self._name}/{self._number}"
+        if self._first:
+            self._write(key, row, mine)
+            return
+        if self._asked < self._number:
+            self._tell(f"{key}/{_processes.index()}", mine)
+            self._asked = self._number
+        answer = json.loads(_processes.hear(key))
+        if "failed" in answer:
+            self._number += 1
+            raise StorageError(f"process 0 could not charge, so nobody goes on: {answer['failed']}")
+        if answer["row"] != mine:
+            raise ValueError(f"every process must charge the same, got another row here: {text}")
+        for head in map(bytes.fromhex, answer["heads"]):
+            self.chain.take(head)
+        self._known([(f"row {self._number} of process 0", row, self.chain.head)])
+        self._number += 1
+
+    def note(self, row: Row) -> None:
+        """As for ``Written``; process 0 has those of the others at the next barrier."""
+        if self._first:
+            self._own.append(row)
+            return
+        self._notes.append(row)
+        self._known([("a note of this process", row, self.chain.head)])
+
+    def end(self, row: Row) -> None:
+        """As for ``Written``: process 0 writes the largest step, if all tell theirs in time."""
+        key = f"{self._name}/{self._number}/ended {row['stream']}"
+        if not self._first:
+            with contextlib.suppress(_processes.Told):
+                self._tell(f"{key}/{_processes.index()}", str(row["ended"]))
+            return
+        told = [self._heard(f"{key}/{n}", _PROMPT) for n in range(1, self._count)]
+        if all(step is not None for step in told):
+            last = max(row["ended"], *(int(step) for step in told if step is not None))
+            self._own.append({**row, "ended": last})
+
+    def agreed(self, text: str) -> str:
+        """As for ``Written``."""
+        return _processes.first(lambda: text)
+
+    def close(self) -> None:
+        """As for ``Written``; takes what the others have noted since the last barrier."""
+        key = f"{self._name}/closed after {self._number}"
+        if self._name and not self._first and self._notes:
+            self._tell(f"{key}/{_processes.index()}", "")
+        elif self._name and self._own.is_open and _processes.count() == self._count:
+            for n in range(1, self._count):
+                self._heard(f"{key}/{n}", 0.0)
+        self._own.close()
+
+    def _write(self, key: str, row: Row, mine: str) -> None:
+        """What process 0 does at a barrier."""
+        try:
+            found = [self._heard(f"{key}/{n}") for n in range(1, self._count)]
+            if any(other != mine for other in found):
+                raise ValueError(
+                    "every process must charge the same, got another row in process "
+                    f"{next(n for n, other in enumerate(found, 1) if other != mine)} than {row}"
+                )
+            self._own.append(row)
+        except BaseException as error:  # an interrupt too: the others would wait for nothing
+            _processes.tell(key, json.dumps({"failed": str(error).split("\n")[0] or repr(error)}))
+            self._number += 1
+            raise
+        heads = [head.hex() for head in list(self.chain.heads)[self._told :]]
+        _processes.tell(key, json.dumps({"row": mine, "heads": heads}))
+        self._told += len(heads)
+        self._number += 1
+
+    def _tell(self, key: str, text: str) -> None:
+        """Tells process 0 a text, and the notes that it has not yet."""
+        notes, self._notes = self._notes, []
+        _processes.tell(key, json.dumps({"text": text, "notes": notes}))
+
+    def _heard(self, key: str, patience: float = _processes.PATIENCE) -> str | None:
+        """What another process told process 0, whose notes are written; None in vain."""
+        found = _processes.hear(key, patience)
+        if found is None:
+            return None
+        message = json.loads(found)
+        for row in message["notes"]:
+            self._own.append(row)
+        return str(message["text"])
+
+    def _tell_old(self, name: str, known: Known) -> None:
+        """What process 0 does where the ledger is taken."""
+
+        def noted(rows: Rows) -> Rows:
+            for found in rows:
+                yield found
+                self._old.append(found[1])
+
+        try:
+            self._own.open(lambda rows: known(noted(rows)))
+            self._own.begin()
+        except BaseException as error:
+            _processes.tell(f"{name}/old/0", json.dumps({"failed": str(error) or repr(error)}))
+            raise
+        heads = [head.hex() for head in self.chain.heads]
+        rows = range(0, len(self._old), _TOGETHER)
+        parts = [{"rows": self._old[i : i + _TOGETHER]} for i in rows]
+        parts += [{"heads": heads[i : i + _HEADS]} for i in range(0, len(heads), _HEADS)]
+        for n, part in enumerate([*parts, {"last": True}]):
+            _processes.tell(f"{name}/old/{n}", json.dumps(part))
+        self._told = len(heads)
+        self._old.clear()
+
+    def _hear_old(self, name: str) -> None:
+        """What the others do there: they forget what they have read, and take what they hear."""
+        if isinstance(self._own, LedgerMemory):
+            self._own.open(self._known)
+        chain, found = Chain(), []
+        for n in itertools.count():
+            part = json.loads(str(_processes.hear(f"{name}/old/{n}")))
+            if "failed" in part:
+                raise StorageError(f"process 0 could not open the ledger: {part['failed']}")
+            found += part.get("rows", ())
+            for head in part.get("heads", ()):
+                chain.take(bytes.fromhex(head))
+            if "last" in part:
+                break
+        self.chain = chain
+        self._known([(f"row {n} of process 0", row, b"") for n, row in enumerate(found)])
