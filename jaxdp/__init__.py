@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     )
     from jaxdp.correlated import dp_mf
     from jaxdp.ledger import Ledger
+    from jaxdp.ledger.seeds import Secret
     from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
     from jaxdp.runs.tuning import tune
-    from jaxdp.ledger.seeds import Secret
     from jaxdp.step import compile_update
     from jaxdp.trainer import Trainer
     from jaxdp.types import Batch, Summed

@@ -70,6 +70,16 @@ def tell(key: str, text: str) -> None:
     _state().client.key_value_set(f"jaxdp/{key}", text)
 
 
+def heard(key: str, patience: float) -> str | None:
+    """The text that was told under this name, within so many seconds; None in vain."""
+    try:
+        wait = max(1, int(1_000 * patience))
+        found: str = _state().client.blocking_key_value_get(f"jaxdp/{key}", wait)
+        return found
+    except Exception:  # of XLA, whose types are not public
+        return None
+
+
 def hear(key: str) -> str:
     """The text that was told under this name; waits for it.
 

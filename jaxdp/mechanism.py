@@ -11,9 +11,11 @@ import optax
 
 from jaxdp import _links, arguments
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
+from jaxdp.ledger.issuer import issuer_of
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import NoiseKey, simulated_key
 from jaxdp.noise import (
     IndependentNoise,
     IntegerMatrixNoise,
@@ -42,8 +44,6 @@ from jaxdp.sampling import (
 )
 from jaxdp.sampling.rules import expected_size, name_of, rate, relations, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
-from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import NoiseKey, simulated_key
 from jaxdp.types import LossFn, PyTree, Summed
 
 if TYPE_CHECKING:
@@ -335,6 +335,14 @@ class Mechanism:
                     event = acc.GridNoise(event, event.block * grid.DISTANCE)
             found.append((event, first, count))
         return found
+
+    @property
+    def last(self) -> int | None:
+        """The number of steps after which a noise schedule, or a strategy, ends; None for none."""
+        if self.strategy is not None:
+            return self.strategy.steps
+        noise = self.noise_multiplier
+        return noise.steps if isinstance(noise, NoiseSchedule) else None
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""

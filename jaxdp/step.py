@@ -16,10 +16,10 @@ from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.options import holds_reused
+from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PublicEnergy, blanked, check_judged, taken_apart
-from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo, Summed, filled, like, never_flattened
 
 State = tuple[PyTree, PyTree]

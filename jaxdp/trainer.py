@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 
 from jaxdp import _processes, _shards, arguments
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
 from jaxdp._passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
@@ -37,6 +36,8 @@ from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.issuer import Issuer, issuer_of
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -45,7 +46,6 @@ from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource
-from jaxdp.ledger.seeds import Secret
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 

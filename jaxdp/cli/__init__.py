@@ -5,10 +5,10 @@ import os
 import sys
 from typing import Any
 
-from jaxdp.ledger.durable import StorageError
 from jaxdp._extras import MissingExtra, needed
 from jaxdp._interrupts import guarded
 from jaxdp._version import __version__
+from jaxdp.ledger.durable import StorageError
 
 with needed("the command jaxdp", "cli", "click", "rich"):
     import click

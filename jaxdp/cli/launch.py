@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import jax
 
     from jaxdp.data import Dataset
+    from jaxdp.ledger.seeds import Secret
     from jaxdp.report.schema import Report
     from jaxdp.runs.config import RunConfig
     from jaxdp.runs.directory import RunDirectory
     from jaxdp.runs.loop import RunResult
-    from jaxdp.ledger.seeds import Secret
 
 
 def launch(

@@ -206,8 +206,8 @@ def train(
         from jaxdp import _processes, data
         from jaxdp.cli.devices import joined, mesh_of
         from jaxdp.cli.launch import dry, launch
-        from jaxdp.runs import RunDirectory
         from jaxdp.ledger.seeds import Secret
+        from jaxdp.runs import RunDirectory
 
         papers()
 

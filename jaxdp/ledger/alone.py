@@ -57,8 +57,7 @@ def alone(
         ValueError: it is refused.
     """
 
-    @functools.wraps(method)
-    def guarded(self: _Self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def guarded(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         guard = self.guard
         if this_process() != guard.process:  # before the lock: a thread of the process that was
             raise ValueError(  # forked may have held it
@@ -80,6 +79,7 @@ def alone(
             finally:
                 guard.inside = None
 
+    functools.update_wrapper(guarded, method)
     return guarded
 
 

@@ -1,5 +1,6 @@
 """What the lines of a ledger charge: entries, and the steps that each stream holds."""
 
+import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -99,7 +100,7 @@ def check_stream(name: Any) -> None:
 
 
 class Streams:
-    """The steps that each stream holds, as disjoint entries in order; those of a kind are merged."""
+    """The steps that each stream holds: disjoint entries in order, those of a kind merged."""
 
     def __init__(self) -> None:
         self._entries: dict[str | None, list[Entry]] = {}
@@ -123,21 +124,14 @@ class Streams:
 
     def insert(self, entry: Entry) -> None:
         """Adds the steps of an entry that its stream does not hold."""
-        known = self.of(entry.stream)
-        if not known or known[-1].end <= entry.first_step:  # nearly always, and flat to 100,000
-            parts = [entry]
+        known = self._entries.setdefault(entry.stream, [])
+        if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
+            for part in self.missing(entry):
+                bisect.insort(known, part, key=lambda e: e.first_step)
+        elif known and known[-1] == entry.between(known[-1].first_step, known[-1].end):
+            known[-1] = entry.between(known[-1].first_step, entry.end)
         else:
-            parts = self.missing(entry)
-        for part in parts:
-            last = known[-1] if known else None
-            if last is not None and last == part.between(last.first_step, last.end):
-                if last.end == part.first_step:
-                    known[-1] = last.between(last.first_step, part.end)
-                    continue
-            known.append(part)
-            known.sort(key=lambda e: e.first_step)
-        if known:
-            self._entries[entry.stream] = known
+            known.append(entry)
 
     def take_out(self, stream: str, first: int, end: float = float("inf")) -> None:
         """Forgets the steps [first, end) of a stream."""

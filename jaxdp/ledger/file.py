@@ -58,9 +58,24 @@ def header(key: bytes = b"") -> Row:
 class Written:
     """The rows of a ledger: in memory, in a file, or in process 0."""
 
-    several = begins_anew = False  # True: ``open`` hands over all rows, also those read before
-    chained = is_open = True  # True: there is a header; and a file that this process writes to
+    several = False
     chain: Chain
+    _known: Known
+
+    @property
+    def chained(self) -> bool:
+        """True once there is a header."""
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """True while this process writes to a file."""
+        return False
+
+    @property
+    def begins_anew(self) -> bool:
+        """True if ``open`` will hand over all rows, also those that were read before."""
+        return False
 
     def new_rows(self) -> Rows:
         """(where, row, head) for the rows beyond those already known."""
@@ -96,8 +111,6 @@ class Written:
 class LedgerMemory(Written):
     """Rows that only this process has."""
 
-    is_open = False
-
     def __init__(self) -> None:
         self.chain = Chain()
         self.chain.take(self.chain.after(header()))
@@ -120,12 +133,10 @@ class LedgerFile(Written):
         key: as for ``Chain``.
     """
 
-    _known: Known
-
     def __init__(self, path: Path, key: bytes = b""):
         self.path, self._key = path, key
         self.chain = Chain(key)
-        self.chained = False  # once the header was met
+        self._chained = False  # True once the header was met
         self._format = FORMAT  # the newest that a row names
         self._readable_only = False  # keyed by somebody else
         self._lines = self._size = 0
@@ -133,12 +144,17 @@ class LedgerFile(Written):
         self._writing = False  # also after a write that was cut short
 
     @property
+    def chained(self) -> bool:
+        """As for ``Written``."""
+        return self._chained
+
+    @property
     def is_open(self) -> bool:
-        """True while this process can write."""
+        """As for ``Written``."""
         return self._file is not None and not self._writing
 
     def new_rows(self) -> Iterator[tuple[str, Row, bytes]]:
-        """(where, row, head) for the rows beyond those already known; none where there is no file yet.
+        """(where, row, head) for the rows beyond those known; none where there is no file yet.
 
         Raises:
             ValueError: a line that is no JSON, or that does not fit the chain; no regular file.
@@ -213,7 +229,7 @@ class LedgerFile(Written):
             ) from error
 
     def begin(self) -> None:
-        """Writes the header, if there is none; in a file of an older format, what it would refuse."""
+        """Writes the header, if there is none; in a file of before, what its version refuses."""
         if not self.chained:
             self.append(header(self._key))
         elif self._format < FORMAT:
@@ -290,12 +306,12 @@ class LedgerFile(Written):
     def _parsed(self, lines: list[bytes]) -> Iterator[tuple[str, Row, bytes]]:
         """(where, row, head) for each of the next lines; it counts as read once it was taken in."""
         for line in lines:
-            before = self._lines, self.chain.head, self.chained, self._readable_only, self._format
+            before = self._lines, self.chain.head, self._chained, self._readable_only, self._format
             where = f"{self.path}, line {self._lines + 1},"
             row, chain = _row(where, line)
-            chained, readable_only, newest = self.chained, self._readable_only, self._format
+            chained, readable_only, newest = self._chained, self._readable_only, self._format
             if "ledger" in row or "format" in row:
-                newest = row.get("ledger", row.get("format"))
+                newest = int(row["ledger"] if "ledger" in row else row["format"])
                 if newest not in (2, FORMAT) or chained == ("ledger" in row):
                     raise ValueError(f"{where} must not begin a ledger of format {newest!r}")
             if "ledger" in row:
@@ -312,11 +328,12 @@ class LedgerFile(Written):
             try:
                 if chained and not readable_only:  # only what is on disk may stand in a state
                     self.chain.take(found)
-                self.chained, self._readable_only, self._format = chained, readable_only, newest
+                self._chained, self._readable_only, self._format = chained, readable_only, newest
                 self._lines += 1
             except BaseException:  # Ctrl-C: it is read once more
-                self._lines, self.chain.head, *rest = before
-                self.chained, self._readable_only, self._format = rest
+                self._lines, self.chain.head, self._chained, self._readable_only, self._format = (
+                    before
+                )
                 raise
 
 

@@ -42,8 +42,6 @@ class Issuer:
         note: as for ``Entry``.
         resumed: True for a run, whose later starts do steps again within their reservation:
             ``close`` takes nothing out.
-        planned: all steps, where releases decide how many of them are taken: all are reserved
-            before the first ticket, and count.
         draws: goes into the randomness of a block of steps that are drawn together (an epoch), in
             place of mechanism and incarnation: what is the same at every start of a run keeps the
             draw of an epoch that an interruption cut in two, which is one event.
@@ -62,18 +60,17 @@ class Issuer:
         source: str = "sampler",
         note: str = "",
         resumed: bool = False,
-        planned: int | None = None,
         draws: str = "",
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
         self.guard = ledger.guard
         # The step that is handed out next, and the end of what this issuer has reserved.
         self.next = self._end = self._first = arguments.integer("first_step", first_step, least=0)
-        self._reserve_ahead = arguments.integer("reserve", reserve, least=1)
+        self._ahead = arguments.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
-        self._source, self._note, self._resumed, self._planned = source, note, resumed, planned
+        self._source, self._note, self._resumed = source, note, resumed
         self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
         ledger.register(stream, self)
 
@@ -93,36 +90,41 @@ class Issuer:
         step = self.next
         multipliers = self.mechanism.multipliers(step)  # what can fail, fails before the charge
         if step == self._end:
-            self._reserve(step, until)
+            ahead = step + self._ahead
+            self._charge(ahead if until is None else min(ahead, max(until, step + 1)))
         self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
         return Ticket(self, step, multipliers, first=step == self._first)
 
-    def _reserve(self, step: int, until: int | None) -> None:
-        """Reserves the steps from this one on, by a line that ends where their event changes."""
-        if self._planned is not None:
-            rows = self.mechanism.events(step, max(self._planned - step, 1))
-            for event, first, steps in rows:
-                self.ledger.reserve(self._entry(event, first, steps, whole=True))
-            self._end = rows[-1][1] + rows[-1][2]
-            return
-        ahead = self._reserve_ahead
-        if until is not None:
-            ahead = min(ahead, max(until - step, 1))
-        try:
-            event, _, steps = self.mechanism.events(step, ahead)[0]
-        except ValueError:  # a schedule may end before
-            event, _, steps = self.mechanism.events(step, 1)[0]
-        try:
-            self.ledger.reserve(self._entry(event, step, steps))
-        except acc.BudgetExceededError:
-            if steps == 1:
-                raise
-            steps = 1
-            self.ledger.reserve(self._entry(event, step, steps))
-        self._end = step + steps
+    @alone
+    def reserve(self, until: int, whole: bool = False) -> None:
+        """Reserves the steps before this one now, unless they are reserved.
 
-    def _entry(self, event: acc.Event, first: int, steps: int, whole: bool = False) -> Entry:
-        return Entry(event, first, steps, self.stream, self._source, self._note, whole)
+        Args:
+            until: the step.
+            whole: releases decide how many of them are taken: all count, for good.
+        """
+        if until > self._end:
+            self._charge(until, whole)
+
+    def _charge(self, until: int, whole: bool = False) -> None:
+        """Reserves the steps from the end on, by a line for each stretch that has one event."""
+        first = self._end
+        last = getattr(self.mechanism, "last", None)  # of a schedule, or a strategy
+        until = until if last is None else max(first + 1, min(until, last))
+
+        def line(event: acc.Event, start: int, steps: int) -> None:
+            args = (event, start, steps, self.stream, self._source, self._note, whole)
+            self.ledger.reserve(Entry(*args))
+
+        try:
+            for stretch in self.mechanism.events(first, until - first):
+                line(*stretch)
+        except acc.BudgetExceededError:
+            if whole or until == first + 1:
+                raise
+            until = first + 1
+            line(*self.mechanism.events(first, 1)[0])
+        self._end = until
 
     def unused(self) -> tuple[int, int]:
         """[first, end) of the steps that are reserved and were not handed out."""
@@ -133,9 +135,9 @@ class Issuer:
         """Takes out of the ledger what was reserved and not handed out.
 
         Not in a run, nor where releases decide the number of steps. Whoever draws afterwards
-        reserves anew.
+        reserves anew. Where the ledger was closed before, what is reserved stays.
         """
-        if self._resumed or self._planned is not None:
+        if self._resumed or self.ledger.closed or self.ledger.whole(self.stream):
             return
         self._end = self.next  # before the line: whatever becomes of it, no ticket lies behind it
         self.ledger.end(self.stream, self.next)

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
@@ -27,6 +27,21 @@ _UNSEEN = (
     "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
 )
 _ASSUMED = "assumed to be public, computed from no record: "
+
+
+class Shown(NamedTuple):
+    """A state of a run that may have been seen.
+
+    Attributes:
+        step: how many steps it has behind it.
+        past: its own; b"" for one that nobody could read, None in lines of format 2.
+        start: the head of the ledger at the last line "begun" before it was shown.
+    """
+
+    step: int
+    past: bytes | None
+    start: bytes
+
 
 class Reserving(Protocol):
     """An issuer, as a ledger looks at it."""
@@ -120,17 +135,18 @@ class Ledger:
         """The names of the streams, and of a run's starts, in the order in which they began."""
         return tuple(self._begun)
 
-    def shown(self, stream: str) -> tuple[int, bytes, bytes]:
-        """(step, past, start) of the state of a stream that was shown last; (0, b"", b"") for none.
+    @property
+    def closed(self) -> bool:
+        """True once ``close`` was called."""
+        return self._closed
 
-        ``past`` is the state's own; ``start`` the head of the ledger at the last line "begun"
-        before it was shown: see docs/releases.md, "Runs".
-        """
-        return self._shown[stream][-1] if stream in self._shown else (0, b"", b"")
+    def shown(self, stream: str) -> Shown | None:
+        """The state of a stream that was shown last, or that it began from; None without one."""
+        return self._shown[stream][-1] if stream in self._shown else None
 
     def was_shown(self, stream: str, step: int, past: bytes) -> bool:
         """True if this very state of a stream was shown, or the stream began from it."""
-        return any((s, p) == (step, past) for s, p, _ in self._shown.get(stream, ()))
+        return any((each.step, each.past) == (step, past) for each in self._shown.get(stream, ()))
 
     def covers(self, other: "Ledger") -> bool:
         """True if every step that ``other`` holds is charged here too, as the same event."""
@@ -287,7 +303,7 @@ class Ledger:
         self.note("trusted", what)
 
     def note(self, kind: str, what: str) -> None:
-        """Writes down a line of words once: of what is "assumed" to be public, or else "trusted"."""
+        """Writes down a line of words once: "assumed" to be public, or otherwise "trusted"."""
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
             raise ValueError(f"what must be one line of words, got {what!r}")
         if what not in self._noted[kind]:
@@ -311,7 +327,8 @@ class Ledger:
         check_stream(stream)
         step = arguments.integer("step", step, least=0)
         self._open()
-        if (step, past) != self.shown(stream)[:2]:
+        last = self.shown(stream)
+        if last is None or (step, past) != (last.step, last.past):
             self._append({"shown": step, "stream": stream, "past": past.hex()})
 
     def count(self, stream: str, *, verified: bool) -> None:
@@ -368,7 +385,7 @@ class Ledger:
             "seen": self._seen,
             "begun": list(self._begun),
             "shown": {
-                name: [[step, past.hex(), start.hex()] for step, past, start in states]
+                name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
                 for name, states in self._shown.items()
             },
         }
@@ -387,8 +404,9 @@ class Ledger:
             ledger._noted[kind] = set(content.get(kind, ()))
         ledger._begun = {name: place for place, name in enumerate(content.get("begun", ()))}
         for name, found in content.get("shown", {}).items():
-            states = [(found, "", "")] if isinstance(found, int) else found
-            ledger._shown[name] = [(s, bytes.fromhex(p), bytes.fromhex(b)) for s, p, b in states]
+            states = [(found, None)] if isinstance(found, int) else found
+            for step, past in states:
+                ledger._see(name, step, past if past is None else bytes.fromhex(past))
         ledger._seen = {name: list(counts) for name, counts in content.get("seen", {}).items()}
         return ledger
 
@@ -421,8 +439,9 @@ class Ledger:
         self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
         self._seen_on_disk: dict[str, list[int]] = {}
         self._begun: dict[str, int] = {}  # name: place
-        self._shown: dict[str, list[tuple[int, bytes, bytes]]] = {}
+        self._shown: dict[str, list[Shown]] = {}
         self._start = b""  # the head at the last line "begun"
+        self.renewed = b""  # the head at the first line of this format in a file of an older one
 
     def _read(self, rows: Iterable[tuple[str, Row, bytes]]) -> None:
         for where, row, head in rows:
@@ -445,7 +464,8 @@ class Ledger:
             if "past" in row:
                 self._see(row["begun"], int(row["step"]), bytes.fromhex(row["past"]))
         elif "shown" in row:
-            self._see(row["stream"], int(row["shown"]), bytes.fromhex(row.get("past", "")))
+            past = bytes.fromhex(row["past"]) if "past" in row else None
+            self._see(row["stream"], int(row["shown"]), past)
         elif "seen" in row:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
@@ -453,15 +473,17 @@ class Ledger:
             self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))
-        elif "ledger" not in row and "format" not in row:
+        elif "format" in row:
+            self.renewed = head
+        elif "ledger" not in row:
             entry = Entry.from_dict(row)
             self._spend(self._budget, entry)
             self._streams.insert(entry)
 
-    def _see(self, stream: str, step: int, past: bytes) -> None:
-        states = self._shown.setdefault(stream, [])
-        if states[-1:] != [(step, past, self._start)]:
-            states.append((step, past, self._start))
+    def _see(self, stream: str, step: int, past: bytes | None) -> None:
+        states, found = self._shown.setdefault(stream, []), Shown(step, past, self._start)
+        if states[-1:] != [found]:
+            states.append(found)
 
     def _spend(self, budget: acc.RenyiFilter | None, entry: Entry) -> None:
         if budget is not None and (count := self._streams.new_events(entry)):

@@ -1,6 +1,5 @@
-"""One ledger for several processes: process 0 writes each row, between all; see docs/releases.md."""
+"""One ledger for several processes: process 0 writes each row, and all wait until it has."""
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -53,6 +52,8 @@ class RowsOfAll(Written):
         self._name = ""  # of the messages; "" until the ledger is taken
         self._number = 0  # of the next barrier
         self._asked = -1  # the last one that this process told its row for
+        self._told = 0  # heads that process 0 has told
+        self._ended: set[str] = set()  # what another process has told of its ends
         self._notes: list[Row] = []  # of another process, until process 0 has them
         self._old: list[Row] = []  # read by process 0 before the others asked
 
@@ -135,13 +136,14 @@ class RowsOfAll(Written):
         """As for ``Written``: process 0 writes the largest step, if all tell theirs in time."""
         key = f"{self._name}/{self._number}/ended {row['stream']}"
         if not self._first:
-            with contextlib.suppress(_processes.Told):
+            if key not in self._ended:
+                self._ended.add(key)
                 self._tell(f"{key}/{_processes.index()}", str(row["ended"]))
             return
         told = [self._heard(f"{key}/{n}", _PROMPT) for n in range(1, self._count)]
-        if all(step is not None for step in told):
-            last = max(row["ended"], *(int(step) for step in told if step is not None))
-            self._own.append({**row, "ended": last})
+        steps = [int(step) for step in told if step is not None]
+        if len(steps) == len(told):
+            self._own.append({**row, "ended": max(row["ended"], *steps)})
 
     def agreed(self, text: str) -> str:
         """As for ``Written``."""
@@ -181,9 +183,9 @@ class RowsOfAll(Written):
         notes, self._notes = self._notes, []
         _processes.tell(key, json.dumps({"text": text, "notes": notes}))
 
-    def _heard(self, key: str, patience: float = _processes.PATIENCE) -> str | None:
+    def _heard(self, key: str, patience: float | None = None) -> str | None:
         """What another process told process 0, whose notes are written; None in vain."""
-        found = _processes.hear(key, patience)
+        found = _processes.hear(key) if patience is None else _processes.heard(key, patience)
         if found is None:
             return None
         message = json.loads(found)
@@ -207,7 +209,7 @@ class RowsOfAll(Written):
             raise
         heads = [head.hex() for head in self.chain.heads]
         rows = range(0, len(self._old), _TOGETHER)
-        parts = [{"rows": self._old[i : i + _TOGETHER]} for i in rows]
+        parts: list[Row] = [{"rows": self._old[i : i + _TOGETHER]} for i in rows]
         parts += [{"heads": heads[i : i + _HEADS]} for i in range(0, len(heads), _HEADS)]
         for n, part in enumerate([*parts, {"last": True}]):
             _processes.tell(f"{name}/old/{n}", json.dumps(part))

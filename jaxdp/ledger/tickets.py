@@ -190,8 +190,9 @@ class Ticket:
         if self.spent:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
-                f"{self._by or 'another thread'}: two releases with one noise subtract to none. Draw anew for "
-                "every update: call sampler.draw() (or take the next batch) inside the loop"
+                f"{self._by or 'another thread'}: two releases with one noise subtract to none. "
+                "Draw anew for every update: call sampler.draw() (or take the next batch) inside "
+                "the loop"
             )
 
     def rng(self, name: str) -> jax.Array:

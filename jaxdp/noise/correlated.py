@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
+from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.noise.gaussian import Axes, Noise, Paid
 from jaxdp.noise.normals import noised
 from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
-from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 _MOST_CARRIED = 2.0**12

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _links, _shards, arguments
+from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.types import PyTree, Summed
 
 _FAST = re.compile(r"--xla_cpu_enable_fast_math\b(\S*)")

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import _placement, arguments
 from jaxdp.clipping import rounding
+from jaxdp.ledger.tickets import ON_GRID
 from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
 from jaxdp.noise.correlated import (
     CorrelatedState,
@@ -36,7 +37,6 @@ from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
 from jaxdp.noise.normals import by_member, cut_over
 from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.ledger.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
 
 # Noisy sums of more coordinates are refused: those that every step is charged for.

@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 from jaxdp import _processes, _rows
 from jaxdp.clipping import captured, rounding
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import LossFn, PyTree
 
 _JUDGED = "_judged"  # set on what was used

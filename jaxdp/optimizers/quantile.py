@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _links, arguments
+from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
 from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
-from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 

@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from jaxdp import __version__, data
-from jaxdp.ledger.durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.data import models
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.adadp import AdaDpState
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import adadp_noise
@@ -29,7 +30,6 @@ from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import LossFn
 

@@ -16,17 +16,17 @@ import numpy as np
 
 from jaxdp import __version__, data
 from jaxdp import accounting as acc
-from jaxdp.ledger.durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.data import models
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers.adadp_phase import stds_of_noise_alone
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer, TrainState
 
 with needed("jaxdp.papers.adadp_noise", "papers", "matplotlib"):

@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxdp import __version__, data
 from jaxdp import accounting as acc
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import queue, rows
 from jaxdp.papers.agd_releases import Asked, moved
 from jaxdp.papers.rows import MLP_SETTINGS
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import PyTree
 
 FILE = "agd.json"

@@ -14,15 +14,15 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.data import models
+from jaxdp.ledger.issuer import issuer_of
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import with_rule
 from jaxdp.noise.normals import noised
 from jaxdp.papers import choices
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Poisson, Sampler
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import Draw, PyTree
 
 # Of the authors' program: by how much a refused direction raises the budget, and the bound on a

@@ -19,6 +19,7 @@ from jaxdp._extras import needed
 from jaxdp.data import models
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import sgd
 from jaxdp.optimizers.algorithm import Algorithm
@@ -26,7 +27,6 @@ from jaxdp.papers import queue
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer
 
 with needed("jaxdp.papers.census", "papers", "sklearn"):

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from jaxdp import arguments
-from jaxdp.ledger.durable import write_atomically
 from jaxdp.audit.algorithms import EpsilonAudit, audit_algorithm
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.row import ResultRow

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxdp.ledger.durable import StorageError
 from jaxdp._extras import needed
 from jaxdp._interrupts import status_of
+from jaxdp.ledger.durable import StorageError
 
 with needed("jaxdp reproduce", "papers", "click", "rich"):
     import click

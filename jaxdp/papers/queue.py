@@ -13,6 +13,7 @@ import jax
 
 from jaxdp import arguments, data
 from jaxdp.ledger.durable import open_locked, write_atomically
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import ResultRow, Row
@@ -22,7 +23,6 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.loop import RunResult, resume, start
 from jaxdp.runs.run import Progress
-from jaxdp.ledger.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.
 Key = tuple[str, int]

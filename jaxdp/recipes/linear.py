@@ -12,10 +12,10 @@ from scipy import linalg, special
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger import Ledger
-from jaxdp.recipes.preprocess import bound, shortened
+from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.recipes.preprocess import bound, shortened
 
 _ROWS = 4_096
 _U = 2.0**-53

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger import Ledger
-from jaxdp.recipes.features import mapped
+from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.recipes.features import mapped
 
 _ROWS = 256
 _U = 2.0**-53

@@ -10,8 +10,8 @@ import jax
 
 from jaxdp import __version__
 from jaxdp import accounting as acc
-from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import SEEDED
 from jaxdp.noise.gaussian import LEAKED
 from jaxdp.report import cautions, facts, origin, tradeoff, words
 from jaxdp.report.schema import CandidateCounts, ClaimRow, Guarantee, HistoryRow, Report

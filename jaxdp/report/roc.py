@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxdp import accounting as acc
-from jaxdp.ledger.durable import write_atomically
 from jaxdp.accounting.curves import misses, profile
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.report import plots, svg
 from jaxdp.report.svg import BLUE
 from jaxdp.report.words import show_epsilon

@@ -12,6 +12,7 @@ import optax
 
 from jaxdp import data
 from jaxdp.data import models
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.recipes import features
@@ -19,7 +20,6 @@ from jaxdp.recipes.preprocess import Whitening, dp_pca, dp_whitening, project, w
 from jaxdp.runs import canary_inputs
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import LossFn, PyTree
 
 

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _processes, arguments
-from jaxdp.ledger.durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
 from jaxdp.audit.canaries import Canaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
+from jaxdp.ledger.durable import save_array, write_atomically
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import Source, as_source
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (

@@ -16,8 +16,15 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _processes
-from jaxdp.ledger.durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
+from jaxdp.ledger.durable import (
+    StorageError,
+    broken_seal,
+    make_private,
+    private,
+    seal,
+    sync_directory,
+)
 from jaxdp.runs.stored import first_line, remedy
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
@@ -128,7 +135,10 @@ class Checkpoints:
         return max(self._steps(), default=None)
 
     def restore(
-        self, like: TrainState, give_up: Callable[[int], None] | None = None
+        self,
+        like: TrainState,
+        give_up: Callable[[int], None] | None = None,
+        usable: Callable[[TrainState], bool] = lambda state: True,
     ) -> Restored | None:
         """The latest undamaged state and its history, or None before the first checkpoint.
 
@@ -144,6 +154,8 @@ class Checkpoints:
             give_up: called with the last step of the checkpoints that cannot be read, whatever the
                 reason, before they are moved out of the way for one before them or for the
                 beginning; None raises.
+            usable: False for a state that must not be gone on from; it is moved out of the way for
+                one before it.
 
         Raises:
             StorageError: a checkpoint cannot be read; it is of other parameters or another
@@ -167,6 +179,16 @@ class Checkpoints:
                     raise self._unread(step, error) from error
                 give_up(step)
                 self._put_aside([_Bad(step, first_line(error), False)], "without it")
+                continue
+            if found is not None and step is not None and not usable(found[0]):
+                why = "holds steps that were done again since"
+                if min(self._steps()) == step:
+                    raise StorageError(
+                        f"{self._folder} must hold a checkpoint that the run can go on from, but "
+                        f"that of step {step} {why}, and there is none before it: its charge is "
+                        "another one's. Put back the checkpoints that the run left"
+                    )
+                self._put_aside([*bad, _Bad(step, why, False)], "from the one before it")
                 continue
             lost = [each.step for each in bad if step is None or not each.damaged]
             if give_up is not None and lost:
@@ -324,7 +346,7 @@ class Checkpoints:
             for number, reason, damaged in bad:
                 target = _free(self._folder.with_name(f"damaged-checkpoint-{number}"))
                 (self._folder / str(number)).rename(target)
-                what = "is damaged" if damaged else f"cannot be read ({reason})"
+                what = "is damaged" if damaged else f"cannot be used ({reason})"
                 print(
                     f"jaxdp: the checkpoint of step {number} {what} (now {target}): going on "
                     f"{then}",

@@ -13,6 +13,7 @@ from jaxdp import arguments, sampling
 from jaxdp.audit import canaries as audit_canaries
 from jaxdp.data import models
 from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import rates, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
@@ -20,7 +21,6 @@ from jaxdp.recipes import features
 from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
-from jaxdp.ledger.seeds import Secret
 
 # Models whose per-example gradients are never held, and their physical batch size: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.

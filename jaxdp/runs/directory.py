@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxdp import _processes
-from jaxdp.ledger.durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.durable import make_private, open_locked, write_atomically
 from jaxdp.runs import stored
 from jaxdp.runs.state import RunState
 
@@ -197,8 +197,13 @@ class RunDirectory:
             state: its secret state.
             name: the run's in the ledger.
         """
-        streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
-        if max(ledger.shown(stream) for stream in streams) < state.shown:
+        if state.head is not None:
+            whole = ledger.holds(bytes.fromhex(state.head))
+        else:  # of format 2
+            streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
+            shown = [found.step for stream in streams if (found := ledger.shown(stream))]
+            whole = max(shown, default=0) >= state.shown
+        if not whole:
             raise ValueError(
                 f"{self.ledger} must hold the {state.shown} steps that were shown, but some are "
                 "missing: what was released can no longer be accounted for"

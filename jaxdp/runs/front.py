@@ -21,6 +21,7 @@ from jaxdp._shards import hashed, on_host
 from jaxdp.accounting.flat import flatten
 from jaxdp.batches import placed
 from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.runs import bar, budget, reporting, stored
@@ -40,7 +41,6 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.sampling import Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
-from jaxdp.ledger.seeds import Secret
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxdp import _processes, data
 from jaxdp import accounting as acc
+from jaxdp._shards import on_host
 from jaxdp.ledger.durable import save_array, write_atomically
 from jaxdp.ledger.entries import SEEDED
-from jaxdp._shards import on_host
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
@@ -21,7 +22,6 @@ from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started,
 from jaxdp.runs.state import RunState
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource, Source, as_source
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 
@@ -164,7 +164,7 @@ class ConfiguredRun(Run):
             if self.directory.exists() or self.directory.ledger.exists():
                 raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
             kept = dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
-            return self._marked(kept)
+            return kept
         state = self.directory.load_state()
         if state.starts is None or state.config is None:
             raise ValueError(
@@ -183,11 +183,7 @@ class ConfiguredRun(Run):
                 "changed: what was released of the old ones would be charged to the new. Start a "
                 "new run, in another folder"
             )
-        return self._marked(state)
-
-    def _marked(self, state: RunState) -> RunState:
-        """With a note of ``enough``, for later starts that may be told of none."""
-        return state if self._enough is None else dataclasses.replace(state, until_enough=True)
+        return state
 
     def _configuration(self) -> str:
         return json.dumps(self.config.to_dict(), sort_keys=True)
@@ -285,7 +281,7 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
             f"{directory.ledger} must hold the charge of {directory.components}, but it is "
             "missing: what was released can no longer be accounted for"
         )
-    if released is None and run.ledger.shown(stream):
+    if released is None and run.ledger.shown(stream) is not None:
         raise ValueError(
             f"{directory.components} must be there to go on with this run, or its copy {kept}, but "
             "both are missing: the components were shown, and others are another release, which "

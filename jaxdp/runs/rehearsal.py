@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxdp import data
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Sampler
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Trainer
 
 _STEPS = 5

@@ -18,20 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _processes, _shards
-from jaxdp.ledger.entries import SEEDED
-from jaxdp.ledger.issuer import Chargeable, Issuer
 from jaxdp._placement import agreed, placement
 from jaxdp.accounting import Bound, Relation
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import SEEDED
+from jaxdp.ledger.issuer import Chargeable, Issuer
+from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs import branches
+from jaxdp.runs import descent
 from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.descent import Going, past_of
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler, Source
-from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.step import PrivateStep
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
@@ -69,9 +70,6 @@ class Stepper(Protocol):
 
     def epsilon(self, delta: float, relation: Relation) -> Bound:
         """Bounds on epsilon for everything charged and handed out so far."""
-
-    def end_batches(self) -> None:
-        """Ends what is drawn ahead."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,6 +162,7 @@ class Started:
         secret: of its randomness.
         incarnation: of this start; goes into every key.
         ledger: open.
+        issuers: of the gradient, and of a private energy.
     """
 
     directory: RunDirectory
@@ -171,6 +170,7 @@ class Started:
     secret: Secret
     incarnation: str
     ledger: Ledger
+    issuers: list[Issuer] = dataclasses.field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -178,28 +178,49 @@ class Started:
         return self.secret.stream("run").hex()
 
     @property
+    def streams(self) -> list[str]:
+        """The run's streams of steps in the ledger, in the order in which they began."""
+        charged = {str(entry.stream) for entry in self.ledger.entries}
+        found = {name for name in {*self.ledger.begun, *charged} if self._number(name) is not None}
+        if self.state.lost:  # of format 2, whose ledger may not know it yet
+            found.add(f"{self.name}/{self.state.lost}")
+        return sorted(found, key=lambda name: self._number(name) or 0)
+
+    def _number(self, stream: str) -> int | None:
+        """The place of a stream among the run's; None for another's, or that of a part."""
+        if stream == self.name:
+            return 0
+        number = stream.removeprefix(f"{self.name}/")
+        return int(number) if number.isdecimal() and number != stream else None
+
+    @property
     def stream(self) -> str:
-        """The name of the stream that the run's releases are charged to.
+        """The name of the stream that the run's releases are charged to."""
+        return self.streams[-1]
 
-        Another one once steps that were shown must be done again.
+    def begin_stream(self, state: TrainState) -> None:
+        """Begins a stream: the first, or another where steps that were shown are done again."""
+        count = len(self.streams)
+        name = f"{self.name}/{count}" if count else self.name
+        self.ledger.new_stream(name, (state.step, past_of(state)))
+
+    def shows(self, step: int, past: bytes = b"") -> None:
+        """Writes down that a state may be seen from now on.
+
+        Args:
+            step: of the state.
+            past: of the state; b"" for a checkpoint that nobody could read.
         """
-        name = self.name
-        return f"{name}/{self.state.lost}" if self.state.lost else name
-
-    def shows(self, step: int) -> None:
-        """Writes down that the steps up to this one may be seen from now on.
-
-        In the ledger too: ``secret/`` alone may be put back from an older copy.
-        """
-        self.ledger.show(self.stream, step)
-        if step > self.state.shown:
-            self.state = dataclasses.replace(self.state, shown=step)
+        self.ledger.show(self.stream, step, past)
+        if step != self.state.shown or self.state.head != self.ledger.head.hex():
+            head = self.ledger.head.hex()
+            self.state = dataclasses.replace(self.state, shown=step, head=head)
             self.directory.save_state(self.state)
 
     def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
-        """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
+        """The issuer of a mechanism of the run from ``step`` on; it reserves its steps anew."""
         secret = self.secret.child(part) if part else self.secret
-        whole = getattr(mechanism, "strategy", None) is not None
+        is_one = getattr(mechanism, "strategy", None) is not None
         said = [plan.note] + [SEEDED] * secret.reproducible
         stream = f"{self.stream}/{part}" if part else self.stream
         made = Issuer(
@@ -211,13 +232,14 @@ class Started:
             first_step=step,
             reserve=plan.every,
             source="mechanism",
-            replay=True,
+            resumed=True,
             # Steps of an epoch, or a run, that is one event are done again on its one draw.
-            draws=self.name if whole else stream,
+            draws=self.name if is_one else stream,
             note="; ".join(filter(None, said)),
         )
-        if plan.enough is not None or self.state.until_enough:
-            made.charge_until(plan.steps)
+        self.issuers.append(made)
+        if plan.enough is not None or self.ledger.whole(stream):
+            made.reserve(plan.steps, whole=True)
         return made
 
 
@@ -254,13 +276,14 @@ def _begun(
     ledger.join()
     # Before a checkpoint is set aside, which alone may know what the ledger has lost.
     directory.check_shown(ledger, state, secret.stream("run").hex())
-    before = max(len(state.starts or ()), ledger.begun)
-    ledger.new_stream(secret.stream(f"start {before}").hex())
+    before, head = max(len(state.starts or ()), len(ledger.begun)), ledger.head
+    # Of its own: what two copies of a folder take and write after their start can be told apart.
+    ledger.new_stream(f"start {_processes.first(lambda: secrets.token_hex(16))}")
     fresh = _processes.first(lambda: secrets.token_hex(16))
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted;
         # copies that went on apart have other ledgers.
-        named = f"{configuration()}|{before}|{ledger.head.hex()}".encode()
+        named = f"{configuration()}|{before}|{head.hex()}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
     place = _processes.first(directory.place)
     if state.place not in (None, place):  # runs of older versions did not write it down
@@ -283,17 +306,14 @@ def trained(
     try:
         state, rows = _restored(checkpoints, run, plan)
         trainer = (plan.trainer or _trainer)(run, plan, state)
-        run.shows(state.step)
+        run.shows(state.step, past_of(state))
         if plan.durable is not None:
             plan.durable(state.step)
         if rows and plan.evaluate is not None:  # a crash may have come before it
             rows[-1] |= plan.evaluate(trainer.released(state))
         progress(state.step, public(rows[-1]) if rows else None)
         first, began = state.step, time.perf_counter()
-        try:
-            state = _blocks(run, trainer, state, rows, plan, checkpoints, progress)
-        finally:
-            trainer.end_batches()
+        state = _blocks(run, trainer, state, rows, plan, checkpoints, progress)
         return trainer.released(state), rows, state.step - first, time.perf_counter() - began
     finally:
         checkpoints.close()
@@ -339,7 +359,7 @@ def _blocks(
     began, norms = state.step, []
     seen: list[jax.Array] = []
     infos: list[ClipInfo] = []
-    for batch in _block_by_block(trainer, state.step, plan, rows):
+    for batch in _block_by_block(run, trainer, state.step, plan, rows):
         state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
         if state.step == began + 1:
             checkpoints.prepare()  # while the device works, and not after a whole block
@@ -357,10 +377,10 @@ def _blocks(
         rows.append(row)
         saved.show()
         checkpoints.save(state, rows)
-        saved.row = row
+        saved.row, saved.past = row, past_of(state)
         if plan.evaluate is not None:
             checkpoints.wait()
-            run.shows(state.step)
+            run.shows(state.step, saved.past)
             row |= plan.evaluate(trainer.released(state))
         if plan.enough is not None:  # it may show what it sees
             saved.show()
@@ -370,14 +390,16 @@ def _blocks(
 
 
 def _block_by_block(
-    trainer: Stepper, step: int, plan: RunPlan, rows: list[Row]
+    run: Started, trainer: Stepper, step: int, plan: RunPlan, rows: list[Row]
 ) -> Iterator[PyTree]:
-    """The batches that are left. Each block is charged when the one before it was taken.
+    """The batches that are left. Each block is reserved whole before its first step.
 
     So the order of the ledger's lines does not tell how long steps took, which is private.
     """
     while step < plan.steps and not (rows and plan.enough and plan.enough(public(rows[-1]))):
         end = min(plan.steps, (step // plan.every + 1) * plan.every)
+        for issuer in run.issuers:
+            issuer.reserve(end)
         yield from trainer.batches(end - step)
         step = end
 
@@ -391,6 +413,7 @@ class _Pending:
     plan: RunPlan
     progress: Progress
     row: Row | None = None
+    past: bytes = b""
 
     def show_if_durable(self) -> None:
         # Others than process 0 wait for it where all of them do, at the end of a block.
@@ -401,7 +424,7 @@ class _Pending:
         if self.row is None:
             return
         self.checkpoints.wait()
-        self.run.shows(self.row["step"])
+        self.run.shows(self.row["step"], self.past)
         if self.plan.durable is not None:
             self.plan.durable(self.row["step"])
         self.progress(self.row["step"], public(self.row))
@@ -413,19 +436,23 @@ def _restored(
 ) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
 
-    def give_up(step: int) -> None:
-        branches.check_given_up(plan.algorithm.mechanism)
-        run.shows(step)  # so that the steps up to it are charged anew: somebody may have read it
+    mechanism, folder = plan.algorithm.mechanism, str(run.directory.path)
 
-    restored = checkpoints.restore(fresh, give_up if plan.set_aside_unreadable else None)
-    state, rows = restored or (fresh, [])
-    if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
-        raise ValueError(
-            f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "
-            "missing: what was released can no longer be accounted for"
-        )
-    branches.begin(run, state, plan.algorithm.mechanism)
-    if any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
+    def give_up(step: int) -> None:
+        descent.check_tail(mechanism, step, folder)
+        run.shows(step)  # nothing goes on from it: somebody may have read it
+
+    def usable(state: TrainState) -> bool:
+        found = descent.agreed(run, state)
+        if found is Going.ANEW:
+            descent.check_tail(mechanism, state.step, folder)
+        return found is not Going.NOT
+
+    unread = give_up if plan.set_aside_unreadable else None
+    state, rows = checkpoints.restore(fresh, unread, usable) or (fresh, [])
+    if not run.streams or descent.agreed(run, state) is not Going.ON:
+        run.begin_stream(state)
+    elif any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
         run.ledger.trust(INTERRUPTED)
     return state, rows
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxdp.report.written import Written
 from jaxdp.ledger.seeds import Secret
+from jaxdp.report.written import Written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunState(Written):
     Attributes:
         secret: of draws and noise.
         starts: randomness of each start of a process; None in runs of older versions.
-        lost: how often steps that were shown had to be done again.
+        lost: of format 2: how often steps that were shown had to be done again.
         shown: number of steps that may have been seen.
         data: keyed hash of the records.
         mechanism: of the run, as text; None in runs of older versions.
@@ -47,12 +47,12 @@ class RunState(Written):
         config: of a run of ``jaxdp train``: its ``RunConfig``.
         data_file: of a run on a file: its path.
         data_dir: where prepared data sets lie, if it was given.
-        branch: of a run with correlated noise that had to go back: the ledger's heads at the state
-            that it went back to, and then, hexadecimal.
+        branch: of format 2, of a run with correlated noise that had to go back: the ledger's heads
+            at the state that it went back to, and then, hexadecimal.
         place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
             versions.
-        until_enough: True where releases decide the number of steps, so that all that may be taken
-            are charged and counted from the first.
+        until_enough: of format 2: True where releases decide the number of steps.
+        head: of the ledger after the last line that says what was shown, hexadecimal.
     """
 
     LEFT_OUT: ClassVar = (
@@ -64,6 +64,7 @@ class RunState(Written):
         "branch",
         "place",
         "until_enough",
+        "head",
     )
 
     secret: KeptSecret
@@ -82,3 +83,4 @@ class RunState(Written):
     branch: tuple[str, ...] | None = None
     place: str | None = None
     until_enough: bool | None = None
+    head: str | None = None

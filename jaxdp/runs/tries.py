@@ -25,6 +25,8 @@ import jax
 import numpy as np
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.tuned import Tries
+from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import (
     StorageError,
     make_private,
@@ -34,11 +36,9 @@ from jaxdp.ledger.durable import (
     write_atomically,
     write_bytes_atomically,
 )
-from jaxdp.accounting.tuned import Tries
-from jaxdp.ledger import Ledger
+from jaxdp.ledger.seeds import Secret
 from jaxdp.runs import space as spaces
 from jaxdp.runs import stored
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import PyTree
 
 NOTE = """This folder is SECRET.
@@ -387,7 +387,7 @@ def _charge(directory: TuneDirectory, search: Search, state: SearchState) -> Non
             )
         for said in (UNSEEN, FAILURES, *search.trusted):
             ledger.trust(said)
-        ledger.charge(search.tuned, stream=name, source="mechanism", replay=True)
+        ledger.charge(search.tuned, stream=name, source="mechanism", again=True)
     finally:
         ledger.close()
 

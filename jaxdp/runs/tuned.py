@@ -11,6 +11,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments, data
 from jaxdp.accounting.tuned import Tries
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import assemble, checks
@@ -19,7 +20,6 @@ from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.tries import Chosen
 from jaxdp.runs.tuning import tune
-from jaxdp.ledger.seeds import Secret
 
 # What a candidate may be made of: none of them moves the event.
 NAMES = ("learning_rate", "l2_clip_norm", "momentum", "optimizer")

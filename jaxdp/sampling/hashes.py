@@ -5,9 +5,9 @@ import hashlib
 import jax
 import numpy as np
 
+from jaxdp.ledger.seeds import Secret
 from jaxdp.sampling.rules import Identities, identity_bytes
 from jaxdp.sampling.source import Source
-from jaxdp.ledger.seeds import Secret
 
 _AT_ONCE = 4096  # records that are read together
 _SAMPLED = 256  # records whose hash tells whether the data are the same

@@ -13,6 +13,7 @@ from jaxdp.cli.failures import in_words
 from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.audit import audit_blocks
 from jaxdp.papers.block_coordinate.run import BlockRun
@@ -30,7 +31,6 @@ from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.recipes import own_constants
 from jaxdp.runs.run import Result
-from jaxdp.ledger.seeds import Secret
 
 with needed("jaxdp train", "cli", "click"):
     import click

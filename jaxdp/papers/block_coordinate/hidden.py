@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.ledger.issuer import released_once
 from jaxdp.clipping import rounding
+from jaxdp.ledger.issuer import released_once
+from jaxdp.ledger.seeds import Secret
 from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
@@ -20,7 +21,6 @@ from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
-from jaxdp.ledger.seeds import Secret
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger.issuer import released_once
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
@@ -17,7 +18,6 @@ from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, check_data, compiled_sweep
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.spectral import Rescale
-from jaxdp.ledger.seeds import Secret
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger

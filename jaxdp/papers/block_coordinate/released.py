@@ -11,15 +11,15 @@ import numpy as np
 
 from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.clipping import rounding
+from jaxdp.ledger.issuer import issuer_of
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.spectral import Rescale
 from jaxdp.papers.block_coordinate.sweep import sweep
 from jaxdp.sampling import Poisson, Sampler
-from jaxdp.ledger.seeds import Secret
 from jaxdp.types import Draw
 
 if TYPE_CHECKING:

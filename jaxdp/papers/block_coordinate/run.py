@@ -12,6 +12,7 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import clipping, data
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers.block_coordinate.hidden import ChargedWhole, HiddenBlocks
@@ -40,7 +41,6 @@ from jaxdp.runs.front import Run
 from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Source
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 

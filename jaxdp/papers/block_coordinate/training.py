@@ -12,15 +12,15 @@ import numpy as np
 
 from jaxdp import _processes
 from jaxdp import accounting as acc
+from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.issuer import Issuer
-from jaxdp.ledger import Ledger
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.sampling import Sampler
-from jaxdp.ledger.tickets import Ticket
 from jaxdp.trainer import TrainState
 from jaxdp.types import Draw, StepInfo
 

@@ -196,9 +196,9 @@ def answers(ledger):
     return {
         "epsilon": ledger.epsilon(DELTA).upper,
         "steps": ledger.steps,
-        "begun": ledger.begun,
+        "begun": len(ledger.begun),
         "unverified": ledger.unverified(),
-        "shown to": max(ledger.shown(str(entry.stream)) for entry in ledger.entries),
+        "shown to": max(getattr(ledger.shown(str(e.stream)), "step", 0) for e in ledger.entries),
     }
 
 
