@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from jaxdp.audit.loop import check_loop
     from jaxdp.audit.measures import AttackMeasures, attack_measures
     from jaxdp.audit.one_run import RunAudit, audit_canaries
-    from jaxdp.audit.reference import audit_noise
-    from jaxdp.audit.residuals import audit_residuals
+    from jaxdp.audit.residuals import audit_noise, audit_residuals
     from jaxdp.audit.scores import Audited, audit_scores
     from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 
@@ -46,8 +45,7 @@ _NAMES = {
     "loop": ("check_loop",),
     "measures": ("AttackMeasures", "attack_measures"),
     "one_run": ("RunAudit", "audit_canaries"),
-    "reference": ("audit_noise",),
-    "residuals": ("audit_residuals",),
+    "residuals": ("audit_noise", "audit_residuals"),
     "scores": ("Audited", "audit_scores"),
     "worlds": ("Worlds", "training_run", "two_worlds"),
 }

@@ -16,8 +16,7 @@ from jaxdp.audit.adversaries import LOG_RATIO, Canary, canary_score, tiny_networ
 from jaxdp.audit.bounds import ErrorCounts
 from jaxdp.audit.events import Verdict, audit_event, family_bound, tradeoff_of
 from jaxdp.audit.measures import points
-from jaxdp.audit.reference import RUNS, audit_noise
-from jaxdp.audit.residuals import ResidualVerdict
+from jaxdp.audit.residuals import RUNS, ResidualVerdict, audit_noise
 from jaxdp.audit.scores import Audited, audit_scores
 from jaxdp.audit.worlds import Energy, Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
