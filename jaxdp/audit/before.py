@@ -104,7 +104,8 @@ def check(
         leaves = jax.tree.leaves(raw)
         if not leaves or not all(np.ndim(leaf) for leaf in leaves):
             raise ValueError(
-                f"raw must be a list of records, or a pytree of arrays [n, ...], got {raw!r}"
+                "raw must be a list of records, or a pytree of arrays [n, ...], got "
+                f"{type(raw).__name__}"
             )
     if public is not None and not isinstance(public, Mapping):
         raise ValueError(
@@ -124,20 +125,13 @@ def check(
 
     # What a gradient is made of: the loss, the records as they are read, or gradients of one's own.
     found: list[Finding | None] = []
-    tested: list[str] = []
     assumed: list[str] = []
     if loss_fn is not None:
         of_loss, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
-        tested += [
-            "the loss: refusals, state, what it captured, first values of its parameters, its "
-            "examples in other company"
-        ]
     found.append(_of_reading(source, kind))
-    tested += ["reading: the same records in other company, and again"]
     if gradients is not None:
         found.append(_of_gradients(gradients, params, near.records_of(source, _ROWS)))
-        tested += ["per-example gradients: rows in other company, in other places, and again"]
 
     # Functions that are given many records, on neighbouring data sets.
     data = near.records_of(source, _RECORDS) if raw is None else raw
@@ -161,7 +155,7 @@ def check(
             """Other records may not come out changed, nor all of them in another shape."""
             if near.shapes(one) != near.shapes(two):
                 return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
-            gone, new = near.differing(one, two, pair.rows)
+            gone, new = near.differing(one, two)
             if gone + new <= pair.changed:
                 return ""
             return (
@@ -170,12 +164,11 @@ def check(
             )
 
         out, again = preprocess(data), preprocess(data)
-        if near.differing(out, again, np.arange(near.count(out))) != (0, 0):
+        if near.differing(out, again) != (0, 0):
             words = "the function gives another result when it is called again on the same records"
             found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
         else:
             found.append(swept("preprocess", preprocess, changed))
-        tested += ["preprocessing of neighbouring data sets"]
     if build is not None:
 
         def other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
@@ -190,23 +183,30 @@ def check(
             return "" if at is None else f"the loss is another{at and f', at {at},'}"
 
         found.append(swept("captured", build, other_loss))
-        tested += ["the loss made of neighbouring data sets"]
     for name, function in (public or {}).items():
 
         def other(one: PyTree, two: PyTree, _: near.Neighbour, name: str = name) -> str:
             return "" if near.same(one, two) else f"{name} is another value"
 
         found.append(swept("public", function, other))
-    if public:
-        tested += [f"public values of neighbouring data sets: {', '.join(public)}"]
     if collate is not None:
         records = [near.record(data, i) for i in range(near.count(data))]
         found.append(_of_collating(collate, records))
-        tested += ["collating a record with others"]
     if loader is not None:
         found.append(_of_loader(loader, inner, source))
-        tested += ["three epochs of the loader, beside the sampling that is charged"]
-    return Checked(in_order(found), tuple(tested), tuple(assumed), time.perf_counter() - began)
+    tests = {
+        "the loss: refusals, state, what it captured, first values of its parameters, its examples "
+        "in other company": loss_fn,
+        "reading: the same records in other company, and again": source,
+        "per-example gradients: rows in other company, in other places, and again": gradients,
+        "preprocessing of neighbouring data sets": preprocess,
+        "the loss made of neighbouring data sets": build,
+        f"public values of neighbouring data sets: {', '.join(public or ())}": public or None,
+        "collating a record with others": collate,
+        "three epochs of the loader, beside the sampling that is charged": loader,
+    }
+    tested = tuple(words for words, given in tests.items() if given is not None)
+    return Checked(in_order(found), tested, tuple(assumed), time.perf_counter() - began)
 
 
 # The loss -------------------------------------------------------------------------------------

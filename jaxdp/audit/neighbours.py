@@ -19,13 +19,11 @@ class Neighbour(NamedTuple):
     Attributes:
         words: how it differs.
         data: the neighbour: a list of records, or a pytree of arrays [N, ...].
-        rows: int [n'], the record of the first data set that each of its own comes from.
         changed: the most records by which anything computed record by record may differ.
     """
 
     words: str
     data: PyTree
-    rows: np.ndarray
     changed: int
 
 
@@ -83,14 +81,12 @@ def neighbours(data: PyTree) -> Iterator[Neighbour]:
     extremes = [sizes[:, 0].argmax(), sizes[:, 0].argmin(), sizes[:, 1].argmax(), 0, size - 1]
     for at in dict.fromkeys([*extremes, *np.linspace(0, size - 1, _MORE).astype(int)]):
         if size > 1:
-            rows = np.delete(everyone, at)
-            yield Neighbour(f"without record {at}", take(data, rows), rows, 1)
-    other = np.where(everyone == size - 1, 0, everyone)
+            yield Neighbour(f"without record {at}", take(data, np.delete(everyone, at)), 1)
     words = "with a copy of the first record in place of the last"
-    yield Neighbour(words, take(data, other), other, 2)
+    yield Neighbour(words, take(data, np.where(everyone == size - 1, 0, everyone)), 2)
     if not isinstance(data, list):
         larger = put(data, size - 1, scaled(record(data, size - 1), 8))
-        yield Neighbour("with the last record made 8 times larger", larger, everyone, 2)
+        yield Neighbour("with the last record made 8 times larger", larger, 2)
 
 
 def measure(record: PyTree) -> tuple[float, float]:
@@ -106,24 +102,15 @@ def measure(record: PyTree) -> tuple[float, float]:
     return total, length
 
 
-def differing(one: PyTree, two: PyTree, rows: np.ndarray) -> tuple[int, int]:
-    """(records of one result that the other lacks, and the other way round), in any order.
+def differing(one: PyTree, two: PyTree) -> tuple[int, int]:
+    """(records of one result that the other lacks, and the other way round), in any order."""
 
-    Args:
-        one: records, the result of the first data set.
-        two: the result of its neighbour.
-        rows: where the neighbour's records come from: tried first, so that rounding does not count.
-    """
-    left, right = ([record(data, i) for i in range(count(data))] for data in (one, two))
-    if len(right) == len(rows) and len(left) > int(rows.max(initial=0)):
-        unlike = sum(not same(left[r], each) for r, each in zip(rows, right, strict=True))
-        if unlike <= 1:
-            return len(left) - len(right) + unlike, unlike
-
-    # Records that are equal to the bit, then of the others those that are to rounding.
     def key(record: PyTree) -> tuple[bytes, ...]:
         return tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(record))
 
+    # Records that are equal to the bit, then of the others those that are to rounding: it is quick
+    # where they come in one order.
+    left, right = ([record(data, i) for i in range(count(data))] for data in (one, two))
     known = {key(each): each for each in (*left, *right)}
     ours, theirs = (Counter(map(key, each)) for each in (left, right))
     left, right = ([known[k] for k in more.elements()] for more in (ours - theirs, theirs - ours))
