@@ -39,6 +39,7 @@ _WIDEST = 1_024  # numbers of a record up to which covariances are computed
 _CLOSE, _EXACT = 3e-4, 3e-6  # relative
 _FIT = 1e-3  # of the norm of a matrix; float32 leaves about 1e-5
 _QUANTILES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.75, 0.9, 0.95, 0.98, 0.99)
+_LEVELS = ("the records' median", *(f"the records' quantile of {q:g}" for q in _QUANTILES))
 _Scalings = tuple[tuple[float, float], ...]  # (scale, shift) of each
 _PLAIN = ((1.0, 0.0), (-1.0, 0.0))
 _EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "inverse range"))
@@ -226,26 +227,27 @@ def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
         yield f"the logarithm of {_SHARES}", True, found
 
 
-def _columns(flat: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
+def _columns(flat: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Made]:
     """Statistics of the columns of a leaf, of which ``flat`` [kept] may be one."""
-    for moments in filter(None, (leaf.moments, leaf.rounded)):
-        for words, found in _table(moments):
-            if (certain := _agree(flat, found, leaf.scalings)) is not None:
-                if words in _EXTREMES:  # bounds that many records reach were chosen before them
-                    ends = [(leaf.x == end).sum(0) for end in (moments.low, moments.high)]
-                    least = dict(zip(_EXTREMES, ends, strict=False)).get(words, np.minimum(*ends))
-                    certain = certain and is_telling(flat) and bool(np.median(least) <= 3)
-                yield Made(words, certain)
-
-
-def _quantiles(flat: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
-    """The median and quantiles of every column; none of one with gaps."""
-    if np.mean((flat >= leaf.moments.low) & (flat <= leaf.moments.high)) > 0.9:
-        for level, found in zip((0.5, *_QUANTILES), leaf.quantiles, strict=True):
-            if (certain := _agree(flat, found, leaf.scalings)) is not None:
-                times = np.sum(np.abs(leaf.x - found) <= 1e-6 * np.abs(found), axis=0)
-                words = "median" if level == 0.5 else f"quantile of {level:g}"
-                yield Made(f"the records' {words}", certain and bool(np.median(times) <= 3))
+    candidates = [each for m in (leaf.moments, leaf.rounded) if m for each in _table(m)]
+    if single:  # not beside others
+        between = (flat >= leaf.moments.low) & (flat <= leaf.moments.high)
+        if leaf.is_small and np.mean(between) > 0.9:
+            candidates += zip(_LEVELS, leaf.quantiles, strict=True)
+        near = np.all(np.abs(leaf.prefixes - flat) <= 1e-3 * np.max(np.abs(flat)), axis=1)
+        means = leaf.prefixes[near] * leaf.moments.varies
+        candidates += [("the mean of the first records", mean) for mean in means]
+    for words, found in candidates:
+        certain = _agree(flat, found, leaf.scalings)
+        if certain and words in _EXTREMES + _LEVELS:
+            # Bounds that many records reach were chosen before them.
+            ends = (leaf.moments.low, leaf.moments.high) if "range" in words else (found,)
+            times = [np.sum(np.abs(leaf.x - e) <= 1e-6 * np.abs(e), axis=0) for e in ends]
+            certain = (words in _LEVELS or is_telling(flat)) and bool(
+                np.median(np.minimum.reduce(times)) <= 3
+            )
+        if certain is not None:
+            yield Made(words, certain)
 
 
 def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
@@ -433,15 +435,7 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
                 yield Made(words, told >= least)
         # A few statistics in one array, such as a mean beside a deviation.
         for flat in rows[: _WIDE * (len(rows) <= _WIDE)].astype(np.float64):
-            yield from _columns(flat, leaf)
-            if single and leaf.is_small:
-                yield from _quantiles(flat, leaf)
-        if single:
-            flat = rows[0].astype(np.float64)
-            near = np.abs(leaf.prefixes - flat) <= 1e-3 * np.max(np.abs(flat))
-            for mean in leaf.prefixes[near.all(1)]:
-                if (certain := _agree(flat, mean * leaf.moments.varies)) is not None:
-                    yield Made("the mean of the first records", certain)
+            yield from _columns(flat, leaf, single)
         for each in labels:
             yield from _class_means(rows, leaf, each)
 
@@ -793,13 +787,13 @@ class _Leaf:
         if not len(x):
             return []
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
-        levels = zip(_QUANTILES, np.quantile(x, _QUANTILES), strict=True)
+        levels = zip(_LEVELS[1:], np.quantile(x, _QUANTILES).tolist(), strict=True)
         return [
             ("the records' largest number", float(x.max())),
             ("the records' smallest number", float(x.min())),
             ("the largest norm of a record", float(norms.max())),
             ("the records' median norm", float(np.median(norms))),
-            *((f"the records' quantile of {level:g}", float(found)) for level, found in levels),
+            *levels,
         ]
 
     def labels(self) -> _Labels | None:
