@@ -303,7 +303,7 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
         return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
 
     def steps(traced: core.ClosedJaxpr) -> Iterator[tuple[Hashable, str]]:
-        """What each operation does, comparable between traces, and the line it comes from."""
+        """(a description that is comparable between traces, its line) of every operation."""
         for part in coupling.parts(traced):
             for const in part.consts:
                 yield number(const), ""

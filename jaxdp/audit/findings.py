@@ -125,12 +125,12 @@ class Finding:
 
     @property
     def why(self) -> str:
-        """Why the guarantee does not hold then."""
+        """The reason that the guarantee does not hold then."""
         return _ADVICE[self.kind][0]
 
     @property
     def remedy(self) -> str:
-        """What to write instead."""
+        """The advice on how to write it instead."""
         return _ADVICE[self.kind][1]
 
     def __str__(self) -> str:
