@@ -241,7 +241,7 @@ def _of_loss(
             return [Finding("refused", words, where or here)], []
         if plan is None and "racer" not in type(error).__name__:
             raise  # it is the user's own
-        words = f"the loss fails when it is called again: {words.splitlines()[0]}"
+        words = "the loss fails when it is called again: " + words.partition("\n")[0]
         return [Finding("state", words, line_of_error(error) or here)], []
 
     # State that shows as a value of an earlier call, or as another program.
@@ -364,7 +364,10 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
         if _far(whole - without, one, l2):
             return Finding("company", "what a record adds changes when others take part", line)
         if (moved := float(np.linalg.norm(whole - without))) > float(l2) * (1 + _ROUNDING):
-            words = f"one record moves the clipped sum by {moved:.4g}, its bound is {float(l2):.4g}"
+            words = (
+                f"one record moves the clipped sum by {moved:.4g}, its bound is {float(l2):.4g} "
+            )
+            words += "(report it: jaxdp's own clipping should not allow that)"
             return Finding("sensitivity", words, line)
     return None
 
