@@ -19,8 +19,7 @@ from jaxdp import arguments
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts
 from jaxdp.audit.canaries import noise_of, rate_of
-from jaxdp.audit.reference import RUNS, audit_noise
-from jaxdp.audit.residuals import ResidualVerdict
+from jaxdp.audit.residuals import RUNS, ResidualVerdict, audit_noise
 from jaxdp.audit.scores import (
     Audited,
     audit_event,
