@@ -1,8 +1,8 @@
 """``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
 
 import functools
-import inspect
 import hashlib
+import inspect
 import itertools
 import math
 import re
