@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxdp.report.written import Written
+from jaxdp._written import Written
 from jaxdp.seeds import Secret
 
 
