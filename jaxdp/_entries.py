@@ -206,12 +206,6 @@ def _blocks(first_step: int, end: int, size: int) -> tuple[int, int]:
     return first_step // size, -(-end // size)
 
 
-def count_blocks(first_step: int, end: int, size: int) -> int:
-    """The number of blocks (epochs) that steps [first_step, end) touch: each is charged whole."""
-    first, last = _blocks(first_step, end, size)
-    return last - first
-
-
 def counted(entry: Entry, without: tuple[str, int] | None) -> int:
     """The number of an entry's steps, less those for which no ticket was handed out."""
     if without is None or entry.stream != without[0]:
