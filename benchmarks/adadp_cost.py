@@ -19,10 +19,10 @@ import jax
 from benchmarks.algorithm_cost import device, prepared
 from jaxdp import accounting as acc
 from jaxdp import data, runs
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import agd, rows
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
-from jaxdp.ledger.seeds import Secret
 
 RESULTS = Path(__file__).parent / "results" / "adadp_cost.json"
 NAMES = ("dp-sgd", "adadp", "adadp-as-published")

@@ -18,10 +18,10 @@ import jax
 import jaxdp
 from benchmarks.overhead import mnist_shaped
 from jaxdp import runs
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
-from jaxdp.ledger.seeds import Secret
 from jaxdp.trainer import Batches, Trainer, TrainState
 
 RESULTS = Path(__file__).parent / "results" / "algorithm_cost.json"

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from jaxdp import data, runs
+from jaxdp.ledger.seeds import Secret
 from jaxdp.runs.audit import audit_rows_of
 from jaxdp.runs.canary_inputs import KINDS
 from jaxdp.runs.described import report as described
-from jaxdp.ledger.seeds import Secret
 
 RESULT = Path(__file__).parent / "results" / "auditing_inputs.json"
 REGIMES = {

@@ -19,7 +19,7 @@ from benchmarks.planted_subtle import SUBTLE
 from jaxdp import optimizers as opt
 from jaxdp.audit import audit_noise
 from jaxdp.audit.algorithms import tiny_worlds
-from jaxdp.audit.reference import noise_verdict, trusted_steps
+from jaxdp.audit.residuals import noise_verdict, trusted_steps
 
 RESULT = Path(__file__).parent / "results" / "auditing.json"
 RUNS = 3_000  # of both worlds together

@@ -27,10 +27,10 @@ from benchmarks.block_figure import save_figure
 from benchmarks.block_problems import Problem, generated, madelon, mnist, with_constant
 from jaxdp import accounting as acc
 from jaxdp import models
+from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import default_physical_batch_size
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate.released import compiled_sweep
-from jaxdp.ledger.seeds import Secret
 
 FIGURE = Path("docs/images/block_coordinate_stand_in.png")
 RESULTS = Path(__file__).parent / "results" / "block_coordinate.json"

@@ -25,8 +25,8 @@ import optax
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data, models
-from jaxdp.noise import Workload
 from jaxdp.ledger.seeds import Secret
+from jaxdp.noise import Workload
 
 RESULTS = Path(__file__).parent / "results" / "correlated_accuracy.json"
 EPSILON, DELTA = 2.0, 1e-5

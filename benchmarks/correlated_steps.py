@@ -15,9 +15,9 @@ import numpy as np
 import jaxdp
 from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
+from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
 from jaxdp.noise.normals import noised
-from jaxdp.ledger.tickets import simulated_key
 
 STEPS, BATCH = 1_000, 64.0
 # Bytes of state and temporary memory from which a contender is only compiled.

@@ -28,8 +28,8 @@ from sklearn.datasets import load_digits
 import jaxdp
 from benchmarks import grid_bits, networks_large
 from jaxdp import models
-from jaxdp.noise import IndependentNoise, IntegerNoise, privatize
 from jaxdp.ledger.tickets import simulated_key
+from jaxdp.noise import IndependentNoise, IntegerNoise, privatize
 from jaxdp.types import Summed
 
 RESULTS = Path(__file__).parent / "results" / "grid_noise.json"

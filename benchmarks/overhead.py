@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from jaxdp import data, runs
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
-from jaxdp.ledger.seeds import Secret
 
 EVAL_EVERY = 235  # 4,700 steps in 20 blocks, as `jaxdp train --dataset mnist` cuts them
 ROUNDS = 5

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -42,7 +42,14 @@ from jaxdp.sampling import (
     by_name,
     steps_of_a_block,
 )
-from jaxdp.sampling.rules import expected_size, name_of, rate, relations, whole_epochs
+from jaxdp.sampling.rules import (
+    Identities,
+    expected_size,
+    name_of,
+    rate,
+    relations,
+    whole_epochs,
+)
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.types import LossFn, PyTree, Summed
 
@@ -450,7 +457,9 @@ class Mechanism:
         """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
         inner = privatize(self._noise, self.batch_size, **options)
 
-        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        def update(
+            updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: PyTree
+        ) -> tuple[PyTree, PyTree]:
             # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
             # which optimizers subtract, is then the noise that is added.
             found = updates.undeclared if isinstance(updates, Summed) else None
@@ -470,7 +479,7 @@ class Mechanism:
         physical_batch_size: int | None = None,
         first_step: int = 0,
         reserve: int = 1,
-        identities: Sequence[Any] | None = None,
+        identities: Identities | None = None,
     ) -> Sampler:
         """A sampler that charges every step to a ledger before it draws the step's records.
 

@@ -9,8 +9,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
-from jaxdp.noise import MatrixNoise, identity, square_root
 from jaxdp.ledger.tickets import simulated_key
+from jaxdp.noise import MatrixNoise, identity, square_root
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 

@@ -15,9 +15,9 @@ from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import Toeplitz, strategies
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Sampler
-from jaxdp.ledger.seeds import Secret
 from tests.refusing import all_refused
 
 N, BATCH, STEPS = 120, 10, 18

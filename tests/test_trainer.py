@@ -254,7 +254,7 @@ def test_bad_input():
     begun = lambda value: trainer().init(PARAMS, public_value=value)  # noqa: E731
     all_refused(
         [
-            ("optimizer must be None for a Alg", lambda: make(jaxdp.Algorithm(mech, SGD), SGD)),
+            ("optimizer must be None for an Alg", lambda: make(jaxdp.Algorithm(mech, SGD), SGD)),
             ("optimizer must be an optax optimizer", lambda: make(mech, None)),
             ("mechanism must be a Mechanism", lambda: make(mech.privatize(), SGD)),
             ("steps or epochs must be given", lambda: train.batches()),

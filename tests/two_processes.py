@@ -17,8 +17,8 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp.ledger import durable, _processes
 from jaxdp import accounting as acc
+from jaxdp.ledger import _processes, durable
 from jaxdp.ledger.entries import Entry
 from tests.refusing import all_refused, refused
 

@@ -150,6 +150,11 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         if times == 0:
             continue
         name = event.type_name
+        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled):
+            raise UnsupportedEventError(
+                f"{sampled} of a {name} event: it is a whole run with draws of its own, and its "
+                "amplification by sampling has no bound here"
+            )
         if reason := event.refuses(relation):
             raise UnsupportedEventError(f"{name} under {relation.value}: {reason}")
         steps: list[GaussianStep] = []
@@ -210,11 +215,6 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 distance += times * apart
                 todo.append((inner, times))
             case CorrelatedNoise() | CyclicPoissonSampled():
-                if sampled:
-                    raise UnsupportedEventError(
-                        f"{sampled} of a {name} event: it is a whole run with draws of its own, "
-                        "and its amplification by sampling has no bound here"
-                    )
                 # At the cost of releases with independent noise: one, or a round of groups each.
                 if isinstance(event, CyclicPoissonSampled):
                     inner = PoissonSampled(event.event, event.sampling_prob)

@@ -355,9 +355,11 @@ class SampledGaussian(Pair):
     @property
     def center(self) -> float:  # type: ignore[override]
         """The loss of a step whose record was not sampled, or typical of a full batch."""
-        sampled = 1.0 if self.q == 1 and not self.reverse else 0.0
-        loss = float(self._loss(np.asarray([sampled]))[0])
-        return -loss if self.reverse else loss
+        x = np.asarray([1.0 if self.q == 1 and not self.reverse else 0.0])
+        loss = log_ratio(x, self.z, self.q)
+        if self.relation is Relation.REPLACE_ONE:
+            loss = loss - log_ratio(-x, self.z, self.q)
+        return -float(loss[0]) if self.reverse else float(loss[0])
 
     def span(self, tail: float) -> tuple[float, float]:
         """As ``Pair.span``."""
@@ -366,7 +368,10 @@ class SampledGaussian(Pair):
         sampled = -z * float(special.ndtri(min(max(tail, 1e-310) / (2 * q), 0.5)))
         least = -max(reach, sampled) - (self.relation is Relation.REPLACE_ONE)
         ends = np.asarray([least, max(reach, 1 + sampled)])
-        low, high = (float(v) for v in self._loss(ends))
+        loss = log_ratio(ends, z, q)
+        if self.relation is Relation.REPLACE_ONE:
+            loss = loss - log_ratio(-ends, z, q)
+        low, high = loss.tolist()
         if q < 1 and self.relation is not Relation.REPLACE_ONE:
             # What rounding cannot tell from the least loss is not left beyond it.
             floor = math.log1p(-q)
@@ -411,11 +416,6 @@ class SampledGaussian(Pair):
         turns = 3 + (2 * np.abs(x) + 1) / z**2
         largest = float(np.max(steep * turns, initial=0.0))
         return 8 * _U * (largest + 2 * float(np.max(np.abs(edges), initial=0.0)))
-
-    def _loss(self, x: Array) -> Array:
-        z, q = self.z, self.q
-        loss = log_ratio(x, z, q)
-        return loss - log_ratio(-x, z, q) if self.relation is Relation.REPLACE_ONE else loss
 
     def output(self, loss: Array) -> Array:
         """The output x at which the forward loss is ``loss``; -inf below its infimum."""
@@ -693,7 +693,7 @@ class MixedGaussian(Pair):
 
     def __init__(self, c: Array, p: Array, reverse: bool = False) -> None:
         self.c, self.p, self.reverse = c, p, reverse
-        loss = self._loss(np.asarray([float(c @ p)]))[0]
+        loss = mixture_log_ratio(np.asarray([float(c @ p)]), c, p)[0][0]
         self.center = -float(loss) if reverse else float(loss)
 
     def masses(self, edges: Array) -> Masses:
@@ -714,7 +714,8 @@ class MixedGaussian(Pair):
         """As ``Pair.span``."""
         reach = -float(special.ndtri(max(tail, 1e-310) / 2))
         rare = special.ndtri(np.minimum(max(tail, 1e-310) / (2 * self.p), 0.5))
-        low, high = self._loss(np.asarray([-reach, max(reach, float(np.max(self.c - rare)))]))
+        ends = np.asarray([-reach, max(reach, float(np.max(self.c - rare)))])
+        low, high = mixture_log_ratio(ends, self.c, self.p)[0]
         return (-float(high), -float(low)) if self.reverse else (float(low), float(high))
 
     def slack(self, edges: Array) -> float:
@@ -729,9 +730,6 @@ class MixedGaussian(Pair):
         """The mixture of a component's masses."""
         parts = [p * law(c) for c, p in zip(self.c.tolist(), self.p.tolist(), strict=True)]
         return np.asarray(np.sum(parts, axis=0))
-
-    def _loss(self, y: Array) -> Array:
-        return mixture_log_ratio(y, self.c, self.p)[0]
 
     def _output(self, loss: Array) -> Array:
         """The y at which the forward loss is ``loss``; -inf below its infimum.

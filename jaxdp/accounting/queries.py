@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import special
@@ -505,7 +505,7 @@ _epsilon_of = epsilon  # where the name is that of a number
 
 
 def calibrate(
-    make_event: Callable[[Any], Event],
+    make_event: Callable[[float], Event],
     epsilon: float,
     delta: float,
     relation: Relation = ADD,
@@ -609,7 +609,7 @@ def calibrate_count(
     Arguments and errors as for ``calibrate``.
     """
     found = calibrate(
-        make_event, epsilon, delta, relation, accountant,
+        lambda count: make_event(int(count)), epsilon, delta, relation, accountant,
         between=(1, 10**12), most=True, whole=True, otherwise=0,
     )  # fmt: skip
     return int(found)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from jaxdp.audit.guesses import audit_one_run
     from jaxdp.audit.loop import check_loop
     from jaxdp.audit.one_run import audit_canaries
-    from jaxdp.audit.reference import audit_noise
-    from jaxdp.audit.residuals import audit_residuals
+    from jaxdp.audit.residuals import audit_noise, audit_residuals
     from jaxdp.audit.scores import (
         AttackMeasures,
         Audited,
@@ -48,8 +47,7 @@ _NAMES = {
     "guesses": ("audit_one_run",),
     "loop": ("check_loop",),
     "one_run": ("audit_canaries",),
-    "reference": ("audit_noise",),
-    "residuals": ("audit_residuals",),
+    "residuals": ("audit_noise", "audit_residuals"),
     "scores": ("AttackMeasures", "Audited", "attack_measures", "audit_event", "audit_scores"),
     "worlds": ("Worlds", "training_run", "two_worlds"),
 }

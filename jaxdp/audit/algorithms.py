@@ -19,8 +19,7 @@ from jaxdp import arguments
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts
 from jaxdp.audit.canaries import noise_of, rate_of
-from jaxdp.audit.reference import RUNS, audit_noise
-from jaxdp.audit.residuals import ResidualVerdict
+from jaxdp.audit.residuals import RUNS, ResidualVerdict, audit_noise
 from jaxdp.audit.scores import (
     Audited,
     audit_event,
@@ -48,30 +47,15 @@ _FAR = 1e3  # times the direction: far beyond any clipping norm in use here
 class EpsilonAudit:
     """An audit: the claimed, the proven and the audited epsilon.
 
-    Attributes:
-        what: was attacked, in words.
-        adversary: in words.
-        steps: the steps of every run.
-        runs: attacked, of both worlds together.
-        canaries: of one run the number of candidates, each put in by its own fair coin; else None.
-        delta: of every epsilon.
-        confidence: of the audited numbers, each by itself.
+    Attributes as those of ``jaxdp.report.schema.AuditRow`` of the same name, but for these:
         claim: (name, epsilon) of the paper's claim, where there is one.
-        proven: the accountant's epsilon; infinite where nothing is proven.
         audited: the lower bound that assumes nothing.
         profile: a lower bound that assumes the mechanism's kind, where it has one; of one run also
             that its canaries are as good as independent runs.
         family: of one run the lower bound that assumes the mechanism's kind alone.
         last: of one run the lower bound from its end alone, which assumes nothing.
-        last_of: what ``last`` was computed from, in words.
-        reachable: about the bound that ideal scores of what was charged would give; None where
-            nothing is proven, or where finding it takes too long.
-        all_right: of one run the bound if every coin was guessed right: the largest there is.
-        p_value: of the test of the charged event; None where there was none.
-        broken: True if the proven guarantee is refuted at ``confidence``.
         noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
             that adds no noise or names a leak.
-        points: false-alarm and hit rates at fixed ranks, see ``jaxdp.audit.scores.points``.
         event: what is charged.
         roc: float [k, 2], rates of false alarms and hits of the scores, for a plot.
     """

@@ -1,24 +1,45 @@
 """``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
 
+import functools
+import hashlib
 import inspect
+import itertools
+import math
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
-from jaxdp.audit import draws, independence, loss, pipeline, start
 from jaxdp.audit import neighbours as near
-from jaxdp.audit.findings import Checked, Finding, in_order, line_in
-from jaxdp.clipping import clipped_grad
+from jaxdp.audit import start
+from jaxdp.audit.findings import (
+    Checked,
+    Finding,
+    in_order,
+    line_of_error,
+    line_of_function,
+    line_of_use,
+)
+from jaxdp.audit.residuals import binomial
+from jaxdp.clipping import ClippedGrad, captured, clipped_grad, coupling, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import Source, as_source
+from jaxdp.sampling import FixedSize, Poisson, Source, as_source
+from jaxdp.sampling.source import ArraySource
 from jaxdp.types import PyTree
 
-# Of ``jaxdp.clipped_grad``, but for the loss and the rule, which the mechanism gives.
-_CLIPPING = tuple(inspect.signature(clipped_grad).parameters)[2:]
+# What a function makes of records: a loss, or (loss, parameters).
+Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
+_RECORDS = 256  # of neighbouring data sets
+_ROWS = 6  # of a batch in which an example is looked at in other company
+_ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
+_EPOCHS, _SURE = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
 
 def check(
@@ -28,7 +49,7 @@ def check(
     mechanism: Mechanism | Algorithm,
     *,
     gradients: Callable[[PyTree, PyTree], PyTree] | None = None,
-    build: Callable[[PyTree], pipeline.Built] | None = None,
+    build: Callable[[PyTree], Built] | None = None,
     preprocess: Callable[[PyTree], PyTree] | None = None,
     raw: PyTree | None = None,
     public: Mapping[str, Callable[[PyTree], PyTree]] | None = None,
@@ -74,21 +95,12 @@ def check(
     """
     began = time.perf_counter()
     if (loss_fn is None) == (gradients is None):
-        named = [None if f is None else line_in(f) or repr(f) for f in (loss_fn, gradients)]
-        raise ValueError(f"give one of loss_fn and gradients, got {named[0]} and {named[1]}")
-    functions: dict[str, Callable[..., PyTree] | None] = {
-        "loss_fn": loss_fn,
-        "gradients": gradients,
-        "build": build,
-        "preprocess": preprocess,
-        "loader": loader,
-        "collate": collate,
-    }
+        raise ValueError(f"give one of loss_fn and gradients, got {loss_fn!r} and {gradients!r}")
     if not isinstance(mechanism, Mechanism | Algorithm):
         raise ValueError(
             f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
         )
-    if raw is not None and not isinstance(raw, list):
+    if not isinstance(raw, list | NoneType):
         leaves = jax.tree.leaves(raw)
         if not leaves or not all(np.ndim(leaf) for leaf in leaves):
             raise ValueError(
@@ -97,16 +109,20 @@ def check(
             )
     if public is not None and not isinstance(public, Mapping):
         raise ValueError(
-            "public must be a mapping from names to functions of the records, got "
-            f"{type(public).__name__}"
+            f"public must be a mapping from names to functions of the records, got {public!r}"
         )
-    functions |= {f"public[{name!r}]": value for name, value in (public or {}).items()}
+    functions: dict[str, Callable[..., PyTree] | None] = {
+        **{"loss_fn": loss_fn, "gradients": gradients, "build": build, "preprocess": preprocess},
+        **{f"public[{name!r}]": function for name, function in (public or {}).items()},
+        **{"loader": loader, "collate": collate},
+    }
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ValueError(f"{name} must be a function or None, got {function!r}")
-    if unknown := sorted(set(clipping) - set(_CLIPPING)):
+    options = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
+    if unknown := sorted(set(clipping) - set(options)):
         raise ValueError(
-            f"{unknown[0]} must be an argument of jaxdp.check or one of {', '.join(_CLIPPING)}, "
+            f"{unknown[0]} must be an argument of jaxdp.check or one of {', '.join(options)}, "
             f"got {clipping[unknown[0]]!r}"
         )
     kind, source = type(source), as_source(source)
@@ -115,49 +131,420 @@ def check(
 
     # What a gradient is made of: the loss, the records as they are read, or gradients of one's own.
     found: list[Finding | None] = []
-    tested: list[str] = []
     assumed: list[str] = []
     if loss_fn is not None:
-        of_loss, assumed = loss.of_loss(loss_fn, params, source, mechanism, clipping)
+        of_loss, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
-        tested += [
-            "the loss: refusals, state, what it captured, first values of its parameters, its "
-            "examples in other company"
-        ]
-    found.append(pipeline.reading(source, 6, kind))
-    tested += ["reading: the same records in other company, and again"]
+    found.append(_of_reading(source, kind))
     if gradients is not None:
-        found.append(independence.of_gradients(gradients, params, near.records_of(source, 6)))
-        tested += ["per-example gradients: rows in other company, in other places, and again"]
+        found.append(_of_gradients(gradients, params, near.records_of(source, _ROWS)))
 
     # Functions that are given many records, on neighbouring data sets.
-    data = near.records_of(source, pipeline.RECORDS) if raw is None else raw
-    data = near.take(data, np.arange(min(near.count(data), pipeline.RECORDS)))
+    data = near.records_of(source, _RECORDS) if raw is None else raw
+    data = near.take(data, np.arange(min(near.count(data), _RECORDS)))
 
-    def differ(one: pipeline.Built, two: pipeline.Built) -> str:
-        """Words on how two results of ``build`` differ: parameters, or the program; "" if not."""
-        made = [each if isinstance(each, tuple) else (each, params) for each in (one, two)]
-        if not near.same(made[0][1], made[1][1]):
-            return "the parameters differ"
-        traced = [
-            loss.trace(mechanism.clipped_grad(f, **clipping), p, source.example) for f, p in made
-        ]
-        return loss.difference(*traced)
+    def swept(
+        kind: str,
+        function: Callable[[PyTree], PyTree],
+        differ: Callable[[PyTree, PyTree, near.Neighbour], str],
+    ) -> Finding | None:
+        """The first neighbour on which a result differs in a way that has words."""
+        made = function(data)
+        for pair in near.neighbours(data):
+            if words := differ(made, function(pair.data), pair):
+                return Finding(kind, f"{words} {pair.words}", line_of_function(function))
+        return None
 
     if preprocess is not None:
-        found.append(pipeline.preprocessing(preprocess, data))
-        tested += ["preprocessing of neighbouring data sets"]
+
+        def changed(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
+            """Other records may not come out changed, nor all of them in another shape."""
+            if near.shapes(one) != near.shapes(two):
+                return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
+            gone, new = near.differing(one, two)
+            if gone + new <= pair.changed:
+                return ""
+            return (
+                f"{gone} of {near.count(one)} records do not come out as before, and {new} others "
+                "come, where one record may change,"
+            )
+
+        out, again = preprocess(data), preprocess(data)
+        if near.differing(out, again) != (0, 0):
+            words = "the function gives another result when it is called again on the same records"
+            found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
+        else:
+            found.append(swept("preprocess", preprocess, changed))
     if build is not None:
-        found.append(pipeline.builds(build, data, differ))
-        tested += ["the loss made of neighbouring data sets"]
-    if public:
-        found += [pipeline.public_value(name, function, data) for name, function in public.items()]
-        tested += [f"public values of neighbouring data sets: {', '.join(public)}"]
+
+        def other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
+            """Neither parameters nor the program of the loss may differ."""
+            made = [each if isinstance(each, tuple) else (each, params) for each in (one, two)]
+            if not near.same(made[0][1], made[1][1]):
+                return "the parameters are others"
+            traced = (
+                _trace(mechanism.clipped_grad(f, **clipping), p, source.example) for f, p in made
+            )
+            at = _first_difference(*traced)
+            return "" if at is None else f"the loss is another{at and f', at {at},'}"
+
+        found.append(swept("captured", build, other_loss))
+    for name, function in (public or {}).items():
+
+        def other(one: PyTree, two: PyTree, _: near.Neighbour, name: str = name) -> str:
+            return "" if near.same(one, two) else f"{name} is another value"
+
+        found.append(swept("public", function, other))
     if collate is not None:
         records = [near.record(data, i) for i in range(near.count(data))]
-        found.append(pipeline.collating(collate, records))
-        tested += ["collating a record with others"]
+        found.append(_of_collating(collate, records))
     if loader is not None:
-        found.append(draws.of_loader(loader, inner, start.columns(source)))
-        tested += ["three epochs of the loader, beside the sampling that is charged"]
-    return Checked(in_order(found), tuple(tested), tuple(assumed), time.perf_counter() - began)
+        found.append(_of_loader(loader, inner, source))
+    tests = {
+        "the loss: refusals, state, what it captured, first values of its parameters, its examples "
+        "in other company": loss_fn,
+        "reading: the same records in other company, and again": source,
+        "per-example gradients: rows in other company, in other places, and again": gradients,
+        "preprocessing of neighbouring data sets": preprocess,
+        "the loss made of neighbouring data sets": build,
+        f"public values of neighbouring data sets: {', '.join(public or ())}": public or None,
+        "collating a record with others": collate,
+        "three epochs of the loader, beside the sampling that is charged": loader,
+    }
+    tested = tuple(words for words, given in tests.items() if given is not None)
+    return Checked(in_order(found), tested, tuple(assumed), time.perf_counter() - began)
+
+
+# The loss -------------------------------------------------------------------------------------
+
+
+def _of_loss(
+    loss_fn: Callable[..., jax.Array],
+    params: PyTree,
+    source: Source,
+    mechanism: Mechanism | Algorithm,
+    clipping: Mapping[str, PyTree],
+) -> tuple[list[Finding], list[str]]:
+    """(findings on a loss, what it captured and is taken to be public)."""
+    grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
+    if not isinstance(grad_fn, ClippedGrad):
+        raise ValueError(
+            "mechanism must clip the gradients of one loss to be checked, got one whose "
+            f"clipped_grad is a {type(grad_fn).__name__}"
+        )
+    here, example, plan = line_of_function(loss_fn), source.example, None
+
+    # What jaxdp refuses itself; and state, if it fails when it is traced again, or already where it
+    # kept a value of an earlier call.
+    shape = lambda leaf: jax.ShapeDtypeStruct((_ROWS, *leaf.shape), leaf.dtype)  # noqa: E731
+    try:
+        plan = grad_fn.plan(params, jax.tree.map(shape, example))
+        first, second = (_trace(grad_fn, params, example) for _ in range(2))
+    except Exception as error:
+        words = str(error)
+        if isinstance(error, ValueError) and words.startswith("loss_fn must not"):
+            where = _line_of_refused(words, grad_fn, params, example)
+            return [Finding("refused", words, where or here)], []
+        if plan is None and "racer" not in type(error).__name__:
+            raise  # it is the user's own
+        words = "the loss fails when it is called again: " + words.partition("\n")[0]
+        return [Finding("state", words, line_of_error(error) or here)], []
+
+    # State that shows as a value of an earlier call, or as another program.
+    for part in (*coupling.parts(first), *coupling.parts(second)):
+        for var, value in zip(part.jaxpr.constvars, part.consts, strict=False):
+            if isinstance(value, jax.core.Tracer):
+                words = f"the loss uses a value {list(value.shape)} of an earlier call"
+                return [Finding("state", words, line_of_use(part.jaxpr, var))], []
+    if (at := _first_difference(first, second)) is not None:
+        words = "the loss is another function each time it is called"
+        return [Finding("state", words, at or here)], []
+
+    # Arrays and first values that are statistics of the records, and keys for all examples.
+    known = start.known(source) or start.sampled(source, 512)
+    made_of = functools.partial(statistics.made_of, records=known)
+    found = []
+    for one in captured.of_records(first, made_of):
+        where, words = line_of_use(one.part.jaxpr, one.at), captured.named(one, len(source))
+        found.append(Finding("captured", words, where, one.made.certain))
+    for name, made in start.parameters(grad_fn, params, made_of, len(source)):
+        found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
+    found += _shared_keys(first)
+
+    # Numbers: the same example in other company.
+    if not found and len(source) > 1:
+        with captured.compared_before():
+            coupled = _of_company(grad_fn, params, near.records_of(source, _ROWS))
+        found += [coupled] if coupled else []
+    return found, [entry.assumed for entry in plan if entry.assumed]
+
+
+def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
+    """The loss of one example, traced anew."""
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    called = functools.partial(losses.called, grad_fn.form, grad_fn.loss_fn)
+    keys = (key,) if grad_fn.takes_rng else ()
+    return jax.make_jaxpr(lambda *args: called(*args))(params, example, *keys)
+
+
+def _line_of_refused(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
+    """The line of the operation that a refusal names, or of the loss's own error; else ""."""
+    try:
+        traced = _trace(grad_fn, params, example)
+    except Exception as error:
+        return line_of_error(error)
+    for part in coupling.parts(traced):
+        for eqn in part.jaxpr.eqns:
+            name = eqn.primitive.name.removesuffix("_call")
+            if re.search(rf"(use|got) {name}\b", words):
+                return line_of_use(part.jaxpr, eqn)
+    return ""
+
+
+def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | None:
+    """The line of the first difference; "" for a captured array or another length; else None."""
+
+    def number(value: PyTree) -> Hashable:
+        plain = np.asarray(jax.random.key_data(value) if captured.is_key(value) else value)
+        return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
+
+    def steps(traced: core.ClosedJaxpr) -> Iterator[tuple[Hashable, str]]:
+        """(a description that is comparable between traces, its line) of every operation."""
+        for part in coupling.parts(traced):
+            for const in part.consts:
+                yield number(const), ""
+            for eqn in part.jaxpr.eqns:
+                literals = tuple(number(a.val) for a in eqn.invars if isinstance(a, core.Literal))
+                shapes = tuple(str(getattr(a, "aval", "")) for a in eqn.outvars)
+                yield (eqn.primitive.name, literals, shapes), line_of_use(part.jaxpr, eqn)
+
+    for left, right in itertools.zip_longest(steps(one), steps(two)):
+        if left is None or right is None or left[0] != right[0]:
+            return left[1] if left and right else ""
+    return None
+
+
+def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
+    """Suspicions for keys that the loss captured, or made of a number, and uses."""
+    words = "the loss draws random numbers from a key that it captured, in place of its own"
+    found = []
+    for part in coupling.parts(traced):
+        consts = zip(part.jaxpr.constvars, part.consts, strict=False)
+        keys = {var for var, value in consts if captured.is_key(value)}
+        for eqn in part.jaxpr.eqns:
+            made = eqn.primitive.name == "random_seed" and isinstance(eqn.invars[0], core.Literal)
+            if made or any(not isinstance(a, core.Literal) and a in keys for a in eqn.invars):
+                found.append(Finding("key", words, line_of_use(part.jaxpr, eqn), certain=False))
+    return found[:1]
+
+
+# An example in other company ------------------------------------------------------------------
+
+
+def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
+    """Finds a record that adds other numbers in other company, or more than l2.
+
+    Args:
+        grad_fn: the clipped gradient.
+        params: the parameters.
+        rows: pytree of NumPy arrays [m, ...], m >= 2.
+    """
+    size, line = near.count(rows), line_of_function(grad_fn.loss_fn)
+    key = jax.random.key(0, impl="threefry2x32") if grad_fn.takes_rng else None
+
+    @jax.jit
+    def summed(rows: PyTree, mask: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        found, _ = grad_fn(params, rows, mask, key)
+        leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(found.value)]
+        return jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves]), jnp.asarray(found.l2)
+
+    whole, l2 = (np.asarray(v, np.float64) for v in summed(rows, np.ones(size, bool)))
+    for at in sorted({0, size // 2, size - 1}):
+        alone = np.arange(size) == at
+        one, again, without = (
+            np.asarray(summed(data, mask)[0], np.float64)
+            for data, mask in ((rows, alone), (_with_others(rows, at), alone), (rows, ~alone))
+        )
+        if _far(one, again, l2):
+            return Finding("company", "what a record adds changes when the other rows change", line)
+        if _far(whole - without, one, l2):
+            return Finding("company", "what a record adds changes when others take part", line)
+        if (moved := float(np.linalg.norm(whole - without))) > float(l2) * (1 + _ROUNDING):
+            words = (
+                f"one record moves the clipped sum by {moved:.4g}, its bound is {float(l2):.4g} "
+            )
+            words += "(report it: jaxdp's own clipping should not allow that)"
+            return Finding("sensitivity", words, line)
+    return None
+
+
+def _of_gradients(
+    function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree
+) -> Finding | None:
+    """Finds a row of a user's own per-example gradients that sees other rows.
+
+    Args:
+        function: ``(params, rows) -> gradients`` [m, ...].
+        params: the parameters.
+        rows: pytree of NumPy arrays [m, ...], m >= 2.
+    """
+    size, line = near.count(rows), line_of_function(function)
+
+    def grads(rows: PyTree) -> np.ndarray:
+        """[m, d]; [0, 0] where the gradients have no axis of examples."""
+        leaves = jax.tree.leaves(function(params, jax.tree.map(jnp.asarray, rows)))
+        count = near.count(rows)
+        if {np.shape(leaf)[:1] for leaf in leaves} != {(count,)}:
+            return np.zeros((0, 0))
+        flat = [np.reshape(np.asarray(v, np.float64), (count, -1)) for v in leaves]
+        return np.concatenate(flat, axis=1)
+
+    first, again = grads(rows), grads(rows)
+    if not len(first) or not len(again):
+        words = f"gradients have first axes that differ from {size}: not one row for each example"
+        return Finding("company", words, line)
+    scale = max(float(np.max(np.linalg.norm(first, axis=1))), 1e-30)
+    if _far(first, again, scale):
+        return Finding("state", "gradients change when they are computed a second time", line)
+    for at in sorted({0, size - 1}):
+        if _far(first[at], grads(_with_others(rows, at))[at], scale):
+            words = "the gradient of a row changes when the other rows change"
+            return Finding("company", words, line)
+
+    # Fewer rows: all may change in proportion, or some in another way.
+    half = max(1, size // 2)
+    fewer = grads(near.take(rows, range(half)))
+    if _far(first[:half], fewer, scale):
+        before = float(np.linalg.norm(first[:half]))
+        ratio = float(np.linalg.norm(fewer)) / max(before, 1e-30)
+        if before < _ROUNDING * scale or _far(ratio * first[:half], fewer, ratio * scale):
+            words = "the gradient of a row changes when other rows are left out"
+            return Finding("company", words, line)
+        words = f"gradients of {half} rows are {ratio:.3g} times those of the same among {size}"
+        return Finding("divisor", words, line)
+    order = np.roll(np.arange(size), 1)
+    if _far(first[order], grads(near.take(rows, order)), scale):
+        return Finding("company", "the gradient of a row changes with its place", line)
+    return None
+
+
+def _with_others(rows: PyTree, at: int) -> PyTree:
+    """The rows, all but one of them replaced by the next one's, numbers made 3 times larger."""
+    others = near.take(rows, np.roll(np.arange(near.count(rows)), 1))
+    return near.put(near.scaled(others, 3), at, near.record(rows, at))
+
+
+def _far(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
+    """True if two vectors differ by more than rounding; what is not finite is not compared."""
+    if not (np.all(np.isfinite(one)) and np.all(np.isfinite(two))):
+        return False
+    return bool(np.max(np.abs(one - two), initial=0.0) > _ROUNDING * float(scale))
+
+
+# Records as they come -------------------------------------------------------------------------
+
+
+def _of_reading(source: Source, kind: type) -> Finding | None:
+    """Reads the same few records in other company, another order, and again.
+
+    Args:
+        source: the records.
+        kind: the type of what the user gave, for the line.
+    """
+    if isinstance(source, ArraySource) or len(source) < 2:
+        return None
+    size = min(_ROWS, len(source))
+    rows = np.arange(size)
+    seen: dict[int, PyTree] = {}
+    for order in (rows, rows, rows[::-1], np.roll(rows, 1), rows[: size // 2], rows[size // 2 :]):
+        try:
+            found = source.gather(order, np.ones(len(order), bool))
+        except ValueError as error:
+            words = f"it refuses records that it gave before: {error}"
+            return Finding("source", words, line_of_error(error))
+        for place, row in enumerate(order):
+            record = near.record(found, place)
+            if not near.same(seen.setdefault(int(row), record), record):
+                words = "a record reads differently in other company, or a second time"
+                return Finding(
+                    "source", words, line_of_function(getattr(kind, "__getitem__", None))
+                )
+    return None
+
+
+def _of_collating(
+    collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]
+) -> Finding | None:
+    """Puts one record into batches with others: its row, and all shapes, must stay the same."""
+    order = sorted(range(len(records)), key=lambda i: near.measure(records[i])[1])
+    shortest, middle, longest = (records[order[i]] for i in (0, len(order) // 2, -1))
+    made = [collate([shortest, other]) for other in (shortest, longest, middle)]
+    for one, two in itertools.combinations(made, 2):
+        words, shapes = "", (near.shapes(one), near.shapes(two))
+        if shapes[0] != shapes[1]:
+            words = f"two records become {shapes[0]}, and two others {shapes[1]}"
+        elif not near.same(*(jax.tree.map(lambda leaf: leaf[0], batch) for batch in (one, two))):
+            words = "a record becomes another row when the other record of its batch changes"
+        if words:
+            return Finding("collate", words, line_of_function(collate))
+    return None
+
+
+def _of_loader(
+    loader: Callable[[int], Iterable[PyTree]], mechanism: Mechanism, source: Source
+) -> Finding | None:
+    """Draws a few epochs, and asks how probable they are under the mechanism's sampling.
+
+    Args:
+        loader: from a seed to the batches of one epoch: integer positions [k], or records.
+        mechanism: names the sampling.
+        source: the records.
+    """
+    held = start.in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    columns = [np.asarray(column) for column in held]
+    rate, records = mechanism.batch_size / mechanism.dataset_size, len(columns[0])
+    steps = max(1, math.ceil(1 / rate)) if rate else 1
+
+    def key(leaves: Sequence[np.ndarray], at: int) -> bytes:
+        return b"".join(np.ascontiguousarray(leaf[at]).tobytes() for leaf in leaves)
+
+    known = {key(columns, at): at for at in range(records)}
+
+    def positions(batch: PyTree) -> np.ndarray:
+        """The positions in a batch: itself where it is integers [k], else by the records' bytes."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+        if len(leaves) == 1 and leaves[0].ndim == 1 and leaves[0].dtype.kind in "iu":
+            return leaves[0].astype(np.int64)
+        if len(leaves) != len(columns):
+            raise ValueError(
+                "loader must give integer positions [k], or records like the source's "
+                f"({len(columns)} arrays), got {len(leaves)} arrays"
+            )
+        cast = [leaf.astype(c.dtype) for leaf, c in zip(leaves, columns, strict=True)]
+        # Padding, and records that were changed on the way, are none of them.
+        places = (known.get(key(cast, i)) for i in range(len(cast[0])))
+        return np.asarray([place for place in places if place is not None], np.int64)
+
+    epochs = [
+        [positions(batch) for batch in itertools.islice(loader(seed), steps)]
+        for seed in range(_EPOCHS)
+    ]
+    sizes = [len(batch) for epoch in epochs for batch in epoch]
+    if not isinstance(mechanism.sampling, Poisson | FixedSize) or not sizes:
+        return None
+    chance, seen_so = 1.0, []
+    if isinstance(mechanism.sampling, Poisson):
+        most = max(sizes.count(size) for size in set(sizes))
+        if most >= len(sizes) - len(epochs):  # all alike, but for the end of an epoch
+            chance *= binomial(records, rate)[round(rate * records)] ** most
+            seen_so.append(f"{most} of {len(sizes)} batches have one size")
+    seen = [np.concatenate([np.zeros(0, np.int64), *epoch]) for epoch in epochs]
+    least = min(map(len, epochs))
+    if all(len(np.unique(epoch)) == len(epoch) for epoch in seen) and least > 1:
+        once = (1 - rate) ** least + least * rate * (1 - rate) ** (least - 1)
+        chance *= once ** (records * len(seen))
+        seen_so.append("no record comes twice in an epoch")
+    if chance > _SURE:
+        return None
+    words = f"{' and '.join(seen_so)}, a chance of {chance:.1g} under the sampling that is charged"
+    return Finding("sampling", words, line_of_function(loader))

@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 import inspect
-import re
 import sysconfig
 import traceback
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jax._src import source_info_util  # its public face has no frames
-from jax.extend.core import JaxprEqn
+from jax.extend import core
 
 from jaxdp.types import PyTree
 
@@ -21,28 +19,119 @@ _LIBRARIES = (
     "<frozen",
 )
 
+# Of each kind of finding: why the guarantee does not hold then, and what to write instead.
+_ADVICE = {
+    "captured": (
+        "every example's gradient then depends on the records it was computed from, which are "
+        "neither clipped nor noised there",
+        "use a public constant, or a charged release (jaxdp.preprocess)",
+    ),
+    "collate": (
+        "the shape of a batch tells the length of its longest record; a row moves with the others",
+        "compute each row from its own record and pad it to a public length "
+        "(jaxdp.sampling.padded_text or bucketed_text)",
+    ),
+    "company": (
+        "one record moves what all others add, so that clipping each of them bounds nothing",
+        "compute each gradient from its own example and public constants: jaxdp.clipped_grad with "
+        "the loss of one example; GroupNorm or LayerNorm in place of batch statistics",
+    ),
+    "divisor": (
+        "the number of records drawn is private under Poisson sampling, and one record changes it "
+        "(arXiv:2605.15648)",
+        "divide by the public mechanism.batch_size, after the noise (jaxdp.privatize does)",
+    ),
+    "key": (
+        "all examples get the same numbers; without a guarantee if the key was made from records",
+        "give the loss an argument rng (or key): each example then has a key of its own",
+    ),
+    "noise": (
+        "epsilon is computed for Gaussian noise in every coordinate of every release, also where "
+        "nobody was drawn",
+        "add Gaussian noise to every leaf that is trained, new for every update, whoever was "
+        "drawn (jax.random.normal); or charge for the law that is added",
+    ),
+    "preprocess": (
+        "it is fitted on the private records: one of them moves what all others add, uncharged",
+        "use public constants or public data, pad or cut to a public length, or make a charged "
+        "release (jaxdp.preprocess.dp_pca); give what is random a fixed seed for the check",
+    ),
+    "public": (
+        "what is used as a public constant depends on a record: a release that is not charged",
+        "choose it beforehand, from public data, or from noisy releases "
+        "(jaxdp.optimizers.quantile for a clip bound)",
+    ),
+    "refused": (
+        "an example's gradient could depend on other examples, or on records that it is not",
+        "compute the loss from its own example and public constants",
+    ),
+    "repeat": (
+        "the difference of the two shows their un-noised sums",
+        "take a new key for every update, also after a restart: save the key with the parameters, "
+        "or take fresh randomness of the operating system (a jaxdp.Run does)",
+    ),
+    "sampling": (
+        "epsilon is computed for the sampling that is charged; batches that exclude each other "
+        "have a larger one (Chua et al. 2024, arXiv:2403.17673)",
+        "draw with mechanism.sampler(...) or trainer.batches(); or charge what is drawn: "
+        'sampling="allocation", "shuffle" or "fixed_size"',
+    ),
+    "sensitivity": (
+        "noise must be the multiplier times what one record can move, in the same scale, in every "
+        "release that it moves",
+        "clip every example's gradient (one that is not finite counts as zero), sum, add "
+        "noise_multiplier * clip_norm, then divide by the expected batch size and average "
+        "(jaxdp.clipped_grad and mechanism.privatize do)",
+    ),
+    "shared": (
+        "a combination of coordinates shows the un-noised sum of the gradients",
+        "draw noise of each leaf's own shape, with a key of its own (jax.random.split)",
+    ),
+    "source": (
+        "what a record adds then depends on the other records, or on how often it was read",
+        "let [index] compute from that record and public constants alone; augment in the loss",
+    ),
+    "state": (
+        "what comes from a record cannot be told from what was computed before it, or from chance",
+        "compute a loss from (params, example) and its key alone, a loop's randomness from its "
+        "seed (jaxdp: secret=jaxdp.Secret.from_seed(seed))",
+    ),
+    "steps": (
+        "every update is a release, and no event is charged for a stop that depends on a record",
+        "count updates: steps = epochs * dataset_size / batch_size (a jaxdp.Ledger counts them), "
+        "and stop after a public number of them, or by noisy releases",
+    ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One thing that breaks the guarantee, or may break it.
 
     Attributes:
-        kind: a short name: "company", "state", "captured", "refused", "preprocess", "public",
-            "source", "collate", "sampling", "sensitivity", "noise", "shared", "divisor", "steps",
-            "repeat".
+        kind: a short name: "captured", "collate", "company", "divisor", "key", "noise",
+            "preprocess", "public", "refused", "repeat", "sampling", "sensitivity", "shared",
+            "source", "state", "steps".
         what: what was seen, with numbers.
-        why: why the guarantee does not hold then.
-        where: ``file:line`` of the user's code; "" where it is not known.
-        remedy: what to write instead.
+        where: ``file:line`` of the user's code, an operation or where a function begins; "" where
+            it is not known.
         certain: False where it is only a suspicion: a correct program may look like this.
     """
 
     kind: str
     what: str
-    why: str
     where: str
-    remedy: str
     certain: bool = True
+
+    @property
+    def why(self) -> str:
+        """The reason that the guarantee does not hold then."""
+        return _ADVICE[self.kind][0]
+
+    @property
+    def remedy(self) -> str:
+        """The advice on how to write it instead."""
+        return _ADVICE[self.kind][1]
 
     def __str__(self) -> str:
         head = "BROKEN" if self.certain else "suspicion"
@@ -92,10 +181,9 @@ class Checked:
             raise ValueError(str(self))
 
     def __str__(self) -> str:
-        count = len(self.broken)
-        head = f"{count} broken, {len(self.suspicions)} suspicious" if count else "nothing broken"
-        if not count and self.suspicions:
-            head += f", {len(self.suspicions)} suspicious"
+        broken, suspicious = len(self.broken), len(self.suspicions)
+        head = f"{broken} broken" if broken else "nothing broken"
+        head += f", {suspicious} suspicious" if broken or suspicious else ""
         lines = [f"{head} ({self.seconds:.1f} s)", *map(str, self.findings)]
         lines += [f"tested: {name}" for name in self.tested]
         lines += [f"not tested: {name}" for name in self.untested]
@@ -115,66 +203,35 @@ def line_of_error(error: BaseException) -> str:
     seen: BaseException | None = error
     while seen is not None:
         for frame in traceback.extract_tb(seen.__traceback__):
-            if _is_users(frame.filename):
-                found = f"{_short(frame.filename)}:{frame.lineno}"
+            found = _line(frame.filename, frame.lineno) or found
         seen = seen.__cause__ or seen.__context__
     return found
 
 
-def line_of_operation(eqn: JaxprEqn) -> str:
-    """The line of the user's code that an operation of a jaxpr comes from; "" if unknown."""
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if _is_users(frame.file_name):
-            return f"{_short(frame.file_name)}:{frame.start_line}"
+def line_of_use(jaxpr: core.Jaxpr, at: core.JaxprEqn | core.Var) -> str:
+    """The line of an operation, or of the first operation that takes a variable; "" if unknown."""
+    eqns = [at] if isinstance(at, core.JaxprEqn) else jaxpr.eqns
+    for eqn in eqns:
+        if eqn is at or any(atom is at for atom in eqn.invars):
+            frames = source_info_util.user_frames(eqn.source_info.traceback)
+            lines = (_line(frame.file_name, frame.start_line) for frame in frames)
+            return next(filter(None, lines), "")
     return ""
 
 
-def line_in(function: Callable[..., PyTree], pattern: str = "") -> str:
-    """The first line in a function, or in what it calls in its module, that matches a pattern.
-
-    Without a match: the line where the function begins. Text alone is looked at, so it is a hint.
-    """
-    begins = ""
-    for code in codes(function):
-        try:
-            lines, first = inspect.getsourcelines(code)
-        except (OSError, TypeError):  # code that was typed in, or compiled from a string
-            lines, first = [], code.co_firstlineno
-        begins = begins or f"{_short(code.co_filename)}:{first}"
-        for at, line in enumerate(lines if pattern else ()):
-            if re.search(pattern, line.partition("#")[0]):
-                return f"{_short(code.co_filename)}:{first + at}"
-    return begins
+def line_of_function(function: Callable[..., PyTree] | None) -> str:
+    """The line where a function of the user's begins; "" of what has no code of the user's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if function else None
+    code = getattr(function, "__code__", None)
+    if code is None and callable(function) and not isinstance(function, type):
+        code = getattr(type(function).__call__, "__code__", None)
+    return _line(code.co_filename, code.co_firstlineno) if code else ""
 
 
-def codes(function: Callable[..., PyTree]) -> Iterator[types.CodeType]:
-    """The user's code of a function, of what it closes over, of what it names in its module."""
-    seen: set[types.CodeType] = set()
-    waiting = [function]
-    for each in waiting:  # which grows
-        each = each.func if isinstance(each, functools.partial) else each
-        each = getattr(inspect.unwrap(each), "__func__", inspect.unwrap(each))
-        if not isinstance(each, types.FunctionType):
-            each = vars(type(each)).get("__call__")
-        if not isinstance(each, types.FunctionType) or each.__code__ in seen or len(seen) >= 100:
-            continue
-        if not _is_users(each.__code__.co_filename):
-            continue
-        seen.add(each.__code__)
-        yield each.__code__
-        try:
-            named = inspect.getclosurevars(each)
-        except ValueError:  # a variable that has no value yet
-            continue
-        others = (*named.nonlocals.values(), *named.globals.values())
-        waiting += [v for v in others if callable(v) and not isinstance(v, type)]
-
-
-def _is_users(file: str) -> bool:
-    """True for a file that is neither jaxdp's nor an installed library's."""
-    return not file.startswith(_LIBRARIES) and "site-packages" not in file
-
-
-def _short(file: str) -> str:
-    """The file's last two parts: enough to find it, and nothing of the machine."""
-    return "/".join(Path(file).parts[-2:])
+def _line(file: str, line: int | None) -> str:
+    """The file's last two parts and the line: nothing of the machine; "" in a library's file."""
+    if file.startswith(_LIBRARIES) or "site-packages" in file:
+        return ""
+    return f"{'/'.join(Path(file).parts[-2:])}:{line}"

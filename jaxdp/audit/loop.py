@@ -1,20 +1,35 @@
-"""``jaxdp.check_loop``: a training loop of one's own, run on neighbouring data."""
+"""``jaxdp.check_loop``: a training loop of one's own, run on neighbouring data.
 
+Each of the tests of noise, influence and number drawn accuses a right loop with a probability of at
+most ``residuals.SURE``, each of those of the sampling over whole runs with 1e-6.
+"""
+
+import math
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from jaxdp import arguments
-from jaxdp.audit import draws, influence, noise
 from jaxdp.audit import neighbours as near
-from jaxdp.audit.findings import Checked, Finding, in_order, line_in
-from jaxdp.audit.runs import LEAST, Loop, all_runs, other_seeds, releases_of, replaced
+from jaxdp.audit.findings import Checked, Finding, in_order, line_of_function
+from jaxdp.audit.residuals import SURE, binomial, divergence, shared, tails
+from jaxdp.audit.runs import GRAIN, LEAST, Loop, Runs, all_runs, other_seeds, releases_of, replaced
 from jaxdp.mechanism import Mechanism
+from jaxdp.sampling import FixedSize, Poisson
 from jaxdp.types import PyTree
 
 _MOST = 64  # records
 _OF = ("gradients", "parameters")
-_AGAIN = 40  # runs of a restart
+_LIVES = 40  # runs of a restart
+_REUSED = 0.02  # of the energy that two independent noises differ by: 2
+_EMPTY = 4  # releases that nobody was drawn for, of one step
+_SLACK = 0.98  # of the multiplier that is charged
+_FAR = 0.5  # of it, where releases may be no sums plus noise
+_AGAIN, _KNOWN = 0.2, 0.05  # of an influence that comes back; the error of an autoregression
+_WHOLE = 1e-6  # the chance of whole runs below which they are not drawn as charged
 
 
 def check_loop(
@@ -94,6 +109,7 @@ def check_loop(
             f"dataset_size {mechanism.dataset_size}: keep noise, clip norm and steps, and take a "
             "small batch"
         )
+    line = line_of_function(loop)
 
     # The number of releases, and whether a seed decides them.
     once, again = (releases_of(loop, data, 0, of) for _ in range(2))
@@ -102,37 +118,19 @@ def check_loop(
     tested = ["the number of releases, beside the steps that are charged"]
     untested: list[str] = []
     if charged is not None and len(once) > charged:
-        words = ""
+        words = f"{len(once)} updates were released and {charged} are charged"
         if mechanism.delta is not None and mechanism.strategy is None:
             told, true = (mechanism.epsilon(n, mechanism.delta).upper for n in (charged, len(once)))
-            words = f": epsilon is {true:.2f}, not {told:.2f}"
-        found.append(
-            Finding(
-                "steps",
-                f"{len(once)} updates were released and {charged} are charged{words}",
-                "every update is a release of its own; an epoch has many",
-                line_in(loop, r"epsilon|compute_|accountant|epochs?\b"),
-                "count updates: steps = epochs * dataset_size / batch_size; a jaxdp.Ledger counts "
-                "them",
-            )
-        )
+            words += f": epsilon is {true:.2f}, not {told:.2f}"
+        found.append(Finding("steps", words, line))
 
     def answer() -> Checked:
         spent = time.perf_counter() - began
         return Checked(in_order(found), tuple(tested), (), spent, tuple(untested))
 
     if once.shape != again.shape or not np.allclose(once, again, rtol=1e-5, atol=1e-7):
-        found.append(
-            Finding(
-                "state",
-                "two runs of one seed on the same data release different numbers",
-                "what comes from a record cannot be told from what comes from chance",
-                line_in(loop, noise.SEEDED),
-                "let all randomness follow from the seed, for the check "
-                "(jaxdp: secret=jaxdp.Secret.from_seed(seed))",
-                certain=False,
-            )
-        )
+        words = "two runs of one seed on the same data release different numbers"
+        found.append(Finding("state", words, line, certain=False))
         return answer()
 
     # Every record replaced, with every seed: as many releases, of which some must move.
@@ -141,51 +139,442 @@ def check_loop(
         [releases_of(loop, replaced(data, at), seed, of) for at in range(count)]
         for seed in range(seeds)
     ]
-    both = [
-        (run, at, other)
+    for run, others in zip(base, changed, strict=True):
+        for at, other in enumerate(others):
+            if other.shape != run.shape:
+                words = f"{len(run)} releases, and {len(other)} with another record {at}"
+                found.append(Finding("steps", words, line))
+                return answer()
+    if all(
+        np.array_equal(run, other, equal_nan=True)
         for run, others in zip(base, changed, strict=True)
-        for at, other in enumerate(others)
-    ]
-    for run, at, other in both:
-        if other.shape != run.shape:
-            found.append(
-                Finding(
-                    "steps",
-                    f"{len(run)} releases, and {len(other)} with another record {at}",
-                    "when it stops, or what it skips, depends on a record, and no event is charged "
-                    "for that",
-                    line_in(loop, r"\bbreak\b|\breturn\b|while |continue"),
-                    "stop after a public number of steps, or by noisy releases",
-                )
-            )
-            return answer()
-    if all(np.array_equal(run, other, equal_nan=True) for run, _, other in both):
+        for other in others
+    ):
         raise ValueError(
             f"loop must train on the data that it is given, but none of its {count} records "
             f"moved a release in {seeds} runs, so nothing can be checked: it may read records from "
             "elsewhere, or draw none in so few steps"
         )
 
-    # The noise, beside what each record moves; who takes part; noise or influence that comes back.
+    # The noise of the first release: in every coordinate, its own in each, Gaussian; and some where
+    # nobody was drawn, new in every update.
     runs, few, untested = all_runs(loop, mechanism, data, of, base, changed, first)
-    shared = noise.of_shared(runs)
-    found += [noise.of_bare(runs), shared, None if shared else noise.of_law(runs)]
-    found += [noise.of_empty(runs), influence.of_memory(runs)]
-    if not shared:
-        found.append(noise.of_repeats(runs, runs.few[0], base, loop))
-    moved = influence.influences(runs)
-    large = influence.of_size(runs, moved)
-    alike = bool(len(runs.noise.taken)) and not len(runs.noise.drawn) and not large
-    divided = influence.of_divisor(runs, moved, certain=alike)
-    found += [large, draws.of_runs(runs, moved, alike and not divided), divided]
-    tested += [
-        "the noise over seeds, in every coordinate, beside the influence of each record",
-        "which records take part in which step, beside the sampling that is charged",
-        "the same noise in two updates, or in two coordinates",
-    ]
+    noise, law = runs.noise, _other_law(runs)
+    if (bare := noise.moves & ~noise.noised).any():
+        words = f"{_in_words(bare, runs)} of the first release have no noise: they change with "
+        found.append(Finding("noise", f"{words}the records, and not with the seed", line))
+    alike = _of_shared_noise(runs)
+    found.append(alike)
+    if noise.additive and law and not alike:
+        found.append(Finding("noise", law, line))
+    found.append(_of_empty_draws(runs))
+    if not alike:
+        found.append(_of_repeats(runs, runs.few[0], base, loop, law))
+    tested.append("the noise over seeds, in every coordinate, beside the influence of each record")
+    tested.append("the same noise in two updates, or in two coordinates")
     if restart is not None:
-        copies = [releases_of(restart, few, seed, of) for seed in other_seeds(seeds, _AGAIN)]
+        copies = [releases_of(restart, few, seed, of) for seed in other_seeds(seeds, _LIVES)]
         real = [releases_of(restart, data, seed, of) for seed in other_seeds(seeds, 2)]
-        found.append(noise.of_repeats(runs, copies, real, restart))
+        found.append(_of_repeats(runs, copies, real, restart, law))
         tested.append("the same noise in two updates, across a restart")
+
+    # Beside it what each record moves: how much, in which steps, and how scaled.
+    moved = _influence(runs)
+    large = _of_size(runs, moved, law)
+    of_one_size = bool(len(noise.taken)) and not len(noise.drawn) and not large
+    divided = _of_divisor(runs, moved, certain=of_one_size)
+    found += [large, _of_memory(runs), divided]
+    found.append(_of_draws(runs, moved, of_one_size and not divided))
+    tested.append("which records take part in which step, beside the sampling that is charged")
     return answer()
+
+
+# The noise ------------------------------------------------------------------------------------
+
+
+def _other_law(runs: Runs) -> str:
+    """In which way the first release's noise is not Gaussian: bounded, or heavy tails; else "".
+
+    A squared residual over the sum of its column's squares, r² / ((1 - h) sum r²) with h its
+    leverage (all are about 2 / S), has the law Beta(1/2, (f - 1) / 2). The number of independent
+    coordinates is estimated from the correlations of a sample.
+    """
+    noise, freedom = runs.noise, runs.noise.freedom
+    at = np.flatnonzero(noise.noised[noise.at])
+    if not len(at):
+        return ""
+    rows = noise.rows[:, at] / np.linalg.norm(noise.rows[:, at], axis=0)
+    some = np.sort(np.random.default_rng(1).permutation(len(at))[:1_024])
+    related = np.square(rows[:, some].T @ rows[:, some])
+    np.fill_diagonal(related, 0)
+    excess = max(0.0, float(np.sum(related - 1 / freedom)))
+
+    def beyond(edge: float) -> float:
+        return float(special.betainc((freedom - 1) / 2, 0.5, max(0.0, 1 - edge / freedom)))
+
+    squares = np.square(rows) * len(rows)
+    p, words = tails(squares, beyond, squares.size / (1 + excess / len(some)))
+    return words if p < SURE else ""
+
+
+def _of_shared_noise(runs: Runs) -> Finding | None:
+    """Finds coordinates that have one noise, so that a combination of them has none.
+
+    Accused is a combination with a thousandth of the noise that it should have, which a record
+    moves: where noise and sum are projected alike, none does.
+    """
+    noise = runs.noise
+    at = np.flatnonzero(noise.noised[noise.at])
+    if len(at) < 2 or not noise.additive:
+        return None
+    lengths = np.linalg.norm(noise.rows[:, at], axis=0)
+    changes = noise.apart[:, at] / lengths
+    moved = changes[int(np.argmax(np.sum(changes**2, 1)))]
+    starts = [part.start for _, part in runs.leaves]
+    leaf = np.searchsorted(starts, noise.at[at], side="right")
+    found = shared(noise.rows[:, at], noise.freedom, leaf)
+
+    left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))  # of their noise, combined
+    one, two = found.pairs.T
+    grain = noise.grain[noise.at[at]] / lengths
+    floor = np.maximum(1e-3, 4 * np.maximum(grain[one], grain[two]))
+    apart = np.abs(moved[one] - np.sign(found.related) * moved[two])
+    equal = np.flatnonzero((left < floor) & (apart > 10 * left + 1e-6))
+    combined = sum(
+        abs(float(moved[block] @ weights)) > 10 * rest + 1e-6
+        for block, weights, rest in found.combined
+    )
+
+    def place(column: int) -> str:
+        name, part = runs.leaves[leaf[column] - 1]
+        return f"{name}[{noise.at[at[column]] - part.start}]"
+
+    if len(equal):
+        names = place(one[equal[0]]), place(two[equal[0]])
+        words = f"{len(equal)} pairs of coordinates have one noise, such as {' and '.join(names)}"
+    elif combined:
+        words = f"{combined} linear combinations of coordinates have no noise"
+    elif found.p_value < SURE:
+        words = "the noise of coordinates is correlated"
+    else:
+        return None
+    certain = bool(len(equal) or combined)
+    return Finding("shared", words, line_of_function(runs.loop), certain)
+
+
+def _of_empty_draws(runs: Runs) -> Finding | None:
+    """Finds releases that nobody was drawn for and that have no noise.
+
+    Until the two worlds of one seed differ, nobody was drawn. A coordinate is accused if it is
+    equal in at least four such runs at one step, and the records move it at that step in others.
+    """
+    (apart, first), rows, noise = runs.differences, runs.few[0], runs.noise
+    for step in range(rows.shape[1]):
+        empty, later = rows[first > step, step], apart[first <= step, step]
+        if len(empty) < _EMPTY or not len(later):
+            continue
+        slip = GRAIN * runs.precision * np.max(np.abs(rows[:, step]), 0)
+        bare = (np.ptp(empty, 0) <= slip) & (np.max(np.abs(later), 0) > GRAIN * slip)
+        bare &= noise.noised | ~noise.moves  # the others were found in the first release
+        if bare.any():
+            words = f"{_in_words(bare, runs)} of release {step} have no noise in {len(empty)} runs "
+            words += "in which nobody was drawn"
+            return Finding("noise", words, line_of_function(runs.loop))
+    return None
+
+
+def _of_repeats(
+    runs: Runs,
+    copies: Sequence[np.ndarray] | np.ndarray,
+    real: list[np.ndarray],
+    loop: Loop,
+    law: str,
+) -> Finding | None:
+    """Finds two updates of a run that have one noise in a leaf, on other sums.
+
+    The energy of the difference of two independent noises is that of the smaller times chi2_f or
+    more, in law; it is accused below 0.02.
+
+    Args:
+        runs: of the loop: its first noise, and how much there is of it in the other releases.
+        copies: releases [T, d] for each seed, on copies of one record.
+        real: releases on the records; two that are equal there are one release, shown twice.
+        loop: the user's, or the interrupted one.
+        law: words, if the first noise is not Gaussian.
+    """
+    noise, mechanism, level = runs.noise, runs.mechanism, runs.levels
+    if mechanism.strategy is not None:
+        return None  # correlated noise takes back what it added
+    shown = min(map(len, (*copies, *real)))
+    scales = [runs.charged_at(t) for t in range(min(shown, mechanism.steps or shown))]
+    tests = max(1, len(scales) * (len(scales) - 1) * len(runs.leaves))
+    every = [(one, two) for two in range(len(scales)) for one in range(two)]
+    for one, two in sorted(every):
+        if all(np.array_equal(run[one], run[two]) for run in real):
+            continue
+        apart = np.stack([run[two] - run[one] for run in copies])
+        for name, part in runs.leaves:
+            used = np.flatnonzero(noise.noised[part]) + part.start
+            if not len(used):
+                continue
+            # A restart may give more releases than the loop itself.
+            lower = np.min(level[[min(step, len(level) - 1) for step in (one, two)]], axis=0)
+            unit = noise.std[used] * min(scales[one], scales[two]) / scales[0]
+            unit *= np.minimum(1.0, lower[used])
+            energy = np.linalg.svd((apart - apart.mean(0))[:, used] / unit, compute_uv=False)
+            # Copies differ by their number, in one direction: it is left out.
+            rest = energy[1:] if len(used) > 1 else energy
+            freedom = (len(copies) - 2) * max(1, len(used) - 1)
+            ratio = float(np.sum(rest**2)) / freedom
+            if ratio < _REUSED and special.chdtr(freedom, ratio * freedom / 2) * tests < SURE:
+                words = f"releases {one} and {two} have one noise{f' in {name}' if name else ''}: "
+                words += (
+                    f"their difference has {ratio:.1g} of its variance, and 2 where independent"
+                )
+                certain = noise.additive or not law
+                return Finding("repeat", words, line_of_function(loop), certain)
+    return None
+
+
+def _in_words(which: np.ndarray, runs: Runs) -> str:
+    """Counts of coordinates, bool [d], leaf by leaf."""
+    words, at = [], runs.noise.at
+    for name, part in runs.leaves:
+        mine = at[(at >= part.start) & (at < part.stop)]
+        if count := int(np.sum(which[mine])):
+            words.append(f"{count} of {len(mine)} numbers{f' of {name}' if name else ''}")
+    return ", ".join(words[:3] + ([f"and of {len(words) - 3} more leaves"] if words[3:] else []))
+
+
+# What a record moves --------------------------------------------------------------------------
+
+
+class Influence(NamedTuple):
+    """The change that each record made in each run, [seeds, records].
+
+    Attributes:
+        first: int, the first release that it changed; -1 for none. All before were equal, so that
+            the record alone did it.
+        norm: by how much.
+        share: a bound on the noise multiplier of that release, over what is charged; inf for none.
+    """
+
+    first: np.ndarray
+    norm: np.ndarray
+    share: np.ndarray
+
+
+def _influence(runs: Runs) -> Influence:
+    shape = len(runs.base), len(runs.changed[0])
+    found = Influence(np.full(shape, -1), np.zeros(shape), np.full(shape, math.inf))
+    for seed, (base, changed) in enumerate(zip(runs.base, runs.changed, strict=True)):
+        rounding = 1e-6 * np.linalg.norm(base, axis=1) + 1e-9 * runs.noise.size
+        for at, other in enumerate(changed):
+            norms = np.linalg.norm(other - base, axis=1)
+            steps = np.flatnonzero(~(norms <= rounding))  # what is not finite has changed, too
+            if len(steps):
+                step = int(steps[0])
+                bound = runs.noise.multiplier(
+                    other[step] - base[step], runs.levels[step], _looks(runs)
+                )
+                found.first[seed, at], found.norm[seed, at] = step, norms[step]
+                found.share[seed, at] = bound / max(runs.charged_at(step), 1e-300)
+    return found
+
+
+def _looks(runs: Runs) -> int:
+    """The number of bounds on the multiplier that are looked at together."""
+    return len(runs.base) * len(runs.changed[0]) + len(runs.bad)
+
+
+def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
+    """Finds a record, or one that is not finite, that moves a release beyond its noise."""
+    noise, charged, line = runs.noise, runs.charged_at(0), line_of_function(runs.loop)
+    if not noise.size or charged == 0:
+        return None
+    worst = np.unravel_index(np.argmin(moved.share), moved.share.shape)
+    if (share := float(moved.share[worst])) < _SLACK:
+        words = (
+            f"the noise multiplier is at most {share * charged:.3g}, and {charged:.3g} is charged: "
+            f"one record moves a release by {moved.norm[worst]:.3g}, its noise has standard "
+            f"deviation {noise.size:.3g}"
+        )
+        # What is no sum plus noise, such as Adam's updates, has no sensitivity in this sense;
+        # where dropout moves the sums from run to run, it has.
+        return Finding("sensitivity", words, line, noise.additive or (share < _FAR and not law))
+    bounds = [noise.multiplier(change, runs.levels[0], _looks(runs)) for change in runs.bad]
+    if min(bounds, default=math.inf) >= _SLACK * charged:
+        return None
+    words = (
+        f"one record of NaN changes a release by {np.max(np.linalg.norm(runs.bad, axis=1)):.3g}, "
+        f"as if the noise multiplier were {min(bounds):.3g}; {charged:.3g} is charged"
+    )
+    return Finding("sensitivity", words, line)
+
+
+def _of_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
+    """Finds an influence of a record that falls with the number of records drawn beside it.
+
+    Args:
+        runs: of the loop.
+        moved: its influence.
+        certain: True if one pair of runs is enough.
+    """
+    there = moved.first == 0
+    drawn = there.sum(1)
+    pairs = [
+        (moved.norm[one, at] / moved.norm[two, at], drawn[two] / drawn[one])
+        for two in range(len(drawn))
+        for one in range(two)
+        for at in np.flatnonzero(there[one] & there[two])
+        if drawn[one] != drawn[two]
+    ]
+    if not pairs or not all(abs(got / wanted - 1) < 0.02 for got, wanted in pairs):
+        return None
+    got, wanted = pairs[0] if pairs[0][0] > 1 else (1 / pairs[0][0], 1 / pairs[0][1])
+    words = (
+        f"a record's influence is {got:.2f} times as large where {wanted:.2f} times fewer records "
+        "were drawn with it"
+    )
+    return Finding("divisor", words, line_of_function(runs.loop), certain or len(pairs) > 1)
+
+
+def _of_memory(runs: Runs) -> Finding | None:
+    """Finds influence that comes back in steps that the record was not drawn for.
+
+    Two worlds of a few copies of one record, or of another, differ by D_a in the first step that
+    one was drawn for. What is made of **noisy** sums, such as their momentum, hands on noise and
+    influence alike: where the noise z_t of runs in which nobody was drawn so far is c_1 z_(t-1) +
+    c_2 z_(t-2) + ... and something new, so is the influence, and D_t - sum c_l D_(t-l) is that of
+    step t alone. That it goes on along D_a, by a fifth or more (and four standard errors of c),
+    must not be more frequent after the first influence than the first influence itself is. Hits h
+    in n trials of an unknown rate q have the mixture likelihood ratio
+    B(h+1, n-h+1) / (q^h (1-q)^(n-h)); the product of that of the steps up to the first influence
+    and that of those after it exceeds 1 / SURE for the true q with a probability of at most SURE
+    (Ville), whatever stops the count.
+    """
+    noise, correlated = runs.noise, runs.mechanism.strategy is not None
+    if not runs.alone or not noise.additive or not noise.size:
+        return None
+    (apart, first), noised = runs.differences, np.flatnonzero(noise.noised)
+    steps = apart.shape[1]
+    kept, errors = _autoregression(runs.few[0][:, :, noised] / noise.std[noised], first)
+    if not len(kept):
+        return None
+    kept = 0 * kept if correlated else kept  # noise takes back what it added, sums do not
+    hits, trials = 0, 0
+    for change, at in zip(apart[:, :, noised], first, strict=True):
+        along = change @ change[at] / float(change[at] @ change[at]) if at + 1 < steps else change
+        for step in range(at + 1, steps):
+            past = along[max(0, step - len(kept)) : step][::-1]
+            new = along[step] - past @ kept[: len(past)]
+            hits += bool(new > _AGAIN + 4 * np.abs(past) @ errors[: len(past)])
+            trials += 1
+    seen, fresh = int(np.sum(first < steps)), int(np.sum(np.minimum(first + 1, steps)))
+    if not trials or hits * fresh <= seen * trials:
+        return None
+    rates, evidence = np.linspace(0.001, 0.999, 999), np.zeros(999)
+    for got, trying in ((seen, fresh), (hits, trials)):
+        mean = special.betaln(got + 1, trying - got + 1)
+        evidence += mean - got * np.log(rates) - (trying - got) * np.log1p(-rates)
+    if float(np.min(evidence)) < -math.log(SURE):
+        return None
+    words = (
+        f"what a record did to a release comes back in {hits} of {trials} later ones, as by "
+        f"momentum of un-noised sums; it was first drawn in {seen} of {fresh}"
+    )
+    # With correlated noise, momentum of noisy sums would look the same.
+    return Finding("sensitivity", words, line_of_function(runs.loop), certain=not correlated)
+
+
+def _autoregression(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(c [lags], their standard errors): the regression of a step's noise on those before it.
+
+    Least squares over all coordinates and steps of the runs in which nobody was drawn so far; as
+    many lags, up to four, as have errors below a twentieth; none where no such run has two steps.
+    """
+    steps = rows.shape[1]
+    for lags in range(min(4, steps - 1), 0, -1):
+        past, now, freedom = [], [], -lags
+        for step in range(1, steps):
+            quiet = rows[first > step]
+            if len(quiet) < 2:
+                continue
+            quiet = quiet - quiet.mean(0)
+            before = [
+                quiet[:, step - n] if n <= step else 0 * quiet[:, 0] for n in range(1, lags + 1)
+            ]
+            past.append(np.stack([each.ravel() for each in before], axis=1))
+            now.append(quiet[:, step].ravel())
+            freedom += (len(quiet) - 1) * rows.shape[2]
+        if freedom < 1:
+            break
+        x, y = np.concatenate(past), np.concatenate(now)
+        inverse = np.linalg.pinv(x.T @ x)
+        found = inverse @ (x.T @ y)
+        errors = np.sqrt(np.diag(inverse) * float(np.sum((y - x @ found) ** 2)) / freedom)
+        if np.all((errors > 0) & (errors < _KNOWN)):
+            return found, errors
+    return np.zeros(0), np.zeros(0)
+
+
+# Who is drawn ---------------------------------------------------------------------------------
+
+
+def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None:
+    """Finds draws that are improbable under the sampling that is charged.
+
+    In whole runs: more records change a release, none of them before, than can have been drawn; or
+    all within 1 / rate steps. In S first releases on copies: never below b and never above b have
+    each the probability P^S. SURE is shared: an eighth each for b = 1 and 2, a quarter for all
+    other b, a quarter for one number in all runs, a quarter for a rate above the one charged
+    (Chernoff: exp(-S n KL)).
+
+    Args:
+        runs: of the loop.
+        moved: its influence.
+        of_one_size: True if the first release moves by one and the same, or not at all, in all
+            runs.
+    """
+    mechanism, (seeds, count) = runs.mechanism, moved.first.shape
+    rule, rate = mechanism.sampling, mechanism.batch_size / mechanism.dataset_size
+    if not isinstance(rule, Poisson | FixedSize) or rate >= 1:
+        return None
+    line, firsts, last = line_of_function(runs.loop), moved.first.ravel(), int(moved.first.max())
+    for step in range(last + 1):
+        # Those that changed nothing before: each is drawn now with the same probability.
+        trials, taken = int(np.sum((firsts == -1) | (firsts >= step))), int(np.sum(firsts == step))
+        chance = float(binomial(trials, rate)[taken:].sum()) * (last + 1)
+        # Batches that exclude each other take all that are left, but never more than a batch.
+        if taken > 1.5 * rate * len(firsts) and chance <= _WHOLE:
+            words = f"{taken} of {trials} replaced records changed release {step} and none before, "
+            words += f"where {rate * trials:.0f} were to be drawn (statistics of the whole data?)"
+            return Finding("company", words, line)
+
+    odd: list[tuple[float, float, str]] = []  # (chance, the one that is sure, words)
+    steps, poisson, law = max(1, round(1 / rate)), isinstance(rule, Poisson), binomial(count, rate)
+    if steps > 1 and np.all((firsts >= 0) & (firsts < steps)):
+        words = f"every record took part within {steps} steps, in {seeds} runs"
+        odd.append(((1 - (1 - rate) ** steps) ** len(firsts), _WHOLE, words))
+
+    # How many copies were drawn first, run by run.
+    drawn, trials = runs.noise.drawn, len(runs.noise.rows)
+    if poisson and len(drawn):
+        low, high, mean = int(drawn.min()), int(drawn.max()), float(drawn.mean()) / count
+        share = 8 if low in (1, 2) else 8 * count
+        words = f"{low} or more records were drawn in each of {trials} first steps"
+        odd.append((share * float(law[low:].sum()) ** trials, SURE, words))
+        words = f"at most {high} records were drawn in each of {trials} first steps"
+        odd.append((8 * count * float(law[: high + 1].sum()) ** trials, SURE, words))
+        if rate < mean <= 1:
+            words = f"{mean:.1%} of the records were drawn in {trials} first steps"
+            odd.append((4 * math.exp(-trials * count * divergence(mean, rate)), SURE, words))
+    elif poisson and of_one_size:
+        words = f"as many records, or none, were drawn in each of {trials} first steps"
+        odd.append((4 * float(law[0] + law[1:].max()) ** trials, SURE, words))
+
+    for chance, sure, words in sorted(odd):
+        if chance <= sure:
+            words += f", a chance of {chance:.1g} under the sampling that is charged"
+            return Finding("sampling", words, line)
+    return None

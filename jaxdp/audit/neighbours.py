@@ -1,5 +1,6 @@
-"""Small data sets that differ in one record, made of the user's own records."""
+"""Small data sets that differ in one record, made of the user's own records, and comparing them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,13 +19,11 @@ class Neighbour(NamedTuple):
     Attributes:
         words: how it differs.
         data: the neighbour: a list of records, or a pytree of arrays [N, ...].
-        rows: int [n'], the record of the first data set that each of its own comes from.
         changed: the most records by which anything computed record by record may differ.
     """
 
     words: str
     data: PyTree
-    rows: np.ndarray
     changed: int
 
 
@@ -48,7 +47,7 @@ def record(data: PyTree, at: int) -> PyTree:
 def put(data: PyTree, at: int, other: PyTree) -> PyTree:
     """The data with another record at ``at``."""
     if isinstance(data, list):
-        return [other if i == at else each for i, each in enumerate(data)]
+        return [*data[:at], other, *data[at + 1 :]]
 
     def changed(old: PyTree, new: PyTree) -> PyTree:
         value = np.array(old)
@@ -78,74 +77,49 @@ def neighbours(data: PyTree) -> Iterator[Neighbour]:
     """Neighbours that tell most: without the largest, smallest, longest record; with odd ones."""
     size = count(data)
     everyone = np.arange(size)
-    sizes = [measure(take(data, [i])) for i in range(size)]
-    chosen = {
-        "the largest record": int(np.argmax([s[0] for s in sizes])),
-        "the smallest record": int(np.argmin([s[0] for s in sizes])),
-        "the longest record": int(np.argmax([s[1] for s in sizes])),
-        "the first record": 0,
-        "the last record": size - 1,
-    }
-    chosen |= {f"record {at}": int(at) for at in np.linspace(0, size - 1, _MORE).astype(int)}
-    done: set[int] = set()
-    for words, at in chosen.items():
-        if at not in done and size > 1:
-            done.add(at)
-            rows = np.delete(everyone, at)
-            yield Neighbour(f"without {words}", take(data, rows), rows, 1)
-    other = np.where(everyone == size - 1, 0, everyone)
+    sizes = np.array([measure(take(data, [i])) for i in range(size)])
+    extremes = [sizes[:, 0].argmax(), sizes[:, 0].argmin(), sizes[:, 1].argmax(), 0, size - 1]
+    for at in dict.fromkeys([*extremes, *np.linspace(0, size - 1, _MORE).astype(int)]):
+        if size > 1:
+            yield Neighbour(f"without record {at}", take(data, np.delete(everyone, at)), 1)
     words = "with a copy of the first record in place of the last"
-    yield Neighbour(words, take(data, other), other, 2)
+    yield Neighbour(words, take(data, np.where(everyone == size - 1, 0, everyone)), 2)
     if not isinstance(data, list):
         larger = put(data, size - 1, scaled(record(data, size - 1), 8))
-        yield Neighbour("with the last record made 8 times larger", larger, everyone, 2)
+        yield Neighbour("with the last record made 8 times larger", larger, 2)
 
 
 def measure(record: PyTree) -> tuple[float, float]:
     """(size of the numbers, length) of one record, for choosing extremes."""
     total, length = 0.0, 0.0
     for leaf in jax.tree.leaves(record):
-        if isinstance(leaf, str | bytes):
-            length += len(leaf)
-            continue
         value = np.asarray(leaf)
-        length += np.count_nonzero(value) if value.dtype.kind in "biufc" else value.size
-        if value.dtype.kind in "biuf" and value.size:
+        if value.dtype.kind in "biuf":
+            length += np.count_nonzero(value)
             total += float(np.nansum(np.abs(value.astype(np.float64))))
+        else:
+            length += len(leaf) if isinstance(leaf, str | bytes) else value.size
     return total, length
 
 
-def differing(one: PyTree, two: PyTree, rows: np.ndarray) -> tuple[int, int]:
-    """(records of one result that the other lacks, and the other way round), in any order.
+def differing(one: PyTree, two: PyTree) -> tuple[int, int]:
+    """(records of one result that the other lacks, and the other way round), in any order."""
 
-    Args:
-        one: records, the result of the first data set.
-        two: the result of its neighbour.
-        rows: where the neighbour's records come from: tried first, so that rounding does not count.
-    """
-    if count(two) == len(rows) and count(one) > int(rows.max(initial=0)):
-        near = [same(record(one, r), record(two, i)) for i, r in enumerate(rows)]
-        if near.count(False) <= 1:
-            return count(one) - len(rows) + near.count(False), near.count(False)
+    def key(record: PyTree) -> tuple[bytes, ...]:
+        return tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(record))
 
-    def by_bytes(data: PyTree) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for i in range(count(data)):
-            leaves = jax.tree.leaves(record(data, i))
-            key = repr([v if isinstance(v, str) else np.asarray(v).tobytes() for v in leaves])
-            found.setdefault(key, []).append(i)
-        return found
-
-    mine, others = by_bytes(one), by_bytes(two)
-    left = [record(one, i) for key, each in mine.items() for i in each[len(others.get(key, ())) :]]
-    right = [record(two, i) for key, each in others.items() for i in each[len(mine.get(key, ())) :]]
-    matched = 0
+    # Records that are equal to the bit, then of the others those that are to rounding: it is quick
+    # where they come in one order.
+    left, right = ([record(data, i) for i in range(count(data))] for data in (one, two))
+    known = {key(each): each for each in (*left, *right)}
+    ours, theirs = (Counter(map(key, each)) for each in (left, right))
+    left, right = ([known[k] for k in more.elements()] for more in (ours - theirs, theirs - ours))
+    missing = 0
     for each in left:
         at = next((i for i, other in enumerate(right) if same(each, other)), None)
-        if at is not None:
-            right.pop(at)
-            matched += 1
-    return len(left) - matched, len(right)
+        missing += at is None
+        right = right if at is None else right[:at] + right[at + 1 :]
+    return missing, len(right)
 
 
 def same(one: PyTree, two: PyTree) -> bool:
@@ -164,3 +138,11 @@ def _same_leaf(x: PyTree, y: PyTree) -> bool:
         return bool(np.all(x == y))
     size = float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
     return bool(np.allclose(x, y, rtol=1e-5, atol=1e-6 * size, equal_nan=True))
+
+
+def shapes(data: PyTree) -> list[tuple[int, ...]]:
+    """Shapes of a record, without the number of records; [] for a list of unlike records."""
+    if isinstance(data, list):
+        found = {tuple(np.shape(leaf) for leaf in jax.tree.leaves(each)) for each in data}
+        return list(found.pop()) if len(found) == 1 else []
+    return [np.shape(leaf)[1:] for leaf in jax.tree.leaves(data)]

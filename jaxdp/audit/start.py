@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.extend import core
 from jaxdp._links import past_of
 from jaxdp._passes import operations_of
 from jaxdp.audit import neighbours as near
-from jaxdp.audit.findings import line_of_operation
+from jaxdp.audit.findings import line_of_use
 from jaxdp.clipping import ClippedGrad, captured, statistics
 from jaxdp.clipping.ghost.plan import Plan
 from jaxdp.ledger import Ledger
@@ -58,7 +58,7 @@ def planned(
     def look(traced: core.ClosedJaxpr, public: captured.Declared) -> None:
         nonlocal operations
         operations = operations_of(traced)
-        guard.refuse(traced, public, made_of)
+        guard.look(traced, public, made_of)
 
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
     with captured.looked_at(look):
@@ -85,19 +85,22 @@ class Guard:
 
     def __init__(self, source: Source, ledger: Ledger | None = None) -> None:
         self._source, self._ledger = source, ledger
-        self._passed: dict[Any, PyTree] = {}  # held, so that no other array can have their ``id``
+        # Held, so that no other array can have their ``id``.
+        self._passed: dict[Hashable, PyTree] = {}
 
-    def look(self, traced: core.ClosedJaxpr, public: captured.Declared) -> None:
+    def look(
+        self,
+        traced: core.ClosedJaxpr,
+        public: captured.Declared,
+        compared: MadeOf | None = None,  # of ``comparison``, with records looked up once
+    ) -> None:
         """Compares what a traced loss captured since it was traced before; ValueError."""
-        self.refuse(traced, public, self.comparison())
-
-    def refuse(self, traced: core.ClosedJaxpr, public: captured.Declared, compared: MadeOf) -> None:
-        """As ``look``, with records that are looked up once for several comparisons."""
-        new: dict[Any, PyTree] = {}
+        new: dict[Hashable, PyTree] = {}
+        compared = compared or self.comparison()
 
         def made_of(value: PyTree) -> statistics.Made | None:
             # Arrays of JAX are told apart as objects, numbers and NumPy's arrays by content.
-            key: Any = id(value)
+            key: Hashable = id(value)
             if not (isinstance(value, jax.Array) and value.shape):
                 plain = np.asarray(value)
                 key = plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
@@ -108,7 +111,8 @@ class Guard:
 
         for found in captured.of_records(traced, made_of, public):
             if found.made.certain:
-                raise captured.refusal(found, len(self._source), line_of(found))
+                where = line_of_use(found.part.jaxpr, found.at)
+                raise captured.refusal(found, len(self._source), where)
         self._passed |= new
 
     def comparison(self) -> MadeOf:
@@ -119,13 +123,15 @@ class Guard:
         source, ledger, size = self._source, self._ledger, len(self._source)
         every = functools.cache(lambda: known(source))
         few = functools.cache(lambda: sampled(source, 64))
+        # Records that lie on devices of other processes are not read.
+        here = all(not isinstance(v, jax.Array) or captured.is_here(v) for v in _arrays(source))
 
         def made_of(value: PyTree) -> statistics.Made | None:
             if ledger is not None and ledger.holds(past_of(value) or b""):
                 return None
             if (records := every()) is not None:
                 return statistics.made_of(value, records)
-            if size and size in np.shape(value) and not _is_elsewhere(source):
+            if size and size in np.shape(value) and here:
                 return statistics.made_of(value, few())
             return None
 
@@ -146,38 +152,23 @@ def parameters(
     Yields:
         (name, what of the records it is) of each that is no chance.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    # Of the parameters' own structure: where it has None itself, there is no leaf.
+    # Leaves of the parameters' own structure: where it has None itself, there is none.
     structure: Any = jax.tree.structure(params)
-    kept = structure.flatten_up_to(grad_fn.trained(params))
-    for (path, leaf), trained in zip(leaves, kept, strict=True):
+    trained = structure.flatten_up_to(grad_fn.trained(params))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), is_trained in zip(leaves, trained, strict=True):
         if captured.is_key(leaf) or not captured.is_here(leaf):
             continue
         made = made_of(leaf)
         if made is not None and made.certain and not grad_fn.constants.holds_value(leaf):
-            kind = "frozen parameter" if trained is None else "first value of the parameter"
+            kind = "frozen parameter" if is_trained is None else "first value of the parameter"
             words = (kind, jax.tree_util.keystr(path), captured.shape_of(leaf, records))
             yield f"the {' '.join(filter(None, words))}", made
 
 
-def line_of(found: captured.Found) -> str:
-    """The line where a captured array enters an operation."""
-    if hasattr(found.at, "primitive"):
-        return line_of_operation(found.at)
-    return line_of_use(found.part.jaxpr, found.at)
-
-
-def line_of_use(jaxpr: core.Jaxpr, var: core.Var) -> str:
-    """The line of the first operation that takes a variable; "" if there is none."""
-    for eqn in jaxpr.eqns:
-        if any(atom is var for atom in eqn.invars):
-            return line_of_operation(eqn)
-    return ""
-
-
 def known(source: Source) -> statistics.KnownRecords | None:
     """All records, where they lie in this process's memory; nothing is read otherwise."""
-    leaves = _leaves(source.source if isinstance(source, Users) else source)
+    leaves = in_memory(source.source if isinstance(source, Users) else source)
     on_host = all(
         isinstance(leaf, np.ndarray) or all(on.platform == "cpu" for on in leaf.devices())
         for leaf in leaves
@@ -192,19 +183,11 @@ def sampled(source: Source, most: int) -> statistics.KnownRecords:
     return statistics.KnownRecords(jax.tree.leaves(near.records_of(source, most)))
 
 
-def columns(source: Source) -> list[np.ndarray]:
-    """The records, one array [n, ...] for every leaf: all, or a sample of many."""
-    leaves = _leaves(source)
-    if not leaves or sum(leaf.size for leaf in leaves) > _IN_MEMORY:
-        leaves = jax.tree.leaves(near.records_of(source, 512))
-    return [np.asarray(leaf) for leaf in leaves]
-
-
-def _leaves(source: Source) -> list[Any]:
+def in_memory(source: Source) -> list[jax.Array | np.ndarray]:
     """The arrays of a source whose records lie in this process's memory; [] of another."""
     if not isinstance(source, ArraySource) or not len(source):
         return []
-    leaves = jax.tree.leaves(source.arrays)
+    leaves = _arrays(source)
     # A memory map is a file.
     here = (
         isinstance(x, jax.Array) and captured.is_here(x) or type(x) is np.ndarray for x in leaves
@@ -212,7 +195,5 @@ def _leaves(source: Source) -> list[Any]:
     return leaves if all(here) else []
 
 
-def _is_elsewhere(source: Source) -> bool:
-    """True for records that lie on devices of other processes."""
-    leaves = jax.tree.leaves(getattr(source, "arrays", ()))
-    return any(isinstance(leaf, jax.Array) and not captured.is_here(leaf) for leaf in leaves)
+def _arrays(source: Source) -> list[jax.Array | np.ndarray]:
+    return jax.tree.leaves(getattr(source, "arrays", ()))

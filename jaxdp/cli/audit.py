@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, papers
 
 if TYPE_CHECKING:
     from jaxdp.report.schema import AuditRow
@@ -75,7 +75,7 @@ def audit(
     seed: int | None,
     out: Path | None,
     as_json: bool,
-    **numbers: Any,
+    **numbers: Option,
 ) -> None:
     """Attack an algorithm, a finished RUN or its mechanism: a lower bound on epsilon.
 
@@ -157,7 +157,8 @@ def audit(
             delta = config.delta if delta is None else delta
             built = config.private_algorithm()
         else:
-            chosen = _DEFAULTS | {n: value for n, value in numbers.items() if value is not None}
+            own_numbers = {name: value for name, value in numbers.items() if value is not None}
+            chosen: dict[str, Any] = {**_DEFAULTS, **own_numbers}
             full = chosen["sampling"] == "full_batch"
             chosen.setdefault("batch_size", chosen["dataset_size"] if full else 1)
             built = registry.build(

@@ -1,8 +1,8 @@
 """The progress bar of a run."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from jaxdp.runs import bar
 from jaxdp.runs.run import Row
@@ -20,7 +20,9 @@ def show_epsilon(epsilon: float | str) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(config: "RunConfig | BlockConfig", name: str | None = None) -> Iterator[Any]:
+def progress_bar(
+    config: "RunConfig | BlockConfig", name: str | None = None
+) -> Iterator[Callable[[int, Row | None], None]]:
     """A function to be called after every step, with a history row at the end of a block.
 
     On a terminal it is a bar; elsewhere it prints a line for every block.
@@ -46,7 +48,7 @@ def progress_bar(config: "RunConfig | BlockConfig", name: str | None = None) -> 
 
 
 @contextlib.contextmanager
-def counting_bar(title: str, total: int) -> Iterator[Any]:
+def counting_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A function to be called with how many of ``total`` are done; a bar on a terminal alone."""
     with bar.opened(title, total) as (update, _):
         yield lambda done: update(completed=done)

@@ -173,12 +173,6 @@ def blocks(first_step: int, end: int, size: int) -> tuple[int, int]:
     return first_step // size, -(-end // size)
 
 
-def count_blocks(first_step: int, end: int, size: int) -> int:
-    """The number of blocks (epochs) that steps [first_step, end) touch: each is charged whole."""
-    first, last = blocks(first_step, end, size)
-    return last - first
-
-
 def event_counts(entries: Iterable[Entry]) -> dict[acc.Event, int]:
     """The number of charges of each event; entries stream by stream, in the order of their steps.
 

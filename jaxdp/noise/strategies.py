@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp import arguments
 
@@ -357,20 +358,20 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverse:
     return BandedInverse(_binomial(-3.0, steps, bands), steps)
 
 
-def from_dict(description: Any) -> Strategy:
+def from_dict(description: dict[str, object]) -> Strategy:
     """The strategy that a description by ``to_dict`` stands for.
 
     Raises:
         ValueError: when the type is unknown, or a field is missing, unknown or wrong.
     """
-    known = isinstance(description, dict) and description.get("type") in Strategy.types
-    if not known:
+    kind = description.get("type") if isinstance(description, dict) else None
+    if not isinstance(kind, str) or kind not in Strategy.types:
         raise ValueError(f"description must have a 'type', got {str(description)[:80]!r}")
     fields = {k: v for k, v in description.items() if k != "type"}
     try:
-        return Strategy.types[description["type"]](**fields)
+        return Strategy.types[kind](**fields)
     except TypeError as error:
-        raise ValueError(f"description of a {description['type']}: {error}") from None
+        raise ValueError(f"description of a {kind}: {error}") from None
 
 
 def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
@@ -514,7 +515,7 @@ def impulse(length: int) -> np.ndarray:
     return np.eye(1, length)[0]
 
 
-def filtered(top: Any, bottom: Any, series: np.ndarray) -> np.ndarray:
+def filtered(top: ArrayLike, bottom: ArrayLike, series: np.ndarray) -> np.ndarray:
     """``series`` times the power series top / bottom, along the first axis, to as many terms.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jaxdp.report.written import Written, plain
+from jaxdp._written import Written, plain
 
 # What version 1 called these algorithms.
 _FORMER = {

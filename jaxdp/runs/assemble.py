@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -127,7 +126,9 @@ def energy_of(
     return PrivateEnergy(loss_fn, records, mechanism, drawn)
 
 
-def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
+def test_split(
+    config: RunConfig, dataset: data.Dataset
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """(x, y) of the test examples that judge candidates, and of those that accuracy is measured on.
 
     A public energy takes the first half of the test set, at most 5,000, and accuracy the rest. As

@@ -1,7 +1,7 @@
 """Candidate records of an audit of a configured run: made of nothing that anybody's model saw."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def check(config: "RunConfig") -> None:
         )
 
 
-def asked_for(config: "RunConfig", dataset: data.Dataset) -> Any:
+def asked_for(config: "RunConfig", dataset: data.Dataset) -> int | tuple[np.ndarray, np.ndarray]:
     """The number of candidates, or the candidates (x [m, ...], y [m]) themselves.
 
     Args:

@@ -11,11 +11,11 @@ import pytest
 
 from jaxdp import Ledger
 from jaxdp import accounting as acc
-from jaxdp.ledger.entries import event_counts
 from jaxdp.accounting import batches
 from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
+from jaxdp.ledger.entries import event_counts
 from jaxdp.report.words import describe
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, profile, run
 from tests.refusing import all_refused

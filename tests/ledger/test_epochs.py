@@ -14,10 +14,10 @@ import jaxdp
 from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.ledger.tickets import Ticket
 from tests.refusing import refused
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import jaxdp
-from jaxdp.ledger import durable, _entries, _ledger_file
 from jaxdp import accounting as acc
+from jaxdp.ledger import _entries, _ledger_file, durable
 from jaxdp.ledger.durable import StorageError
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
 from jaxdp.noise.correlated import MatrixNoise
 from jaxdp.noise.normals import noised
-from jaxdp.ledger.tickets import simulated_key
 from tests.laws import is_gaussian
 from tests.refusing import all_refused
 

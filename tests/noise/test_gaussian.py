@@ -13,9 +13,9 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import IndependentNoise, IntegerMatrixNoise, IntegerNoise, MatrixNoise, identity
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.ledger.tickets import simulated_key
 from tests.compiling import with_flags
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import all_refused

@@ -11,8 +11,8 @@ import pytest
 
 import jaxdp
 from benchmarks import grid_bits
-from jaxdp.noise import IntegerNoise, grid, grid_range, privatize
 from jaxdp.ledger.tickets import ON_GRID, NoiseKey, simulated_key
+from jaxdp.noise import IntegerNoise, grid, grid_range, privatize
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 

@@ -13,9 +13,9 @@ import pytest
 
 import jaxdp
 from jaxdp import noise
+from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.noise import grid
 from jaxdp.noise._integers import made
-from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 

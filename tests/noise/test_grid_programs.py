@@ -19,6 +19,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.clipping import rules
+from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.noise import (
     IntegerMatrixNoise,
     IntegerNoise,
@@ -31,7 +32,6 @@ from jaxdp.noise import (
 from jaxdp.noise.sensitivity import participation
 from jaxdp.optimizers import registry
 from jaxdp.sampling import NAMES
-from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.printed_gaps import COMPUTED, GAPS, RESULTS
 from jaxdp.cli import main
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import adadp_gradients, adadp_noise, adadp_phase, queue, raw_gradient
 from jaxdp.papers.adadp import _RawClipping, adadp_as_published
@@ -21,7 +22,6 @@ from jaxdp.papers.row import Row
 from jaxdp.runs import described
 from jaxdp.runs.config import resolve
 from jaxdp.runs.recipes import recipe
-from jaxdp.ledger.seeds import Secret
 from tests.optimizers.test_attacks import flat
 from tests.runs import small
 

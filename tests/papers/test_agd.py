@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from jaxdp import accounting as acc
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import agd, agd_releases, choices
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
 from jaxdp.sampling.sampler import pad
-from jaxdp.ledger.seeds import Secret
 from tests.laws import is_binomial
 from tests.runs import small
 

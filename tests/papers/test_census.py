@@ -9,9 +9,9 @@ from sklearn.calibration import calibration_curve
 
 from jaxdp import data, models
 from jaxdp.data.sources import PUMS_COLUMNS
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import census, not_private, tables
 from jaxdp.runs import assemble
-from jaxdp.ledger.seeds import Secret
 
 
 def people(rows=400, seed=0):

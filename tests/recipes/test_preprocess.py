@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
-from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import SEEDED
 from jaxdp.recipes import features, preprocess
 from jaxdp.recipes.preprocess import (
     Whitening,

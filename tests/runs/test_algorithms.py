@@ -16,6 +16,7 @@ from jaxdp import accounting as acc
 from jaxdp._placement import Placement
 from jaxdp.batches import placed
 from jaxdp.cli import main
+from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import queue
 from jaxdp.recipes import features
@@ -25,7 +26,6 @@ from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
-from jaxdp.ledger.seeds import Secret
 from tests.cli.calling import ran
 from tests.refusing import refused
 from tests.runs import small

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.ledger import durable, runs
-from jaxdp.ledger.durable import StorageError
 from jaxdp.cli import main
+from jaxdp.ledger import runs
+from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import branches
 from jaxdp.runs import checkpoints as module
 from jaxdp.runs.checkpoints import Checkpoints

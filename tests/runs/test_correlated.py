@@ -14,11 +14,11 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sampling import as_source
-from jaxdp.ledger.tickets import Ticket
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 from tests.runs import own, small

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.ledger.durable import StorageError
 from jaxdp.accounting import Relation
+from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started
 from tests.cli import calling

@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.ledger import durable, runs
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import Issuer
+from jaxdp.ledger import Ledger, durable, runs
 from jaxdp.ledger.file import Chain
-from jaxdp.ledger import Ledger
+from jaxdp.ledger.issuer import Issuer
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Ticket
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
-from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import Ticket
 from jaxdp.trainer import Trainer
 from tests.refusing import refused
 from tests.runs import small

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -79,7 +79,7 @@ class View:
     leaf_shape: tuple[int, ...]
     shape: tuple[int, ...]
     labels: tuple[Label, ...]
-    chain: tuple[Callable[[jax.Array], jax.Array], ...] = ()
+    chain: tuple[Arrange, ...] = ()
     stack: "View | None" = None
     slices: frozenset[Sliced] = frozenset()
     multiples: tuple[Multiple, ...] = ()
@@ -128,10 +128,25 @@ def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
         return [view]
     if isinstance(view, Joined):
         return None
+
+    def then(
+        operation: Arrange,
+        shape: Sequence[int],
+        labels: Sequence[Label],
+        slices: Collection[Sliced] = (),
+    ) -> View:
+        return dataclasses.replace(
+            view,
+            shape=tuple(shape),
+            labels=tuple(labels),
+            chain=(*view.chain, operation),
+            slices=view.slices | set(slices),
+        )
+
     if node.name == "transpose":
         order = params["permutation"]
         transpose = functools.partial(jnp.transpose, axes=order)
-        return [_then(view, transpose, shape, [view.labels[axis] for axis in order])]
+        return [then(transpose, shape, [view.labels[axis] for axis in order])]
     if node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
         # The size tells a broadcast that repeats values, whose gradient would add up.
         if len(node.ins) != 1 or math.prod(shape) != math.prod(view.shape) or 0 in shape:
@@ -139,25 +154,39 @@ def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
         # A reshape may read its axes in another order, such as that of a kernel under ``vmap``.
         order = params.get("dimensions") if node.name == "reshape" else None
         order = range(len(view.shape)) if order is None else order
-        old = [(view.shape[axis], view.labels[axis]) for axis in order]
-        labels = _regrouped(old, shape)
+        labels = _regrouped([(view.shape[axis], view.labels[axis]) for axis in order], shape)
         reshape = functools.partial(jax.lax.reshape, new_sizes=shape, dimensions=tuple(order))
-        return [_then(view, reshape, shape, labels)]
+        return [then(reshape, shape, labels)]
+
+    # Slices: of every result the entries that it has along each axis.
     whole = [range(size) for size in view.shape]
     if node.name == "slice":
         strides = params["strides"] or [1] * len(whole)
         every = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-        kept = [[range(*each) for each in every]]
+        results = [[range(*each) for each in every]]
     elif node.name == "split":
         axis, sizes = params["axis"], params["sizes"]
-        ends = itertools.accumulate(sizes)
-        kept = [
-            [*whole[:axis], range(end - size, end), *whole[axis + 1 :]]
-            for size, end in zip(sizes, ends, strict=True)
-        ]
+        ends = zip(sizes, itertools.accumulate(sizes), strict=True)
+        parts = [range(end - size, end) for size, end in ends]
+        results = [[*whole[:axis], part, *whole[axis + 1 :]] for part in parts]
     else:
         return None
-    return [_sliced(view, ranges) for ranges in kept]
+    found: list[View | Joined] = []
+    for ranges in results:
+        sliced = {
+            axis: Sliced(view.labels[axis], kept)
+            for axis, kept in enumerate(ranges)
+            if len(kept) != view.shape[axis]
+        }
+        labels = [(sliced[i],) if i in sliced else label for i, label in enumerate(view.labels)]
+        cut = functools.partial(
+            jax.lax.slice,
+            start_indices=[kept.start for kept in ranges],
+            limit_indices=[kept.stop for kept in ranges],
+            strides=[kept.step for kept in ranges],
+        )
+        found.append(then(cut, [len(kept) for kept in ranges], labels, sliced.values()))
+    return found
 
 
 def multiplied(node: Node, at: int, view: View) -> View | None:
@@ -187,35 +216,6 @@ def of_passes(view: View | Joined) -> View | None:
 def are_apart(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
     """True if slices of one parameter share no entry: of some axis both take others."""
     return any(a.whole == b.whole and set(a.kept).isdisjoint(b.kept) for a in one for b in other)
-
-
-def _then(
-    view: View,
-    operation: Callable[[jax.Array], jax.Array],
-    shape: Sequence[int],
-    labels: Sequence[Label],
-) -> View:
-    return dataclasses.replace(
-        view, shape=tuple(shape), labels=tuple(labels), chain=(*view.chain, operation)
-    )
-
-
-def _sliced(view: View, ranges: Sequence[range]) -> View:
-    """The entries of a view that the ranges name."""
-    labels, taken = list(view.labels), set(view.slices)
-    for axis, kept in enumerate(ranges):
-        if len(kept) != view.shape[axis]:
-            part = Sliced(view.labels[axis], kept)
-            labels[axis] = (part,)
-            taken.add(part)
-    cut = functools.partial(
-        jax.lax.slice,
-        start_indices=[kept.start for kept in ranges],
-        limit_indices=[kept.stop for kept in ranges],
-        strides=[kept.step for kept in ranges],
-    )
-    found = _then(view, cut, [len(kept) for kept in ranges], labels)
-    return dataclasses.replace(found, slices=frozenset(taken))
 
 
 def merged(label: Sequence[Any]) -> Label:

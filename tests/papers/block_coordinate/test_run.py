@@ -11,6 +11,7 @@ import pytest
 
 from jaxdp import accounting as acc
 from jaxdp.cli import main
+from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
 from jaxdp.papers.block_coordinate.command import configured, train_blocks
@@ -19,7 +20,6 @@ from jaxdp.papers.block_coordinate.run import BlockRun, command_of
 from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.export import export_params
-from jaxdp.ledger.seeds import Secret
 from tests.papers.block_coordinate.test_forms import NET, PATCHES, data
 from tests.papers.block_coordinate.test_forms import algorithm as released
 from tests.papers.block_coordinate.test_hidden import algorithm as hidden_blocks
