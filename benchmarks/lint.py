@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras arguments _written _interrupts _durable _processes accounting _rows _shards
-    _placement _links seeds tickets types _ledger_file _entries _ledger_shared ledger
-    _issuer sampling clipping schedules noise mechanism
+    _version _extras arguments _written _interrupts _processes accounting _rows _shards
+    _placement _links ledger types
+    sampling clipping schedules noise mechanism
     correlated _passes batches optimizers step audit _memory _state trainer
     recipes data report runs cli papers
 """.split()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdp
-from jaxdp import _entries
 from jaxdp import accounting as acc
+from jaxdp.ledger import entries
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
 
@@ -129,10 +129,10 @@ def test_notes_are_kept_and_change_no_charge_and_that_a_seed_was_chosen_is_said_
     memory.charge(STEP, stream="a", first_step=1)
     assert [entry.note for entry in memory.entries] == ["x", ""]
     ledger = jaxdp.Ledger(path.with_name("other"))
-    ledger.charge(STEP, stream="a", source="mechanism", note=f"{_entries.SEEDED}; with canaries")
+    ledger.charge(STEP, stream="a", source="mechanism", note=f"{entries.SEEDED}; with canaries")
     ledger.charge(STEP, stream="b", source="mechanism")
     for found in (ledger, jaxdp.Ledger(path.with_name("other"))):
-        assert found.unverified() == [_entries.SEEDED]
+        assert found.unverified() == [entries.SEEDED]
         assert found.notes() == ["with canaries"]
 
 
@@ -178,9 +178,9 @@ def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
     for n in range(300):  # two kinds in turn: nothing merges
         ledger.charge((STEP, OTHER)[n % 2], stream="a", first_step=n)
     assert len(ledger.entries) == 300
-    was = _entries.Entry.continues
-    monkeypatch.setattr(_entries.Entry, "continues", lambda *two: looked.append(1) or was(*two))
-    monkeypatch.setattr(_entries.Streams, "missing", None)
+    was = entries.Entry.continues
+    monkeypatch.setattr(entries.Entry, "continues", lambda *two: looked.append(1) or was(*two))
+    monkeypatch.setattr(entries.Streams, "missing", None)
     ledger.charge(STEP, stream="a", first_step=300)
     assert len(looked) == 1
 

@@ -12,7 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.ledger import _entries, _ledger_file, durable
+from jaxdp.ledger import durable, entries, file
 from jaxdp.ledger.durable import StorageError
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
@@ -63,7 +63,7 @@ class Disk:
         patch.setattr(os, "ftruncate", lambda handle, size: self.call(cut, handle, size))
         patch.setattr(os, "fsync", lambda handle: self.call(self.sync, handle))
         patch.setattr(os, "close", lambda handle: (close(handle), self.call(int)))
-        patch.setattr(_durable, "open_locked", lambda *of: File(opened(*of), self))
+        patch.setattr(durable, "open_locked", lambda *of: File(opened(*of), self))
 
     def call(self, real, *given):
         self.calls += 1
@@ -167,7 +167,7 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
     assert at > 200
 
 
-FILES = {module.__file__ for module in (_durable, _entries, _ledger_file, jaxdp.ledger)}
+FILES = {module.__file__ for module in (durable, entries, file, jaxdp.ledger)}
 
 
 def interrupting(at, reached):
@@ -202,8 +202,8 @@ def interrupted(deed, trace):
 def test_two_interrupts_are_made_good_and_a_failed_charge_leaves_the_budget(path, monkeypatch):
     ledger = charged(path)
     with monkeypatch.context() as patch:
-        patch.setattr(_ledger_file.LedgerFile, "_give_up", interrupt)
-        patch.setattr(_ledger_file.LedgerFile, "_parsed", interrupt)
+        patch.setattr(file.LedgerFile, "_give_up", interrupt)
+        patch.setattr(file.LedgerFile, "_parsed", interrupt)
         refused("", ledger.charge, STEP, 3, stream="b", error=KeyboardInterrupt)
     ledger.charge(STEP, 2, stream="c")
     assert ledger.steps == jaxdp.Ledger(path).steps == 4 + 3 + 2
@@ -366,7 +366,7 @@ def test_a_place_that_cannot_be_read_or_written_is_told_in_words(tmp_path, monke
 # signal handler within another fitted no chain, and nobody could open the ledger again.
 def test_storage_without_locks_a_lock_in_use_and_a_signal_handler_are_told(path, monkeypatch):
     ledger = charged(path)
-    after, found = _ledger_file.Chain.after, []
+    after, found = file.Chain.after, []
 
     def interrupted(self, row):
         value = after(self, row)
@@ -376,7 +376,7 @@ def test_storage_without_locks_a_lock_in_use_and_a_signal_handler_are_told(path,
         return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(_ledger_file.Chain, "after", interrupted)
+        patch.setattr(file.Chain, "after", interrupted)
         ledger.charge(OTHER)
     assert found
     assert jaxdp.Ledger(path).steps == ledger.steps == 5

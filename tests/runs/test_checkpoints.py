@@ -144,7 +144,7 @@ def test_only_what_the_seal_says_is_damage(folder, monkeypatch):
         assert restored(folder)[0].step == 2
     # Pythons from 3.13 on leave out of ``rglob`` what cannot be listed.
     with monkeypatch.context() as patched:
-        patched.setattr(_durable, "_digests", lambda *a: {})
+        patched.setattr(durable, "_digests", lambda *a: {})
         refused("could not be listed", restored, folder, error=StorageError)
     assert names(folder) == before
     for step in (1, 2):

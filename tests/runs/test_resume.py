@@ -383,8 +383,8 @@ def test_a_lock_without_fcntl(tmp_path, monkeypatch):
         held.add(inode)
 
     fake = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
-    monkeypatch.setattr(_durable, "fcntl", None)
-    monkeypatch.setattr(_durable, "msvcrt", fake, raising=False)
+    monkeypatch.setattr(durable, "fcntl", None)
+    monkeypatch.setattr(durable, "msvcrt", fake, raising=False)
     first = durable.open_locked(tmp_path / "lock", "w", "busy")
     refused("busy", durable.open_locked, tmp_path / "lock", "a", "busy")
     durable.append_line(first, "written at the start")
