@@ -88,6 +88,8 @@ class Issuer:
             ledger.trust,
         )
         self._process = os.getpid()
+        # Asked once: after a ``jax.distributed.shutdown()`` there seems to be one alone.
+        self._several = _processes.count() > 1
         self._lock = threading.Lock()
 
     def issue(self, until: int | None = None) -> Ticket:
@@ -156,8 +158,11 @@ class Issuer:
         return (self.stream, handed) if ahead else None
 
     def uncounted(self) -> tuple[str, int] | None:
-        """(stream, step): the steps from here on are not in epsilon yet; None if all are."""
-        return None if self._counts_all else self.ahead()
+        """(stream, step): the steps from here on are not in epsilon yet; None if all are.
+
+        In several processes all that is reserved counts: another one may have handed out more.
+        """
+        return None if self._counts_all or self._several else self.ahead()
 
     def close(self, unused: int = 0) -> None:
         """Gives back the steps that were charged ahead and never handed out.
@@ -181,9 +186,7 @@ class Issuer:
                 )
             self.step -= unused
             self._handed = min(self._handed, self.step)
-            if _processes.count() > 1:
-                return
-            if self._counts_all:
+            if self._several or self._counts_all:
                 return
             end = max(self._reserved, self._unsure)
             reserved, self._reserved = self._reserved, self.step

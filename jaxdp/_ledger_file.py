@@ -148,7 +148,7 @@ class LedgerFile:
             ValueError: another process writes; the file is damaged or gone; after a fork.
             StorageError: it cannot be written or locked.
         """
-        if _is_running(self._appending):
+        if is_running(self._appending):
             raise ValueError(
                 f"ledger {self.path} must not be written to while a line is being written, got a "
                 "charge or note of a signal handler: let the handler set a flag, and look at it "
@@ -323,7 +323,7 @@ class LedgerFile:
                 raise
 
 
-def _is_running(frame: types.FrameType | None) -> bool:
+def is_running(frame: types.FrameType | None) -> bool:
     """True for a frame that called this one, as what a signal handler has interrupted did."""
     above: types.FrameType | None = sys._getframe() if frame is not None else None
     while above is not None and above is not frame:

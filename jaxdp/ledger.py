@@ -4,7 +4,9 @@ import copy
 import json
 import os
 import secrets
+import sys
 import threading
+import types
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from jaxdp._entries import (
     counted,
     on_trust,
 )
-from jaxdp._ledger_file import Row
+from jaxdp._ledger_file import Row, is_running
 from jaxdp._ledger_shared import book_of, check_shared
 
 FORMAT = 2
@@ -71,6 +73,7 @@ class Ledger:
     ):
         self._budget = budget
         self._closed = False
+        self._charging: types.FrameType | None = None
         self._lock = threading.RLock()
         self._forget()
         self._book = book_of(None if path is None else Path(path), key or b"", budget is None)
@@ -160,6 +163,12 @@ class Ledger:
         """
         entry = Entry(event, first_step, steps, stream, source, note)
         with self._lock:
+            if is_running(self._charging):  # it would be charged for the same steps
+                raise ValueError(
+                    "ledger must not be charged while a charge is being made, got one of a signal "
+                    "handler or a finalizer: let it set a flag, and look at it after the step"
+                )
+            self._charging = sys._getframe()  # stays after an interrupt, and means nothing
             self._open()
             known = self._streams.of(stream)
             if stream is None and known:
