@@ -118,11 +118,16 @@ class Mechanism:
         if self.relation is not None:
             object.__setattr__(self, "relation", acc.Relation(self.relation))
 
-        # The kinds of the parts; a class in the place of its object is one of another kind.
-        if isinstance(rule, type) or not isinstance(rule, Rule):
+        # The kinds of the parts; a class in the place of its object is one of another kind, and so
+        # is what has a method's name for something that cannot be called.
+        def made(part: object, kind: type) -> bool:
+            named = (n for n in dir(kind) if n[0] != "_" and callable(getattr(kind, n)))
+            is_one = isinstance(part, kind) and not isinstance(part, type)
+            return is_one and all(callable(getattr(part, name)) for name in named)
+
+        if not made(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        kinds = StepSampling | EpochSampling | RunSampling
-        if isinstance(sampling, type) or not isinstance(sampling, kinds):
+        if not any(made(sampling, kind) for kind in (StepSampling, EpochSampling, RunSampling)):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )

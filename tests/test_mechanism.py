@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +41,8 @@ BAD = [
     ({"sampling": Poisson(np.array(0.5))}, "sampling_prob must be a Python number"),
     ({"sampling": "poisson"}, "sampling must be such as"),
     ({"sampling": Poisson}, "sampling must be such as"),
+    ({"rule": SimpleNamespace(l2=1.0, factors=1.0)}, RULE),
+    ({"sampling": SimpleNamespace(choose=3, event=len, check=len)}, "sampling must be such as"),
     ({"batch_size": 0}, f"batch_size {WHOLE}"), ({"batch_size": 2.0}, f"batch_size {WHOLE}"),
     ({"batch_size": 9}, "batch_size must be at most dataset_size"),
     ({"dataset_size": NAN}, f"dataset_size {WHOLE}"), ({"leak": None}, "leak must be a string"),

@@ -128,7 +128,7 @@ class Event:
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
-    type_name: ClassVar[str]
+    type_name: ClassVar[str] = "Event"
 
     @property
     def block(self) -> int:

@@ -22,7 +22,7 @@ statistics of channels and of all numbers.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -37,12 +37,14 @@ _SOME, _CLASSES, _FEW = 1_024, 1_000, 20
 _WIDE = 8  # numbers from which on arrays are compared up to a scale and a shift
 _WIDEST = 1_024  # numbers of a record up to which covariances are computed
 _CLOSE, _EXACT = 3e-4, 3e-6  # relative
+_SHORT = ("float16", "bfloat16")
 _FIT = 1e-3  # of the norm of a matrix; float32 leaves about 1e-5
 _QUANTILES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.75, 0.9, 0.95, 0.98, 0.99)
 _LEVELS = ("the records' median", *(f"the records' quantile of {q:g}" for q in _QUANTILES))
 _Scalings = tuple[tuple[float, float], ...]  # (scale, shift) of each
 _PLAIN = ((1.0, 0.0), (-1.0, 0.0))
 _EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "inverse range"))
+_FIRST = "the mean of the first records"
 _SHARES = "the frequencies of the records' labels, or weights made of them"
 _TABLE = (
     "an array with an entry for each of the records, which hold its number (where it was made of "
@@ -86,7 +88,6 @@ def made_of(value: ArrayLike, records: "KnownRecords") -> Made | None:
     array = np.asarray(jax.device_get(value))
     if not size or not _has_numbers(array):
         return None
-    array = _plain(array)
     if not np.isfinite(array).any():
         return None
     kept = None
@@ -100,12 +101,12 @@ def made_of(value: ArrayLike, records: "KnownRecords") -> Made | None:
 
 
 def _has_numbers(array: np.ndarray) -> bool:
-    return array.dtype.kind in "fiub" or array.dtype.name == "bfloat16"
+    return array.dtype.kind in "fiub" or array.dtype.name in _SHORT
 
 
 def _plain(rows: np.ndarray) -> np.ndarray:
     """Rows in numbers that NumPy computes with."""
-    narrow = rows.dtype.kind not in "fiu" or rows.dtype.itemsize < 4 and rows.dtype.kind == "f"
+    narrow = rows.dtype.kind not in "fiu" or rows.dtype.name in _SHORT
     plain: np.ndarray = rows.astype(np.float32) if narrow else rows
     return plain
 
@@ -227,27 +228,35 @@ def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
         yield f"the logarithm of {_SHARES}", True, found
 
 
-def _columns(flat: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Made]:
-    """Statistics of the columns of a leaf, of which ``flat`` [kept] may be one."""
+def _columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Made]:
+    """Statistics of the columns of a leaf, of which ``row`` [kept] may be one."""
+    flat, low, high = row.astype(np.float64), leaf.moments.low, leaf.moments.high
     candidates = [each for m in (leaf.moments, leaf.rounded) if m for each in _table(m)]
     if single:  # not beside others
-        between = (flat >= leaf.moments.low) & (flat <= leaf.moments.high)
+        between = (flat >= low) & (flat <= high)
         if leaf.is_small and np.mean(between) > 0.9:
             candidates += zip(_LEVELS, leaf.quantiles, strict=True)
         near = np.all(np.abs(leaf.prefixes - flat) <= 1e-3 * np.max(np.abs(flat)), axis=1)
+        if len(flat) >= _WIDE:  # up to a scale and a shift
+            apart, around = leaf.prefixes - leaf.prefixes.mean(1, keepdims=True), flat - flat.mean()
+            lengths = np.linalg.norm(apart, axis=1) * np.linalg.norm(around)
+            near = np.abs(apart @ around) > 0.999 * lengths
         means = leaf.prefixes[near] * leaf.moments.varies
-        candidates += [("the mean of the first records", mean) for mean in means]
+        candidates += [(_FIRST, mean) for mean in means]
     for words, found in candidates:
-        certain = _agree(flat, found, leaf.scalings)
+        certain = _agree(flat if words == _FIRST else row, found, leaf.scalings)
         if certain and words in _EXTREMES + _LEVELS:
-            # Bounds that many records reach were chosen before them.
-            ends = (leaf.moments.low, leaf.moments.high) if "range" in words else (found,)
-            times = [np.sum(np.abs(leaf.x - e) <= 1e-6 * np.abs(e), axis=0) for e in ends]
-            certain = (words in _LEVELS or is_telling(flat)) and bool(
-                np.median(np.minimum.reduce(times)) <= 3
-            )
+            ends = (low, high) if "range" in words else (found,)
+            certain = (words in _LEVELS or is_telling(flat)) and not _chosen(leaf.x.T, *ends)
         if certain is not None:
             yield Made(words, certain)
+
+
+def _chosen(columns: Iterable[np.ndarray], *ends: np.ndarray) -> bool:
+    """True for bounds that many records reach in most columns: they were chosen before them."""
+    each = zip(columns, *ends, strict=True)
+    times = [min(np.sum(np.abs(x - e) <= 1e-6 * np.abs(e)) for e in those) for x, *those in each]
+    return bool(np.median(times) > 3)
 
 
 def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
@@ -263,10 +272,15 @@ def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
         over = leaf.sample.over(groups)
         like = any(_like(flat, found, over.variance, leaf.scalings) for _, found in _table(over))
         if like and leaf.whole is not None:
-            for words, found in _table(leaf.whole.over(groups)):
-                if (certain := _agree(flat, found, leaf.scalings)) is not None:
-                    # Bounds of pixels were chosen before them.
-                    yield Made(f"{words} by channel", certain and words not in _EXTREMES)
+            over = leaf.whole.over(groups)
+            for words, found in _table(over):
+                certain = _agree(value.ravel(), found, leaf.scalings)
+                if certain and words in _EXTREMES:
+                    ends = (over.low, over.high) if "range" in words else (found,)
+                    columns = (leaf.full[:, group] for group in groups)
+                    certain = is_telling(flat) and not _chosen(columns, *ends)
+                if certain is not None:
+                    yield Made(f"{words} by channel", certain)
 
 
 def _like(flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _Scalings) -> bool:
@@ -287,14 +301,17 @@ def _agree(flat: np.ndarray, found: np.ndarray, scalings: _Scalings = _PLAIN) ->
     Many numbers are compared up to any scale and shift, few up to the usual ones.
 
     Args:
-        flat: the array [d].
+        flat: the array [d], in its own dtype.
         found: the statistic [d]; what is not finite in either is not compared.
         scalings: the usual scales and shifts of these records.
     """
     known = np.isfinite(found) & np.isfinite(flat)
-    flat, found = flat[known], found[known]
+    digits, flat, found = flat.dtype, flat[known].astype(np.float64), found[known]
     if len(found) < 2 or np.ptp(found) <= 1e-6 * np.max(np.abs(found)):
         return None
+    if digits.name in _SHORT:  # every such number is a rounded one: only many say something
+        same = np.mean(found.astype(digits).astype(np.float64) == flat)
+        return True if same > 0.9 and len(np.unique(flat)) >= 16 else None
     size, levels = np.max(np.abs(flat)), len(np.unique(flat))
     errors = [np.abs(flat - scale * found - shift) for scale, shift in scalings]
     fits = [e for e in errors if np.all(e <= _CLOSE * np.abs(flat) + 1e-5 * size)]
@@ -434,8 +451,8 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
                 told = sum(_is_telling_row(row) for row in rows[found][:_SOME])
                 yield Made(words, told >= least)
         # A few statistics in one array, such as a mean beside a deviation.
-        for flat in rows[: _WIDE * (len(rows) <= _WIDE)].astype(np.float64):
-            yield from _columns(flat, leaf, single)
+        for row in rows[: _WIDE * (len(rows) <= _WIDE)]:
+            yield from _columns(row, leaf, single)
         for each in labels:
             yield from _class_means(rows, leaf, each)
 

@@ -61,14 +61,18 @@ def scale_by_dp_adam_bc(
     Raises:
         ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
     """
-    return scale_by_moments(AdaptiveMoments(b2, eps, noise_floor, b1), noise_std)
+    return scale_by_moments(
+        AdaptiveMoments(_check.decay("b2", b2), eps, noise_floor, _check.decay("b1", b1)), noise_std
+    )
 
 
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
     """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
-    return scale_by_moments(AdaptiveMoments(decay, eps, noise_floor), noise_std)
+    return scale_by_moments(
+        AdaptiveMoments(_check.decay("decay", decay), eps, noise_floor), noise_std
+    )
 
 
 def scale_by_dp_adagrad(
@@ -129,7 +133,7 @@ def dp_adam_bc(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
-    moments = AdaptiveMoments(b2, eps, noise_floor, b1)
+    moments = AdaptiveMoments(_check.decay("b2", b2), eps, noise_floor, _check.decay("b1", b1))
     return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
@@ -142,7 +146,7 @@ def dp_rmsprop(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
-    moments = AdaptiveMoments(decay, eps, noise_floor)
+    moments = AdaptiveMoments(_check.decay("decay", decay), eps, noise_floor)
     return adaptive_algorithm(mechanism, learning_rate, moments)
 
 

@@ -206,7 +206,8 @@ class DrawnEnergy:
                 "energy must not be used inside jit as it is drawn: every call would judge by one "
                 "draw and one noise. Pass drawn.spent() in as an argument, another for every call"
             )
-        assert self.ticket is not None
+        if self.ticket is None:
+            raise ValueError("energy must be as it was drawn to be spent, got one that is spent")
         key = self.ticket.spend("the judging of a candidate", verified=verified)
         return dataclasses.replace(self, words=key.words[0], tag=key.tag, ticket=None)
 

@@ -191,7 +191,7 @@ def test_an_event_that_nobody_knows_is_refused_wherever_it_stands():
 
     acc.Event.types.pop("Foreign")
     for event in (
-        Foreign(), acc.Repeated(Foreign(), 2), acc.Composed([GAUSS, Foreign()]),
+        acc.Event(), Foreign(), acc.Repeated(Foreign(), 2), acc.Composed([GAUSS, Foreign()]),
         acc.PoissonSampled(Foreign(), 0.1), acc.PerUser(acc.GridNoise(Foreign(), 1e-9), 2),
     ):  # fmt: skip
         for ask in (acc.epsilon, acc.delta):

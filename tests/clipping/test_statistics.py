@@ -1,5 +1,6 @@
 """Arrays that are made of records are told from public ones."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,6 +52,24 @@ def test_statistics_and_records_are_told():
         "whitening": [(axes / np.sqrt(sizes)).T, axes / np.sqrt(sizes) @ axes.T],
     }
     called(rows, [COLUMN])
+
+
+def test_statistics_are_told_up_to_a_scale_in_few_digits_and_by_channel():
+    rng = np.random.default_rng(16)
+    wide = (rng.normal(size=(300, 20)) * rng.uniform(0.5, 3, 20) + 1).astype(np.float32)
+    first = wide[:100].mean(0)
+    called({"first records": [first / 255, -first, 2 * first - 1]}, [wide])
+    for short in (np.float16, jnp.bfloat16):
+        assert made_of(wide.mean(0).astype(short), [wide]) == ("the records' mean", True)
+        words = "the records' inverse standard deviation"
+        assert made_of((1 / wide.std(0)).astype(short), [wide]) == (words, True)
+    images = rng.normal(size=(200, 5, 5, 3)).astype(np.float32)
+    ends = images.min((0, 1, 2)), images.max((0, 1, 2))
+    rows = {"minimum by channel": [ends[0]], "maximum by channel": [ends[1]]}
+    called(rows | {"range by channel": [ends[1] - ends[0]]}, [images])
+    # Many numbers at a bound, such as where pixels were cut: it was chosen before the records.
+    bounds = np.array([1.1234567, 1.2345678, 0.9876543], np.float32)
+    assert not told(bounds, [np.minimum(images, bounds)])[1]
 
 
 def test_most_matrices_are_left_alone_after_two_products_with_a_direction(monkeypatch):

@@ -381,6 +381,17 @@ def test_storage_without_locks_a_lock_in_use_and_a_signal_handler_are_told(path,
     assert found
     assert jaxdp.Ledger(path).steps == ledger.steps == 5
     ledger.close()
+    # In memory it would be charged for the steps of the charge that it has interrupted.
+    ledger, append = jaxdp.Ledger(), jaxdp.Ledger._append
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            jaxdp.Ledger,
+            "_append",
+            lambda *of: (refused("of a signal handler", ledger.charge, OTHER), append(*of)),
+        )
+        ledger.charge(OTHER)
+    ledger.charge(OTHER)
+    assert ledger.steps == 2
     lockless = "ledger.jsonl must lie on storage that can lock .*{}.*local d"
     for words, error, numbers in (
         (lockless, StorageError, (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO)),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
+from jaxdp import _processes
 from jaxdp import accounting as acc
 from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp.ledger.tickets import simulated_key
@@ -236,3 +237,15 @@ def test_no_flag_of_jax_changes_a_draw_or_a_noise():
         assert released() == plain
     with jax.default_prng_impl("rbg"), jax.enable_x64(True):
         assert released() == plain
+
+
+def test_in_several_processes_what_is_reserved_counts_and_stays(monkeypatch):
+    ledger = jaxdp.Ledger()
+    with monkeypatch.context() as patch:
+        patch.setattr(_processes, "count", lambda: 2)
+        several = issuer(ledger=ledger, reserve=8)
+    # As after a shutdown: another one may have handed out all of them.
+    several.handed_out(several.issue().step)
+    assert several.uncounted() is None
+    several.close()
+    assert ledger.steps == 8

@@ -283,6 +283,7 @@ def test_a_drawn_energy_judges_once_hides_its_key_and_records_and_is_not_copied(
     assert energy.sampler.ledger.unverified() == []
     drawn = energy.prepare()
     opened = drawn.spent()  # by hand
+    refused("energy must be as it was drawn to be spent", opened.spent)
     for shown in (repr(drawn), repr(opened)):
         assert not any(w in shown for w in ("data", "indices", str(int(opened.words[1]))))
     words = r"energy must not be copied, .* energy.prepare\(\).spent"

@@ -323,6 +323,8 @@ REFUSED = [
     ("must be among none; got 'x'", with_settings("dp-sgd", x=1)),
     (f"b1 {AT_LEAST_0}", with_settings("dp-adam-bc", b1=1.0)),
     (f"b2 {AT_LEAST_0}", with_settings("dp-adam-bc", b2=1.0)),
+    ("b1 must be a number, got None", lambda: opt.scale_by_dp_adam_bc(0.1, b1=None)),
+    ("decay must be a number, got None", lambda: opt.scale_by_dp_rmsprop(0.1, decay=None)),
     ("noise_floor must be", with_settings("dp-adam-bc", noise_floor=-1)),
     ("eps must be a finite number of at least 0", with_settings("dp-adam-bc", eps=-1.0)),
     ("must not both be 0", with_settings("dp-adam-bc", eps=0, noise_floor=0)),
