@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from benchmarks import networks_large
 from benchmarks.collectives import summary
-from jaxdp import _placement
 from jaxdp.clipping.across import spread
+from jaxdp.devices import placement
 from jaxdp.step import PrivateStep
 
 RESULTS = Path(__file__).parent / "results"
@@ -75,7 +75,7 @@ def private(loss_fn, params, batch, mesh):
     """The compiled private step of Trainer, and a function from nothing to its arguments."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     mechanism = jaxdp.dp_sgd(1.0, 1.0, batch_size=rows // 2, dataset_size=100 * rows)
-    place = None if mesh is None else _placement.agreed(_placement.placement(mesh), params)
+    place = None if mesh is None else placement.agreed(placement.placement(mesh), params)
     grad_fn = mechanism.clipped_grad(loss_fn)
     step = PrivateStep(
         grad_fn if place is None else spread(grad_fn, place), mechanism.privatize(), OPTIMIZER
@@ -97,7 +97,7 @@ def ordinary(loss_fn, params, batch, mesh):
     state = jax.eval_shape(OPTIMIZER.init, params)
     held = None
     if mesh is not None:
-        place = _placement.agreed(_placement.placement(mesh), params)
+        place = placement.agreed(placement.placement(mesh), params)
         held = place.like(params, params), place.like(params, state)
         state = jax.tree.map(at, state, held[1])
         batch = jax.tree.map(lambda leaf: at(leaf, place.of_rows), batch)
@@ -165,7 +165,7 @@ def timed(name, network, repeats=7):
         )
         compiled, state = ordinary(loss_fn, own, batch, mesh), OPTIMIZER.init(own)
         if mesh:
-            place = _placement.agreed(_placement.placement(mesh), own)
+            place = placement.agreed(placement.placement(mesh), own)
             state = jax.device_put(state, place.like(own, state))
         calls["ordinary", devices] = (compiled, [own, state], (there,))
     seconds = {key: [] for key in calls}

@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras arguments _written _interrupts _processes accounting _rows _shards
-    _placement _links ledger types
+    _version _extras arguments _written _interrupts accounting devices _rows
+    _links ledger types
     sampling clipping schedules noise mechanism
     correlated _passes batches optimizers step audit _memory _state trainer
     recipes data report runs cli papers
@@ -36,7 +36,14 @@ SINGLE_TICKS = re.compile(r"(?<![`:\w])`[^`\n]+`(?!`)")
 
 TEXT = {"read_text", "write_text", "open", "fdopen"}
 # Those that have an encoding of their own.
-NO_FILES = {"os.open", "Image.open", "self._book.open", "self._own.open", "zipped.open"}
+NO_FILES = {
+    "os.open",
+    "Image.open",
+    "self._book.open",
+    "self._own.open",
+    "self._rows.open",
+    "zipped.open",
+}
 POSIX = re.compile(r"/(tmp|proc|dev|usr|etc|var|home)\b")
 HASHED = "durable.py"  # writes what is hashed: the same bytes on every system
 

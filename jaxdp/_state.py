@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp import _processes, _shards
 from jaxdp._links import give_out, hand_on, past_of
-from jaxdp._placement import Placement
 from jaxdp.clipping.options import holds_reused
+from jaxdp.devices import processes, shards
+from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.noise.correlated import check_step
 from jaxdp.types import PyTree
@@ -157,13 +157,13 @@ def agree_on_step(params: PyTree, grad_fn: Any, place: Placement | None, rows: A
     Raises:
         ValueError: processes disagree.
     """
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), grad_fn.trained(params))
-    _processes.agree(
-        params=_shards.hashed(params),
+    processes.agree(
+        params=shards.hashed(params),
         trainable=f"{jax.tree.structure(shapes)} {shapes}",
-        mesh=None if place is None else _shards.described(place.mesh),
+        mesh=None if place is None else shards.described(place.mesh),
         data_axes=place and (place.rows, place.records, place.leaves),
         physical_batch_size=rows,
     )

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import _shards, arguments
-from jaxdp._placement import Placement
+from jaxdp import arguments
+from jaxdp.devices import shards
+from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.alone import Guard, alone
 from jaxdp.ledger.entries import event_counts
@@ -183,7 +184,7 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
     passes = zip(draw.indices, draw.mask, strict=True)
     if place is None:
         return ChargedBatch(draw, [source.gather(*each) for each in passes])
-    rows = [_shards.gathered(source.gather, *each, place.of_rows) for each in passes]
+    rows = [shards.gathered(source.gather, *each, place.of_rows) for each in passes]
     return ChargedBatch(draw, rows)
 
 

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _links, _shards
+from jaxdp import _links
 from jaxdp._links import OTHERS, Seen, read, watching
-from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.options import holds_reused
+from jaxdp.devices import shards
+from jaxdp.devices.placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.algorithm import Algorithm
@@ -185,7 +186,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = functools.partial(self.whole, gathered=gathered, told=told)
-        met = _shards.met(ticket, params)
+        met = shards.met(ticket, params)
         rows = (data, indices, mask)
         kind = gathered, told, _kind(blanked(extra)), *_types((params, opt_state, rows, rng, met))
         plan = next((plan for known, plan in self._programs if known == kind), None)
@@ -390,7 +391,7 @@ def _across_jit(
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         params, opt_state, parts, held = laid(params, opt_state, parts)
         kind, ticket = (_kind((params, opt_state, parts, blanked(extra))), held), summed.ticket
-        met = None if key is not None else _shards.met(ticket, params)
+        met = None if key is not None else shards.met(ticket, params)
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
             with among_held(held):

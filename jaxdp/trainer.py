@@ -13,12 +13,11 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from jaxdp import _processes, _shards, arguments
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
 from jaxdp._passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
-from jaxdp._placement import agreed, among, placement
 from jaxdp._state import (
     STARTED_AGAIN,
     TrainState,
@@ -35,6 +34,8 @@ from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
+from jaxdp.devices import processes, shards
+from jaxdp.devices.placement import agreed, among, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp.ledger.seeds import Secret
@@ -134,7 +135,7 @@ class Trainer:
         self.source: Source = as_source(source)
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
-        _processes.agree(source=lambda: fingerprint(self.source, self._secret))
+        processes.agree(source=lambda: fingerprint(self.source, self._secret))
         self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
@@ -173,7 +174,7 @@ class Trainer:
         if self._to_fit:
             fit = rows_that_fit(self._step, params, self.source, self.mechanism)
             # Of process 0: devices of other processes may hold more or less.
-            self._sampler.cut_into(int(_processes.first(lambda: str(fit))))
+            self._sampler.cut_into(int(processes.first(lambda: str(fit))))
             self._to_fit = False
 
     def init(self, params: PyTree, *, public_value: ArrayLike | None = None) -> TrainState:
@@ -253,7 +254,7 @@ class Trainer:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         count = left_of(self.mechanism, self._before + self._sampler.step, steps, epochs, beyond)
-        _processes.agree(step=self._sampler.step, steps=count)
+        processes.agree(step=self._sampler.step, steps=count)
         return Batches(self._sampler, self.source, count, self._place)
 
     def step(
@@ -478,7 +479,7 @@ class Trainer:
         if params is not None:
             agree_on_step(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
         if params is not None or place is not None:
-            _shards.check_mesh(None if place is None else place.mesh)
+            shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
         self._data = None
         if isinstance(self.source, ArraySource) and self.source.on_device:
@@ -500,7 +501,7 @@ class Trainer:
         own: PyTree = (state.params, state.opt_state)
         if self._place is None or self._place.holds(own):
             return state
-        params, opt_state = _shards.put(own, self._step.held)
+        params, opt_state = shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
     @property
@@ -534,6 +535,6 @@ def _valued(public_value: Any) -> dict[str, Any]:
             "public_value must be a number that float32 can hold, got a whole number of "
             f"{public_value.bit_length()} bits"
         )
-    if _processes.count() > 1:  # one for all, or their parameters would part
-        public_value = float(_processes.first(lambda: str(float(public_value))))
+    if processes.count() > 1:  # one for all, or their parameters would part
+        public_value = float(processes.first(lambda: str(float(public_value))))
     return {"value": jnp.asarray(public_value, jnp.float32)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import _processes
+from jaxdp.devices import processes
 from tests import two_processes
 from tests.compiling import with_flags
 from tests.refusing import refused
@@ -87,7 +87,7 @@ class Service:
     def __init__(self, monkeypatch, index):
         self.told, self.asked = {}, 0
         state = types.SimpleNamespace(client=self, num_processes=2, process_id=index)
-        monkeypatch.setattr(_processes, "_state", lambda: state)
+        monkeypatch.setattr(processes, "_state", lambda: state)
 
     def key_value_set(self, key, text):
         self.told[key] = text
@@ -102,9 +102,9 @@ class Service:
 def test_a_wait_for_process_0_has_an_end_in_words(monkeypatch):
     """Before: a fault in process 0 left the others waiting for an hour, and a test for 500 s."""
     service = Service(monkeypatch, 1)
-    monkeypatch.setattr(_processes, "PATIENCE", 0.0)
+    monkeypatch.setattr(processes, "PATIENCE", 0.0)
     words = r"process 1 waited 0 s .* \(first/\d+: DEADLINE_EXCEEDED"
-    refused(words, _processes.first, lambda: "never called")
+    refused(words, processes.first, lambda: "never called")
     assert service.asked == 1
 
 
@@ -115,12 +115,12 @@ def test_what_ends_process_0_is_told_to_the_others(monkeypatch):
     ):
         service = Service(monkeypatch, 0)
         with pytest.raises(type(error)):
-            _processes.first(lambda error=error: (_ for _ in ()).throw(error))
+            processes.first(lambda error=error: (_ for _ in ()).throw(error))
         (text,) = service.told.values()
         assert json.loads(text) == {"failed": str(told)}
         heard = Service(monkeypatch, 1)
         heard.blocking_key_value_get = lambda key, milliseconds, text=text: text
-        refused(f"process 0 cannot go on: {told}", _processes.first, lambda: "never called")
+        refused(f"process 0 cannot go on: {told}", processes.first, lambda: "never called")
 
 
 def test_processes_that_nothing_joined_are_refused(monkeypatch):
@@ -138,7 +138,7 @@ def test_another_process_shows_nothing_before_process_0_has_written_it_down(monk
     head = "00" * 16
     shown = [{"rows": [({"shown": step, "stream": "a"}, head)]} for step in (3, 5)]
     messages = [{"rows": [], "head": head, "chained": True}, *shown]
-    monkeypatch.setattr(_processes, "hear", lambda key: json.dumps(messages.pop(0)))
+    monkeypatch.setattr(processes, "hear", lambda key: json.dumps(messages.pop(0)))
     ledger = jaxdp.Ledger()
     ledger.join()
     assert len(messages) == 2

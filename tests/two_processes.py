@@ -18,7 +18,7 @@ import optax
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.ledger import _processes, durable
+from jaxdp.ledger import durable, processes
 from jaxdp.ledger.entries import Entry
 from tests.refusing import all_refused, refused
 
@@ -52,7 +52,7 @@ def a_file_is_written_once():
     path = FOLDER / "ledger.jsonl"
     sampler = MECH.sampler(N, ledger=jaxdp.Ledger(path), reserve=4)
     found = drawn(sampler, 6)
-    _processes.first(lambda: "")  # nobody looks at the file before both are done
+    processes.first(lambda: "")  # nobody looks at the file before both are done
     (entry,) = jaxdp.Ledger(path).entries  # process 0 writes every charge once
     assert (entry.first_step, entry.steps) == (0, 8)
     sampler.close()
@@ -72,7 +72,7 @@ def a_long_file_is_told_in_parts():
             for step in range(1_200):
                 entry = Entry(acc.Gaussian(1.0 + step % 2), step, 1, "old")
                 file.write(json.dumps(entry.to_dict()) + "\n")
-    _processes.first(lambda: "")
+    processes.first(lambda: "")
     ledger = jaxdp.Ledger(path)
     ledger.charge(acc.Gaussian(3.0))
     assert ledger.steps == 1_201
@@ -122,7 +122,7 @@ def what_process_0_cannot_write_nobody_draws():
     durable.append_line = full
     refused("No space left", sampler.draw)
     durable.append_line = write
-    _processes.first(lambda: "")
+    processes.first(lambda: "")
     return drawn(sampler, 1)  # and then there is room
 
 
@@ -212,7 +212,7 @@ def models_of_one_seed():
 def records_one_by_one():
     source = Read()
     found = trained(source, mesh=mesh())
-    everybody = _processes.first(lambda: json.dumps(sorted(source.read)))
+    everybody = processes.first(lambda: json.dumps(sorted(source.read)))
     same = sorted(source.read) == json.loads(everybody)
     assert len(source.read) < 90  # each process reads few, and its own
     assert same == (INDEX == 0)
@@ -236,10 +236,10 @@ def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
                 kept = (FOLDER / "run/secret/checkpoints/6").rglob("*")
                 largest = max((p for p in kept if p.is_file()), key=lambda p: p.stat().st_size)
                 largest.write_bytes(bytes(100))
-            _processes.first(lambda: "")
+            processes.first(lambda: "")
             two = run("run", report=False)
             two.fit(8)
-        _processes.first(lambda: "")  # the report is written by process 0
+        processes.first(lambda: "")  # the report is written by process 0
         ledger = jaxdp.Ledger(FOLDER / "run" / "ledger.jsonl")
         told.append((ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]))
     return found, told
@@ -297,7 +297,7 @@ def a_process_that_lost_a_step_releases_nothing():
 
 
 if HERE:
-    _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
+    processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
     try:
         for name, scenario in list(globals().items()):

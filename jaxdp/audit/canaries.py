@@ -21,11 +21,11 @@ import optax
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp._shards import hashed
 from jaxdp.audit.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.losses import form_of
 from jaxdp.clipping.rules import CoordinateBox
+from jaxdp.devices.shards import hashed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation

@@ -50,9 +50,9 @@ def mesh_of(devices: int | str | None) -> Any:
     import jax
     import numpy as np
 
-    from jaxdp import _processes
+    from jaxdp.devices import processes
 
-    several = _processes.count() > 1
+    several = processes.count() > 1
     if not several and devices is None:
         return None
     found = jax.devices()

@@ -42,7 +42,8 @@ def launch(
         mesh: whose devices share the records of every step; None for one device.
         set_aside_unreadable: as for ``jaxdp.Run``, where it is resumed.
     """
-    from jaxdp import _processes, runs
+    from jaxdp import runs
+    from jaxdp.devices import processes
     from jaxdp.runs import reporting
 
     date = reporting.today()
@@ -58,7 +59,7 @@ def launch(
             )
         else:
             result = runs.start(config, directory, dataset, secret, progress, mesh)
-    if _processes.index():  # process 0 tells of the run
+    if processes.index():  # process 0 tells of the run
         return
     report = _report(result, directory, dataset, date, given)
     reporting.write(report, directory)

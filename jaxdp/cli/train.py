@@ -203,9 +203,10 @@ def train(
       jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
     with imports_kept():
-        from jaxdp import _processes, data
+        from jaxdp import data
         from jaxdp.cli.devices import joined, mesh_of
         from jaxdp.cli.launch import dry, launch
+        from jaxdp.devices import processes
         from jaxdp.ledger.seeds import Secret
         from jaxdp.runs import RunDirectory
 
@@ -216,7 +217,7 @@ def train(
     mesh = mesh_of(devices)
     options["settings"] = parse_settings(options["settings"]) or None
     name = options["dataset"] if data_file is None else data_file.stem
-    directory = RunDirectory(_processes.first(lambda: str(out or _free_folder(name))))
+    directory = RunDirectory(processes.first(lambda: str(out or _free_folder(name))))
     secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
     own = _own_data(directory, data_file, classes, dataset_size, resume)
     stored = directory.load_state().config if resume else None

@@ -23,9 +23,9 @@ from jax.extend import core
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec as P
 
-from jaxdp._placement import Placement, axes_of, varying
 from jaxdp.clipping.ghost.leaves import Cut
 from jaxdp.clipping.reduce import Clipped
+from jaxdp.devices.placement import Placement, axes_of, varying
 from jaxdp.types import ClipInfo, PyTree
 
 # (parameters, rows of this device, what all devices share) -> sum and information of those rows.

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _placement, _rows, arguments
-from jaxdp._placement import Placement
+from jaxdp import _rows, arguments
 from jaxdp.clipping import across, captured, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan
 from jaxdp.clipping.rules import Rule
+from jaxdp.devices import placement
+from jaxdp.devices.placement import Placement
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
 # A running sum, what rounding took from it, and the votes.
@@ -178,13 +179,13 @@ class ClippedGrad:
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         grad_fn, (there,) = self.placed(params)
         place = grad_fn.placement
-        with _placement.among(place):
+        with placement.among(place):
             totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
         for data, *rows in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             if not gathered and place is not None:
                 rows = place.padded(*rows)
-            with _placement.among(place), captured.compared(data):
+            with placement.among(place), captured.compared(data):
                 totals, info = add_pass(
                     grad_fn, gathered, told, totals, there, data, *rows, rng, scale, bound
                 )
@@ -193,9 +194,9 @@ class ClippedGrad:
         captured.report(draw.ticket, plan)
         options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
-        with _placement.among(place):
+        with placement.among(place):
             total = _compensated(total, lost)
-        total = _placement.as_it_was(total, params)
+        total = placement.as_it_was(total, params)
         drawn = not gathered or (place is not None and place.fed)
         summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
         # Rows that the caller gathered are not seen to be those of the draw.
@@ -275,7 +276,7 @@ class ClippedGrad:
 
     def placed(self, *trees: PyTree) -> tuple["ClippedGrad", tuple[PyTree, ...]]:
         """The gradient for parameters (and records) where they lie, and these on one mesh."""
-        place = _placement.agreed(self.placement, *trees)
+        place = placement.agreed(self.placement, *trees)
         if place is None:
             return self, trees
         return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
@@ -473,7 +474,7 @@ def clipped_grad(
         hash(loss_fn)
     except TypeError:  # such as a module with arrays; a bound method is told by its object
         loss_fn = types.MethodType(type(loss_fn).__call__, loss_fn)
-    found = None if mesh is None else _placement.placement(mesh, data_axes)
+    found = None if mesh is None else placement.placement(mesh, data_axes)
     return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
 
 

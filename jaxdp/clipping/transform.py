@@ -9,10 +9,10 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxdp import _rows
-from jaxdp._placement import tracked_axes, varying
 from jaxdp.clipping import options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
+from jaxdp.devices.placement import tracked_axes, varying
 from jaxdp.types import PyTree, Summed
 
 # Records of a draw where nobody says how many there are at most.

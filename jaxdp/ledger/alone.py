@@ -1,4 +1,4 @@
-"""One at a time: what a signal handler, a finalizer or a fork may not enter half-way."""
+"""One at a time: a lock that refuses signal handlers, finalizers and forks half-way."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ class Guard:
 
 
 class Guarded(Protocol):
-    """What has a guard, of its own or that of its ledger."""
+    """An object with a guard, of its own or that of its ledger."""
 
     guard: Guard
 

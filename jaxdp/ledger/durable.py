@@ -2,16 +2,11 @@
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
-
-import numpy as np
 
 if sys.platform == "win32":
     import msvcrt
@@ -142,51 +137,6 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
-def write_bytes_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """As ``write_atomically``, for bytes."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        sync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    """Fills a file that is there; a crash may leave it torn, so nobody may rely on it before."""
-    with path.open("r+b") as file:
-        file.truncate()
-        file.write(content)
-        file.flush()
-        sync(file.fileno())
-
-
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """Creates whatever is created inside for its owner alone: files 0600, folders 0700.
-
-    The umask belongs to the whole process: what another thread creates meanwhile is private too.
-    """
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def make_private(folder: Path) -> None:
-    """Removes other users' access to a folder and all in it; links are left alone."""
-    for path in (folder, *folder.rglob("*")):
-        if path.is_symlink():
-            continue
-        mode = 0o700 if path.is_dir() else 0o600
-        if path.stat().st_mode & 0o777 != mode:
-            path.chmod(mode)
-
-
 def sync_directory(directory: Path) -> None:
     """Makes the names in a folder durable; Windows opens no folders, and needs none of it."""
     if os.name == "nt":
@@ -196,48 +146,3 @@ def sync_directory(directory: Path) -> None:
         sync(handle)
     finally:
         os.close(handle)
-
-
-def save_array(path: Path, array: Any, mode: int = 0o666) -> None:
-    """Replaces a .npy file by an array, durably: after a crash the old or the new one is there."""
-    unfinished = path.with_suffix(".tmp.npy")
-    unfinished.unlink(missing_ok=True)  # left by a crash, perhaps readable by others
-    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        np.save(file, array)
-        file.flush()
-        sync(file.fileno())
-    unfinished.replace(path)
-    sync_directory(path.parent)
-
-
-def seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> None:
-    """Makes every file in a folder durable and private, and keeps their digests in ``name``."""
-    digests = _digests(folder, (name, *skip))
-    write_atomically(folder / name, json.dumps(digests, indent=1), mode=0o600)
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir():
-            sync_directory(path)
-    make_private(folder)
-
-
-def broken_seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> str:
-    """The first file missing or changed since ``seal``; "" if none, or nothing was sealed."""
-    if not (folder / name).exists():
-        return ""
-    try:
-        kept = json.loads((folder / name).read_text(encoding="utf-8"))
-    except ValueError:
-        return name
-    found = _digests(folder, (name, *skip))
-    return next((file for file in kept if kept[file] != found.get(file)), "")
-
-
-def _digests(folder: Path, skip: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in skip:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            found[path.relative_to(folder).as_posix()] = digest.hexdigest()
-    return found

@@ -1,4 +1,4 @@
-"""What the lines of a ledger charge: entries, and the steps that each stream holds."""
+"""Entries, which the lines of a ledger charge, and the steps that each stream holds."""
 
 import bisect
 import dataclasses

@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
+from jaxdp import arguments
+from jaxdp.devices import processes
 from jaxdp.ledger.alone import alone
 from jaxdp.ledger.entries import SEEDED, Entry
 from jaxdp.ledger.ledger import Ledger
@@ -181,7 +182,7 @@ def issuer_of(
     if not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
     secret = Secret.of_all_processes(secret)
-    _processes.agree(mechanism=mechanism, options=sorted(options.items()), **_processes.versions())
+    processes.agree(mechanism=mechanism, options=sorted(options.items()), **processes.versions())
     stream, place = ledger.new_stream()
     if secret.reproducible:
         options = {"incarnation": str(place), "note": SEEDED, **options}
@@ -205,7 +206,7 @@ def released_once(
         secret: None takes one from the operating system.
         source: as for ``Entry``.
     """
-    _processes.check_alone("a release of a whole computation")
+    processes.check_alone("a release of a whole computation")
     ledger = Ledger() if ledger is None else ledger
     secret = Secret.of_all_processes(secret)
     stream, place = ledger.new_stream()

@@ -100,7 +100,7 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is charged, stream by stream; adjacent entries of one kind are merged.
+        """The charges, stream by stream; adjacent entries of one kind are merged.
 
         Steps that an issuer of this ledger reserved and did not hand out are left out, while it
         lives in this process; for any other reader of the file they count.

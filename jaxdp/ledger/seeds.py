@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, arguments
+from jaxdp import arguments
+from jaxdp.devices import processes
 
 # For what runs once: LLVM's best code for a random generator takes a second or two to compile.
 AT_ONCE = {"xla_backend_optimization_level": 0}
@@ -43,10 +44,10 @@ class Secret:
         Raises:
             ValueError: processes were given different ones.
         """
-        _processes.check_joined()
-        _processes.agree(secret=None if secret is None else secret.stream("agreement").hex())
+        processes.check_joined()
+        processes.agree(secret=None if secret is None else secret.stream("agreement").hex())
         if secret is None:
-            found = _processes.first(lambda: f"{cls.new().entropy:032x}")
+            found = processes.first(lambda: f"{cls.new().entropy:032x}")
             return cls(int(found, 16), reproducible=False)
         return secret
 

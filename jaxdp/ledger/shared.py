@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxdp import _processes
+from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError
 from jaxdp.ledger.file import Chain, Known, LedgerFile, LedgerMemory, Row, Rows, Written
 
@@ -26,7 +26,7 @@ def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
         read: False leaves a file that process 0 writes unread until the ledger is taken.
     """
     own = LedgerMemory() if path is None else LedgerFile(path, key)
-    return own if _processes.count() == 1 else RowsOfAll(own, path, read)
+    return own if processes.count() == 1 else RowsOfAll(own, path, read)
 
 
 class RowsOfAll(Written):
@@ -46,8 +46,8 @@ class RowsOfAll(Written):
     several = True
 
     def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
-        self._own, self._reads, self._first = own, read, _processes.index() == 0
-        self._count, self._path = _processes.count(), str(path or "")
+        self._own, self._reads, self._first = own, read, processes.index() == 0
+        self._count, self._path = processes.count(), str(path or "")
         self.chain = own.chain
         self._name = ""  # of the messages; "" until the ledger is taken
         self._number = 0  # of the next barrier
@@ -80,10 +80,10 @@ class RowsOfAll(Written):
 
     def open(self, known: Known) -> None:
         """As for ``Written``; the first time process 0 tells the others all rows."""
-        if _processes.count() != self._count:
+        if processes.count() != self._count:
             raise ValueError(
                 f"ledger must be used by the {self._count} processes that it was made in, got "
-                f"{_processes.count()}: each would miss what the others release. Close it before "
+                f"{processes.count()}: each would miss what the others release. Close it before "
                 "jax.distributed.shutdown()"
             )
         self._known = known
@@ -111,9 +111,9 @@ class RowsOfAll(Written):
             self._write(key, row, mine)
             return
         if self._asked < self._number:
-            self._tell(f"{key}/{_processes.index()}", mine)
+            self._tell(f"{key}/{processes.index()}", mine)
             self._asked = self._number
-        answer = json.loads(_processes.hear(key))
+        answer = json.loads(processes.hear(key))
         if "failed" in answer:
             self._number += 1
             raise StorageError(f"process 0 could not charge, so nobody goes on: {answer['failed']}")
@@ -138,7 +138,7 @@ class RowsOfAll(Written):
         if not self._first:
             if key not in self._ended:
                 self._ended.add(key)
-                self._tell(f"{key}/{_processes.index()}", str(row["ended"]))
+                self._tell(f"{key}/{processes.index()}", str(row["ended"]))
             return
         told = [self._heard(f"{key}/{n}", _PROMPT) for n in range(1, self._count)]
         steps = [int(step) for step in told if step is not None]
@@ -147,20 +147,20 @@ class RowsOfAll(Written):
 
     def agreed(self, text: str) -> str:
         """As for ``Written``."""
-        return _processes.first(lambda: text)
+        return processes.first(lambda: text)
 
     def close(self) -> None:
         """As for ``Written``; takes what the others have noted since the last barrier."""
         key = f"{self._name}/closed after {self._number}"
         if self._name and not self._first and self._notes:
-            self._tell(f"{key}/{_processes.index()}", "")
-        elif self._name and self._own.is_open and _processes.count() == self._count:
+            self._tell(f"{key}/{processes.index()}", "")
+        elif self._name and self._own.is_open and processes.count() == self._count:
             for n in range(1, self._count):
                 self._heard(f"{key}/{n}", 0.0)
         self._own.close()
 
     def _write(self, key: str, row: Row, mine: str) -> None:
-        """What process 0 does at a barrier."""
+        """A barrier in process 0: hears all, writes the row, tells that it is durable."""
         try:
             found = [self._heard(f"{key}/{n}") for n in range(1, self._count)]
             if any(other != mine for other in found):
@@ -170,22 +170,22 @@ class RowsOfAll(Written):
                 )
             self._own.append(row)
         except BaseException as error:  # an interrupt too: the others would wait for nothing
-            _processes.tell(key, json.dumps({"failed": str(error).split("\n")[0] or repr(error)}))
+            processes.tell(key, json.dumps({"failed": str(error).split("\n")[0] or repr(error)}))
             self._number += 1
             raise
         heads = [head.hex() for head in list(self.chain.heads)[self._told :]]
-        _processes.tell(key, json.dumps({"row": mine, "heads": heads}))
+        processes.tell(key, json.dumps({"row": mine, "heads": heads}))
         self._told += len(heads)
         self._number += 1
 
     def _tell(self, key: str, text: str) -> None:
         """Tells process 0 a text, and the notes that it has not yet."""
         notes, self._notes = self._notes, []
-        _processes.tell(key, json.dumps({"text": text, "notes": notes}))
+        processes.tell(key, json.dumps({"text": text, "notes": notes}))
 
     def _heard(self, key: str, patience: float | None = None) -> str | None:
-        """What another process told process 0, whose notes are written; None in vain."""
-        found = _processes.hear(key) if patience is None else _processes.heard(key, patience)
+        """The text that another process told process 0, whose notes are written; None in vain."""
+        found = processes.hear(key) if patience is None else processes.heard(key, patience)
         if found is None:
             return None
         message = json.loads(found)
@@ -194,7 +194,7 @@ class RowsOfAll(Written):
         return str(message["text"])
 
     def _tell_old(self, name: str, known: Known) -> None:
-        """What process 0 does where the ledger is taken."""
+        """Takes the ledger in process 0, and tells the others its rows and heads."""
 
         def noted(rows: Rows) -> Rows:
             for found in rows:
@@ -205,24 +205,24 @@ class RowsOfAll(Written):
             self._own.open(lambda rows: known(noted(rows)))
             self._own.begin()
         except BaseException as error:
-            _processes.tell(f"{name}/old/0", json.dumps({"failed": str(error) or repr(error)}))
+            processes.tell(f"{name}/old/0", json.dumps({"failed": str(error) or repr(error)}))
             raise
         heads = [head.hex() for head in self.chain.heads]
         rows = range(0, len(self._old), _TOGETHER)
         parts: list[Row] = [{"rows": self._old[i : i + _TOGETHER]} for i in rows]
         parts += [{"heads": heads[i : i + _HEADS]} for i in range(0, len(heads), _HEADS)]
         for n, part in enumerate([*parts, {"last": True}]):
-            _processes.tell(f"{name}/old/{n}", json.dumps(part))
+            processes.tell(f"{name}/old/{n}", json.dumps(part))
         self._told = len(heads)
         self._old.clear()
 
     def _hear_old(self, name: str) -> None:
-        """What the others do there: they forget what they have read, and take what they hear."""
+        """Takes the rows and heads of process 0, in place of what this process has read."""
         if isinstance(self._own, LedgerMemory):
             self._own.open(self._known)
         chain, found = Chain(), []
         for n in itertools.count():
-            part = json.loads(str(_processes.hear(f"{name}/old/{n}")))
+            part = json.loads(str(processes.hear(f"{name}/old/{n}")))
             if "failed" in part:
                 raise StorageError(f"process 0 could not open the ledger: {part['failed']}")
             found += part.get("rows", ())

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _placement
+from jaxdp.devices import placement
 
 Words = tuple[jax.Array, ...]
 
@@ -280,7 +280,7 @@ def made(key: jax.Array, size: int, law: IntegerLaw, fine: bool = False) -> tupl
         found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
         return found
 
-    found = _placement.between(chunks, numbers, key)
+    found = placement.between(chunks, numbers, key)
     return tuple(part.reshape(-1)[:size] for part in found)
 
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _links, _shards, arguments
+from jaxdp import _links, arguments
+from jaxdp.devices import shards
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
@@ -305,7 +306,7 @@ def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
             "draw must not be used inside jit: its noise key would be compiled in, and every call "
             "would add the same noise. Pass draw.key() in as an argument (key=)"
         )
-    _shards.check_shared(summed.value)
+    shards.check_shared(summed.value)
     if summed.leaked is not None:
         summed.ticket.trust(LEAKED)
     return summed.ticket.spend("an update", verified=summed.untouched)
@@ -319,7 +320,7 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
 
     Args:
         summed: the sum.
-        met: uint32 [devices, 2], see ``_shards.met``.
+        met: uint32 [devices, 2], see ``shards.met``.
     """
     if met is None:
         return summed

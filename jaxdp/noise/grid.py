@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _placement, arguments
+from jaxdp import arguments
 from jaxdp.clipping import rounding
+from jaxdp.devices import placement
 from jaxdp.ledger.tickets import ON_GRID
 from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
 from jaxdp.noise.correlated import (
@@ -470,8 +471,8 @@ def noised(
         keys.append(own)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     groups = tuple(map(tuple, cuts))
-    mesh = _placement.mesh_around(values)
-    with _placement.on(mesh):
+    mesh = placement.mesh_around(values)
+    with placement.on(mesh):
         add = _add(law, past is not None, groups, mesh)
         found = add(keys, scale, *values, *jax.tree.leaves(past))
     noisy, noise = (

@@ -14,7 +14,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 
-from jaxdp import _placement
+from jaxdp.devices import placement
 from jaxdp.types import PyTree
 
 # Leaves up to this size share one computation.
@@ -56,7 +56,7 @@ def noised(
         keys.append(own)
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
-    with _placement.on(_placement.mesh_around(values)):
+    with placement.on(placement.mesh_around(values)):
         return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
 
 
@@ -71,7 +71,7 @@ def _together(
     groups: dict[frozenset[str], list[int]] = {}
     for n, shape in enumerate(shapes):
         if math.prod(shape) <= _SMALL:
-            groups.setdefault(frozenset(_placement.varying(words[n])), []).append(n)
+            groups.setdefault(frozenset(placement.varying(words[n])), []).append(n)
     for small in groups.values():
         if len(small) == 1:
             continue
@@ -81,10 +81,10 @@ def _together(
             each = (words[n][0], words[n][1], jnp.uint32(n))
             parts.append((*(jnp.broadcast_to(x, counters.shape) for x in each), counters, second))
         flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
-        made = _from_bits(_bits(*_placement.alike(flat)))
+        made = _from_bits(_bits(*placement.alike(flat)))
         ends = np.cumsum([part[0].size for part in parts])[:-1]
-        for n, values in zip(small, jnp.split(_placement.alike(made), ends), strict=True):
-            found[n] = _placement.alike(values.reshape(shapes[n]))
+        for n, values in zip(small, jnp.split(placement.alike(made), ends), strict=True):
+            found[n] = placement.alike(values.reshape(shapes[n]))
     return found
 
 
@@ -230,8 +230,8 @@ def cut_over(
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
         return []
-    typed = bool(_placement.tracked_axes())
-    cut = _placement.varying(leaf) if typed else set(sharded_over)
+    typed = bool(placement.tracked_axes())
+    cut = placement.varying(leaf) if typed else set(sharded_over)
     if unknown := set(axes) - cut - set(replicated_over) if not typed else set():
         raise ValueError(
             f"sharded_over or replicated_over must name every mesh axis around privatize, got none "

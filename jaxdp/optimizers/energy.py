@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _processes, _rows
+from jaxdp import _rows
 from jaxdp.clipping import captured, rounding
+from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism, dp_sgd
@@ -346,7 +347,7 @@ def check_energy(
 ) -> None:
     """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
     if energy is not None:
-        _processes.check_alone("energy")
+        processes.check_alone("energy")
     charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
     if charged != algorithm.energy:
         raise ValueError(

@@ -9,17 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, arguments
+from jaxdp import arguments
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
 from jaxdp.audit.canaries import Canaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
-from jaxdp.ledger.durable import save_array, write_atomically
+from jaxdp.devices import processes
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.files import save_array
 from jaxdp.sampling import Source, as_source
 from jaxdp.types import LossFn, PyTree
 
@@ -70,7 +72,7 @@ def found(
             "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
             f"got {shown} under {relation.value}"
         )
-    if _processes.count() > 1:
+    if processes.count() > 1:
         raise ValueError(f"canaries must be 0 in several processes, got {shown}")
     check(algorithm, records=not counted)
     grad_fn = algorithm.clipped_grad(loss_fn)

@@ -15,16 +15,10 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _processes
 from jaxdp._interrupts import deferred
-from jaxdp.ledger.durable import (
-    StorageError,
-    broken_seal,
-    make_private,
-    private,
-    seal,
-    sync_directory,
-)
+from jaxdp.devices import processes
+from jaxdp.ledger.durable import StorageError, sync_directory
+from jaxdp.runs.files import broken_seal, make_private, private, seal
 from jaxdp.runs.stored import first_line, remedy
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
@@ -161,12 +155,12 @@ class Checkpoints:
             StorageError: a checkpoint cannot be read; it is of other parameters or another
                 optimizer; there are checkpoints and none of them is whole.
         """
-        if _processes.count() > 1:
+        if processes.count() > 1:
             _ = self._manager  # made by all together: process 0 needs it to move what is damaged
         while True:
             # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
             looked = json.loads(
-                _processes.first(lambda: json.dumps(self._latest_whole(give_up is not None)))
+                processes.first(lambda: json.dumps(self._latest_whole(give_up is not None)))
             )
             step, bad = looked["step"], [_Bad(*each) for each in looked["bad"]]
             if step is None and bad and give_up is None:
@@ -175,7 +169,7 @@ class Checkpoints:
                 found = None if step is None else self._read(step, like)
             except Exception as error:  # tensorstore, zstd and orbax each have their own
                 # In several processes one alone may have failed.
-                if give_up is None or _is_unlike(error) or _processes.count() > 1:
+                if give_up is None or _is_unlike(error) or processes.count() > 1:
                     raise self._unread(step, error) from error
                 give_up(step)
                 self._put_aside([_Bad(step, first_line(error), False)], "without it")
@@ -259,7 +253,7 @@ class Checkpoints:
 
     def _mine(self, pattern: str) -> list[Path]:
         """Files that this process has to tend: process 0 those of all."""
-        return [] if _processes.index() else list(self._folder.glob(pattern))
+        return [] if processes.index() else list(self._folder.glob(pattern))
 
     def _steps(self) -> list[int]:
         try:
@@ -355,7 +349,7 @@ class Checkpoints:
             return ""
 
         with self._in_words():
-            _processes.first(once)
+            processes.first(once)
             self._manager.reload()
 
     @contextmanager

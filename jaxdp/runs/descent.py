@@ -1,11 +1,11 @@
-"""Which checkpoint a run goes on from, and in which stream; docs/releases.md, "Runs"."""
+"""The checkpoint that a run goes on from, and its stream; docs/releases.md, "Runs"."""
 
 import enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxdp import _processes
+from jaxdp.devices import processes
 from jaxdp.mechanism import Mechanism
 from jaxdp.trainer import TrainState
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Going(enum.Enum):
-    """What a run may do with a state."""
+    """The uses that a run has for a state."""
 
     ON = "goes on in its stream, within what it holds"
     ANEW = "begins a new stream, in which every further step is charged anew"
@@ -27,7 +27,7 @@ def past_of(state: TrainState) -> bytes:
 
 
 def going(run: "Started", state: TrainState) -> Going:
-    """What the run may do with the state of a checkpoint.
+    """The use that the run has for the state of a checkpoint.
 
     It goes on only from a state that descends from the one that was shown last, so that of each
     step of a stream one version at most is ever visible; a new stream begins only at a state that
@@ -70,7 +70,7 @@ def _as_before(run: "Started", state: TrainState) -> bool:
 
 def agreed(run: "Started", state: TrainState) -> Going:
     """``going``, as process 0 sees it."""
-    return Going[_processes.first(lambda: going(run, state).name)]
+    return Going[processes.first(lambda: going(run, state).name)]
 
 
 def check_tail(mechanism: Mechanism, step: int, folder: str) -> None:

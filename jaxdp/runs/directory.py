@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxdp import _processes
+from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.durable import make_private, open_locked, write_atomically
+from jaxdp.ledger.durable import open_locked, write_atomically
 from jaxdp.runs import stored
+from jaxdp.runs.files import make_private
 from jaxdp.runs.state import RunState
 
 SECRET_NOTE = """This folder is SECRET.
@@ -138,7 +139,7 @@ class RunDirectory:
 
     def save_state(self, state: RunState) -> None:
         """Writes the secret state of the run, durably and all at once."""
-        if _processes.index():
+        if processes.index():
             return
         text = json.dumps({**self.remembered, **state.to_dict()}, indent=1)
         with stored.writing(self.state_file):
@@ -161,7 +162,7 @@ class RunDirectory:
 
     def save_history(self, rows: list[dict[str, Any]]) -> None:
         """Writes the rows that were shown to history.json."""
-        if _processes.index() == 0:
+        if processes.index() == 0:
             with stored.writing(self.history):
                 write_atomically(self.history, json.dumps(rows, indent=1))
 

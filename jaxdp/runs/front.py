@@ -14,13 +14,14 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
-from jaxdp._placement import agreed as agreed_place
-from jaxdp._shards import hashed, on_host
+from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.batches import placed
 from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.devices import processes
+from jaxdp.devices.placement import agreed as agreed_place
+from jaxdp.devices.shards import hashed, on_host
 from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -196,7 +197,7 @@ class Run:
         """
         result = self._fitted(budget.steps_within(self.algorithm.mechanism.steps, steps))
         self.params = result.params
-        if self._reports and self._delta is not None and _processes.index() == 0:
+        if self._reports and self._delta is not None and processes.index() == 0:
             self.report()
         return result.params
 
@@ -313,7 +314,7 @@ class Run:
             self.directory.lock()
             return ""
 
-        _processes.first(once)
+        processes.first(once)
 
     def _agreed(self) -> RunState:
         """The secret state of the run; in several processes that of process 0, where all agree.
@@ -321,15 +322,15 @@ class Run:
         Raises:
             ValueError: processes disagree; nothing was charged.
         """
-        if _processes.count() == 1:
+        if processes.count() == 1:
             return self._kept()
         given = None if self._secret is None else self._secret.stream("agreement").hex()
-        versions = _processes.versions()
-        _processes.agree(**versions, mechanism=self._mechanism(), secret=given)
-        text = _processes.first(lambda: json.dumps(self._kept().to_dict()))
+        versions = processes.versions()
+        processes.agree(**versions, mechanism=self._mechanism(), secret=given)
+        text = processes.first(lambda: json.dumps(self._kept().to_dict()))
         found = RunState.from_dict(json.loads(text))
         secret = found.secret.restored()
-        _processes.agree(
+        processes.agree(
             options=(self._every, self._rows, self._delta, self._relation),
             source=self._fingerprint(secret),
             params=hashed(self._params),
@@ -396,7 +397,7 @@ class Run:
         return fingerprint(self.source, secret)
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
-        if _processes.index():
+        if processes.index():
             return contextlib.nullcontext(lambda step, row: None)
         if self._progress is not None:
             return contextlib.nullcontext(self._progress)

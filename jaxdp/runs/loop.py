@@ -7,16 +7,18 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxdp import _processes, data
 from jaxdp import accounting as acc
-from jaxdp._shards import on_host
-from jaxdp.ledger.durable import save_array, write_atomically
+from jaxdp import data
+from jaxdp.devices import processes
+from jaxdp.devices.shards import on_host
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
+from jaxdp.runs.files import save_array
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
@@ -68,7 +70,7 @@ def start(
         directory.create()
         return ""
 
-    _processes.first(once)
+    processes.first(once)
     return ConfiguredRun(config, directory, dataset, secret, progress, mesh, True, enough).result()
 
 
@@ -244,7 +246,7 @@ class ConfiguredRun(Run):
         return {**row, "sensitive": _summary(infos)} if self.config.sensitive else row
 
     def _finished(self, rows: list[Row]) -> None:
-        if self.config.sensitive and _processes.index() == 0:
+        if self.config.sensitive and processes.index() == 0:
             kept = [{"step": row["step"], **row["sensitive"]} for row in rows if "sensitive" in row]
             text = json.dumps({"warning": SENSITIVE_NOTE, "history": kept}, indent=1)
             with stored.writing(self.directory.sensitive):
@@ -253,7 +255,7 @@ class ConfiguredRun(Run):
 
 def _check_several(config: RunConfig) -> None:
     """Refuses what several processes would each do for themselves."""
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return
     if registry.ALGORITHMS[config.algorithm].energy:
         raise ValueError(

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, _shards
-from jaxdp._placement import agreed, placement
 from jaxdp.accounting import Bound, Relation
+from jaxdp.devices import processes, shards
+from jaxdp.devices.placement import agreed, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger.issuer import Chargeable, Issuer
@@ -278,14 +278,14 @@ def _begun(
     directory.check_shown(ledger, state, secret.stream("run").hex())
     before, head = max(len(state.starts or ()), len(ledger.begun)), ledger.head
     # Of its own: what two copies of a folder take and write after their start can be told apart.
-    ledger.new_stream(f"start {_processes.first(lambda: secrets.token_hex(16))}")
-    fresh = _processes.first(lambda: secrets.token_hex(16))
+    ledger.new_stream(f"start {processes.first(lambda: secrets.token_hex(16))}")
+    fresh = processes.first(lambda: secrets.token_hex(16))
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted;
         # copies that went on apart have other ledgers.
         named = f"{configuration()}|{before}|{head.hex()}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    place = _processes.first(directory.place)
+    place = processes.first(directory.place)
     if state.place not in (None, place):  # runs of older versions did not write it down
         ledger.trust(MOVED)
     state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=place)
@@ -417,7 +417,7 @@ class _Pending:
 
     def show_if_durable(self) -> None:
         # Others than process 0 wait for it where all of them do, at the end of a block.
-        if self.row is not None and _processes.index() == 0 and not self.checkpoints.is_saving:
+        if self.row is not None and processes.index() == 0 and not self.checkpoints.is_saving:
             self.show()
 
     def show(self) -> None:
@@ -473,4 +473,4 @@ def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
         return params, opt_state
     params = place.put(params)
     held = PrivateStep.of(plan.algorithm, plan.loss_fn).held_for(params, place).held
-    return tuple(_shards.put((params, opt_state), held))
+    return tuple(shards.put((params, opt_state), held))

@@ -27,18 +27,11 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp.accounting.tuned import Tries
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.durable import (
-    StorageError,
-    make_private,
-    open_locked,
-    rewrite,
-    sync_directory,
-    write_atomically,
-    write_bytes_atomically,
-)
+from jaxdp.ledger.durable import StorageError, open_locked, sync_directory, write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.runs import space as spaces
 from jaxdp.runs import stored
+from jaxdp.runs.files import make_private, rewrite, write_bytes_atomically
 from jaxdp.types import PyTree
 
 NOTE = """This folder is SECRET.

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
-from jaxdp._shards import on_host
+from jaxdp import arguments
 from jaxdp.accounting.tuned import Tries
+from jaxdp.devices import processes
+from jaxdp.devices.shards import on_host
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.registry import Setting
@@ -104,8 +105,8 @@ def tune(
             f"tries must be one of {names}, whose cost is proven (one with a cap is another law), "
             f"got {tries!r}"
         )
-    if _processes.count() > 1:
-        raise ValueError(f"processes must be one to tune, got {_processes.count()}")
+    if processes.count() > 1:
+        raise ValueError(f"processes must be one to tune, got {processes.count()}")
     laws, records = spaces.checked(space), as_source(source)
     trained_event, steps = _event_of_all(make, laws, steps)
 

@@ -14,11 +14,12 @@ import jaxdp
 from benchmarks.auditing import iterate_score
 from benchmarks.kinds_audit import Grid, OfUsers, UsersAsRecords, found
 from benchmarks.kinds_correlated import Correlated
-from jaxdp import _processes, audit, clipping
 from jaxdp import accounting as acc
+from jaxdp import audit, clipping
 from jaxdp import optimizers as opt
 from jaxdp.accounting import Relation
 from jaxdp.audit import algorithms
+from jaxdp.devices import processes
 from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
@@ -47,7 +48,7 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def versions_are_read_once(monkeypatch):
     """Every run has a sampler of its own, and reading them takes half of its time."""
-    monkeypatch.setattr(_processes, "versions", functools.cache(_processes.versions))
+    monkeypatch.setattr(processes, "versions", functools.cache(processes.versions))
 
 
 @pytest.mark.parametrize("name", RIGHT)

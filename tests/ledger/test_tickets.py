@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from jaxdp import _processes
 from jaxdp import accounting as acc
+from jaxdp.devices import processes
 from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp.ledger.tickets import simulated_key
 from tests.ledger.small import at_once
@@ -242,7 +242,7 @@ def test_no_flag_of_jax_changes_a_draw_or_a_noise():
 def test_in_several_processes_what_is_reserved_counts_and_stays(monkeypatch):
     ledger = jaxdp.Ledger()
     with monkeypatch.context() as patch:
-        patch.setattr(_processes, "count", lambda: 2)
+        patch.setattr(processes, "count", lambda: 2)
         several = issuer(ledger=ledger, reserve=8)
     # As after a shutdown: another one may have handed out all of them.
     several.handed_out(several.issue().step)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxdp import _processes, report, runs
 from jaxdp import accounting as acc
-from jaxdp._placement import Placement
+from jaxdp import report, runs
 from jaxdp.batches import placed
 from jaxdp.cli import main
+from jaxdp.devices import processes
+from jaxdp.devices.placement import Placement
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import queue
@@ -189,7 +190,7 @@ def test_features_cost_nothing_and_change_what_the_model_sees(monkeypatch):
     assert runs.RunConfig.from_dict(row) == plain  # an older version's
     assert rehearse(made).step > 0
     # In several processes they are refused.
-    monkeypatch.setattr(_processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "count", lambda: 2)
     cfg = dataclasses.replace(made, algorithm=next(iter(registry.ALGORITHMS)))
     refused("features must be left out in several processes, got sc", loop._check_several, cfg)
 

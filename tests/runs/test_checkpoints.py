@@ -18,6 +18,7 @@ from jaxdp.cli import main
 from jaxdp.ledger import runs
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import branches
+from jaxdp.runs import files as run_files
 from jaxdp.runs import checkpoints as module
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.export import export_params
@@ -144,7 +145,7 @@ def test_only_what_the_seal_says_is_damage(folder, monkeypatch):
         assert restored(folder)[0].step == 2
     # Pythons from 3.13 on leave out of ``rglob`` what cannot be listed.
     with monkeypatch.context() as patched:
-        patched.setattr(durable, "_digests", lambda *a: {})
+        patched.setattr(run_files, "_digests", lambda *a: {})
         refused("could not be listed", restored, folder, error=StorageError)
     assert names(folder) == before
     for step in (1, 2):

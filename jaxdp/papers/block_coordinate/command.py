@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdp import _processes, data
+from jaxdp import data
 from jaxdp._extras import needed
 from jaxdp.cli.failures import in_words
 from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.audit import audit_blocks
@@ -170,7 +171,7 @@ def train_blocks(
         words: the options of a new run, for the report; None where it is resumed.
         set_aside_unreadable: as for ``jaxdp.Run``.
     """
-    _processes.check_alone("a run of block coordinate descent")
+    processes.check_alone("a run of block coordinate descent")
     algorithm = stored["algorithm"] if stored else options["algorithm"]
     refuse(given, algorithm)
     fields = {field.name for field in dataclasses.fields(BlockConfig)} - {"dataset", "algorithm"}

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.clipping import rounding
+from jaxdp.devices import processes
 from jaxdp.ledger.issuer import issuer_of
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
@@ -104,7 +105,7 @@ class ReleasedBlocks:
 
         A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
         """
-        _processes.check_alone("a sweep")
+        processes.check_alone("a sweep")
         self.sampling.check(num_records, self.dataset_size)
         issuer = issuer_of(Charged(self), ledger, secret)
         return Sampler(self.sampling, num_records, self.physical_batch_size, issuer)

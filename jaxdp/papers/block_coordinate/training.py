@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes
 from jaxdp import accounting as acc
+from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.issuer import Issuer
@@ -42,7 +42,7 @@ class _Charging:
     """A ledger and an issuer on it, for both kinds of training."""
 
     def __init__(self, ledger: Ledger, issuer: Issuer):
-        _processes.check_alone("a run of block coordinate descent")
+        processes.check_alone("a run of block coordinate descent")
         self.ledger, self.issuer = ledger, issuer
 
     def epsilon(self, delta: float, relation: acc.Relation) -> acc.Bound:

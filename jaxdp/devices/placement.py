@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxdp import _shards
+from jaxdp.devices import shards
 
 PyTree = Any
 # Of parameters and optimizer state, leaf by leaf.
@@ -75,7 +75,7 @@ class Placement:
 
     def whole(self, tree: PyTree) -> PyTree:
         """The arrays, all of them on every device."""
-        return _shards.put(tree, NamedSharding(self.mesh, P()))
+        return shards.put(tree, NamedSharding(self.mesh, P()))
 
     @property
     def of_rows(self) -> NamedSharding:
@@ -84,7 +84,7 @@ class Placement:
 
     def put_rows(self, rows: PyTree) -> PyTree:
         """Rows [m, ...] of a physical batch, each device its own part; m must be divisible."""
-        return _shards.put(rows, self.of_rows)
+        return shards.put(rows, self.of_rows)
 
     def rounded(self, rows: int) -> int:
         """The next number of rows that all devices share evenly."""
@@ -101,7 +101,7 @@ class Placement:
 
     def put(self, tree: PyTree) -> PyTree:
         """The arrays on the mesh: those that are cut as they are, the others whole."""
-        return _shards.put(tree, jax.tree.map(self._sharding, tree))
+        return shards.put(tree, jax.tree.map(self._sharding, tree))
 
     def holds(self, tree: PyTree) -> bool:
         """True if every JAX array of the tree lies on the mesh."""

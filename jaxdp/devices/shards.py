@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxdp import _processes
+from jaxdp.devices import processes
 
 PyTree = Any
 
@@ -19,7 +19,7 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
 
     In several processes arrays of the host are the same in all, which nobody checks here.
     """
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return jax.device_put(tree, shardings)
 
     def all_of(sharding: Any, part: PyTree) -> PyTree:
@@ -50,7 +50,7 @@ def gathered(
         sharding: of rows.
     """
     size = len(mask)
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return jax.device_put(gather(indices, mask), sharding)
     parts: dict[tuple[int, int], list[Any]] = {}
     structure: Any = None
@@ -76,19 +76,19 @@ def gathered(
 
 def on_host(tree: PyTree) -> PyTree:
     """The arrays; in several processes, where each device has them whole, as NumPy's."""
-    if _processes.count() == 1 or not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
+    if processes.count() == 1 or not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
         return tree
     return jax.tree.map(np.asarray, tree)
 
 
 def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
     """Raises ValueError for several processes whose devices are not all in the mesh."""
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return
     found = set() if mesh is None else {device.process_index for device in mesh.devices.flat}
-    if found != set(range(_processes.count())):
+    if found != set(range(processes.count())):
         raise ValueError(
-            f"mesh must hold devices of all {_processes.count()} processes, such as "
+            f"mesh must hold devices of all {processes.count()} processes, such as "
             "jax.make_mesh((jax.device_count(),), ('data',)), got "
             f"{'none' if mesh is None else f'devices of {sorted(found)}'}: a process that trains "
             "by itself would release what the others release too"
@@ -97,15 +97,15 @@ def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
 
 def check_shared(sums: PyTree) -> None:
     """Raises ValueError for sums that one of several processes has by itself."""
-    if _processes.count() == 1:
+    if processes.count() == 1:
         return
     for leaf in jax.tree.leaves(sums):
         devices: Any = leaf.sharding.device_set if isinstance(leaf, jax.Array) else ()
         found = {device.process_index for device in devices}
-        if found != set(range(_processes.count())):
+        if found != set(range(processes.count())):
             raise ValueError(
-                f"params must lie on a mesh of all {_processes.count()} processes, got a sum of "
-                f"process {_processes.index()} alone: all add the same noise, which would subtract "
+                f"params must lie on a mesh of all {processes.count()} processes, got a sum of "
+                f"process {processes.index()} alone: all add the same noise, which would subtract "
                 "away from sums of other records. Put parameters on a mesh of all devices, with "
                 "jax.device_put(x, NamedSharding(mesh, P())); then they share one sum"
             )
@@ -145,7 +145,7 @@ def met(ticket: Any, arrays: PyTree) -> jax.Array | None:
     Cut over the devices of the mesh that the arrays lie on, so that each process writes its own.
     None in one process, or where the arrays are on devices of this process alone.
     """
-    if ticket is None or _processes.count() == 1:
+    if ticket is None or processes.count() == 1:
         return None
     far = (x.sharding for x in jax.tree.leaves(arrays) if not getattr(x, "is_fully_addressable", 1))
     mesh = next((each.mesh for each in far if isinstance(each, NamedSharding)), None)

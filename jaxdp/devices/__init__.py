@@ -1,0 +1,1 @@
+"""Places of rows and parameters on devices, and agreement between processes."""
