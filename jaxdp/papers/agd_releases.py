@@ -36,7 +36,9 @@ class Releases:
 
     Formal guarantee: all releases together are (epsilon, delta)-differentially private, one record
     added or removed: each is charged to a Rényi filter before its draw, and refused where it does
-    not fit. Nothing else of the records leaves ``gradient`` and ``choice``.
+    not fit. Nothing else of the records leaves ``gradient`` and ``choice``. A step is one event:
+    where an interrupt took the ticket of a step, that step is passed over, as the event that was
+    decided for it, and what is asked next has the step after it.
 
     Attributes:
         budget: the filter; what was released before is charged already.
@@ -49,20 +51,21 @@ class Releases:
     sampling_prob: float
     configuration: str = ""
     made: dict[str, int] = dataclasses.field(default_factory=lambda: {"gradient": 0, "choice": 0})
-    _next: tuple[acc.Event, str, float] = (acc.Gaussian(0.0), "gradient", 0.0)
+    # Of the release that was decided last: its step, event, part and noise multiplier.
+    _last: tuple[int, acc.Event, str, float] = (-1, acc.Gaussian(0.0), "gradient", 0.0)
 
     def __repr__(self) -> str:
         told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
         return f"Releases{told!r}"
 
     def events(self, first: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """For the issuer: the event of the release that comes next."""
-        assert steps == 1
-        return [(self._next[0], first, 1)]
+        """For the issuer, which asks for one step at a time: the event that was decided for it."""
+        assert (first, steps) == (self._last[0], 1)
+        return [(self._last[1], first, 1)]
 
     def multipliers(self, step: int) -> dict[str, float]:
         """For the issuer: the noise multiplier of a gradient; a choice has none."""
-        return {self._next[1]: self._next[2]}
+        return {self._last[2]: self._last[3]}
 
     def gradient(self, sampler: Sampler, multiplier: float) -> Draw | None:
         """The draw of a sum with Gaussian noise of this multiplier; None if it does not fit."""
@@ -85,7 +88,10 @@ class Releases:
             return None
         self.budget.charge(event)
         self.made[part] += 1
-        self._next = event, part, multiplier
+        if sampler.step == self._last[0]:
+            # An interrupt came before its ticket: the ledger may hold the step, as that event.
+            sampler.issuer.take()
+        self._last = sampler.step, event, part, multiplier
         return sampler.draw()
 
 

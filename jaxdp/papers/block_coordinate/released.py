@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -152,9 +153,11 @@ class Charged:
     algorithm: ReleasedBlocks
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """Each sweep's event, one after the other."""
+        """The events of these sweeps, one for each stretch that the schedule leaves alike."""
         each = range(first_step, first_step + steps)
-        return [(self.algorithm.event(step), step, 1) for step in each]
+        stretches = itertools.groupby(each, self.algorithm.event)
+        alike = [(event, list(found)) for event, found in stretches]
+        return [(event, found[0], len(found)) for event, found in alike]
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of all blocks of a sweep together."""
