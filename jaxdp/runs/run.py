@@ -212,9 +212,17 @@ class Started:
             past: of the state; b"" for a checkpoint that nobody could read.
         """
         self.ledger.show(self.stream, step, past)
-        if step != self.state.shown or self.state.head != self.ledger.head.hex():
-            head = self.ledger.head.hex()
-            self.state = dataclasses.replace(self.state, shown=step, head=head)
+        self._keep_head(step)
+
+    def shows_release(self, stream: str, digest: bytes) -> None:
+        """Writes down what was released before the first step, by its hash; it names no state."""
+        self.ledger.show(stream, 1, digest)
+        self._keep_head(self.state.shown)
+
+    def _keep_head(self, shown: int) -> None:
+        head = self.ledger.head.hex()
+        if (shown, head) != (self.state.shown, self.state.head):
+            self.state = dataclasses.replace(self.state, shown=shown, head=head)
             self.directory.save_state(self.state)
 
     def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
