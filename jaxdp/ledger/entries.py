@@ -156,9 +156,12 @@ class Streams:
             known.append(entry)
 
     def take_out(self, stream: str, first: int, end: float = float("inf")) -> None:
-        """Forgets the steps [first, end) of a stream."""
+        """Forgets the steps [first, end) of a stream, but those that count whole."""
         kept = []
         for entry in self.of(stream):
+            if entry.whole:
+                kept.append(entry)
+                continue
             if entry.first_step < first:
                 kept.append(entry.between(entry.first_step, min(entry.end, first)))
             if entry.end > end:

@@ -199,6 +199,8 @@ class Ledger:
         Steps that an issuer of this ledger reserved and did not hand out are left out, while it
         lives in this process; for any other reader of the file they count.
         """
+        if this_process() != self.guard.process:  # a thread of the parent may hold the lock
+            return tuple(self._streams)
         with self.guard.lock:
             return tuple(self._charged())
 
@@ -501,9 +503,8 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
-        own = self.guard.process == this_process() and not self._rows.several
         for entry in self._streams:
-            issuer = self._issuers.get(str(entry.stream)) if own else None
+            issuer = None if self._rows.several else self._issuers.get(str(entry.stream))
             first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
