@@ -156,12 +156,9 @@ class Streams:
             known.append(entry)
 
     def take_out(self, stream: str, first: int, end: float = float("inf")) -> None:
-        """Forgets the steps [first, end) of a stream, but those that count whole."""
+        """Forgets the steps [first, end) of a stream."""
         kept = []
         for entry in self.of(stream):
-            if entry.whole:
-                kept.append(entry)
-                continue
             if entry.first_step < first:
                 kept.append(entry.between(entry.first_step, min(entry.end, first)))
             if entry.end > end:

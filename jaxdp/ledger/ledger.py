@@ -505,7 +505,9 @@ class Ledger:
         """The entries, without what is reserved and known not to be handed out."""
         for entry in self._streams:
             issuer = None if self._rows.several else self._issuers.get(str(entry.stream))
-            first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
+            first, end = (0, 0)
+            if issuer is not None and not self.whole(str(entry.stream)):
+                first, end = issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
             if max(end, entry.first_step) < entry.end:
@@ -554,7 +556,8 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            self._streams.take_out(row["stream"], int(row["ended"]))
+            if not self.whole(row["stream"]):
+                self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))
         elif "format" in row:
