@@ -503,11 +503,11 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
+        live = {} if self._rows.several else self._issuers
+        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = None if self._rows.several else self._issuers.get(str(entry.stream))
-            first, end = (0, 0)
-            if issuer is not None and not self.whole(str(entry.stream)):
-                first, end = issuer.unused()
+            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
             if max(end, entry.first_step) < entry.end:
