@@ -17,6 +17,7 @@ from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
 from jaxdp.papers.block_coordinate.command import configured, train_blocks
 from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.released import Charged
 from jaxdp.papers.block_coordinate.run import BlockRun, command_of
 from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.runs import RunDirectory
@@ -214,6 +215,11 @@ def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(t
         parts = blocks.events(steps).events
         assert {part.event: part.count for part in parts} == {e: each.count(e) for e in each}
     assert sum(part.count for part in blocks.events(10**12).events) == 10**12
+    for first, stretches in ((0, 4), (1, 4), (3, 3)):  # as an issuer charges them, a line for each
+        found = Charged(blocks).events(first, 8)
+        each = [(n, event) for event, start, count in found for n in range(start, start + count)]
+        assert each == [(n, blocks.event(n)) for n in range(first, first + 8)]
+        assert len(found) == stretches
     # One seed gives one run.
     for cfg in (sweeps(), hidden()):
         ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]
