@@ -21,8 +21,8 @@ from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp.ledger import Ledger, durable
 from jaxdp.ledger.file import Chain
-from jaxdp.ledger.issuer import Issuer
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Issuer
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
