@@ -309,7 +309,7 @@ def judging(
         leak: of the gradient's mechanism, which says more than any assumption.
     """
     if isinstance(energy, PublicEnergy) and not leak:
-        ticket.assume(PublicEnergy.ASSUMED)
+        ticket.note("assumed", PublicEnergy.ASSUMED)
     return {} if energy is None else {"energy": energy.prepare()}
 
 

@@ -294,7 +294,7 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
         note = SEEDED if run.secret.reproducible else ""
         run.ledger.charge(event, stream=stream, source="mechanism", note=note)
     if charged and released is None:
-        run.ledger.trust(INTERRUPTED)
+        run.ledger.note("trusted", INTERRUPTED)
     secret = run.secret.child(f"{kind} {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:

@@ -287,7 +287,7 @@ def _begun(
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
     place = processes.first(directory.place)
     if state.place not in (None, place):  # runs of older versions did not write it down
-        ledger.trust(MOVED)
+        ledger.note("trusted", MOVED)
     state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=place)
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
@@ -453,7 +453,7 @@ def _restored(
     if not run.streams or descent.agreed(run, state) is not Going.ON:
         run.begin_stream(state)
     elif any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
-        run.ledger.trust(INTERRUPTED)
+        run.ledger.note("trusted", INTERRUPTED)
     return state, rows
 
 
