@@ -379,7 +379,7 @@ def _charge(directory: TuneDirectory, search: Search, state: SearchState) -> Non
                 "was released can no longer be accounted for"
             )
         for said in (UNSEEN, FAILURES, *search.trusted):
-            ledger.note("trusted", said)
+            ledger.trust(said)
         ledger.charge(search.tuned, stream=name, source="mechanism", again=True)
     finally:
         ledger.close()
@@ -442,7 +442,7 @@ def _say_what_is_trusted(directory: TuneDirectory, state: SearchState) -> None:
     ledger = Ledger(directory.ledger, key=state.secret.stream("ledger"))
     try:
         for said in state.best_trusted:
-            ledger.note("trusted", said)
+            ledger.trust(said)
     finally:
         ledger.close()
 
