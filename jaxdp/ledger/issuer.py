@@ -88,6 +88,7 @@ class Issuer:
         """
         if step is not None and step != self.next:
             return None
+        self.ledger.check_open()  # also where the step is reserved: another may write by now
         step = self.next
         multipliers = self.mechanism.multipliers(step)  # what can fail, fails before the charge
         if step == self._end:

@@ -351,6 +351,11 @@ class Ledger:
         with self.guard.lock:
             self._issuers[stream] = issuer
 
+    def check_open(self) -> None:
+        """Raises ValueError if the ledger was closed."""
+        if self._closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
+
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
@@ -423,8 +428,7 @@ class Ledger:
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
-        if self._closed:
-            raise ValueError("ledger must be open to charge, got one that was closed")
+        self.check_open()
         if self._rows.begins_anew:
             self._forget()
         self._rows.open(self._read)
