@@ -15,8 +15,8 @@ from jax.typing import ArrayLike
 from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.data import models
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import with_rule
 from jaxdp.noise.normals import noised
 from jaxdp.papers import choices
@@ -49,20 +49,17 @@ class Releases:
     sampling_prob: float
     configuration: str = ""
     made: dict[str, int] = dataclasses.field(default_factory=lambda: {"gradient": 0, "choice": 0})
-    _next: tuple[acc.Event, str, float] = (acc.Gaussian(0.0), "gradient", 0.0)
+    _next: tuple[acc.Event, dict[str, float]] | None = None
 
     def __repr__(self) -> str:
         told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
         return f"Releases{told!r}"
 
-    def events(self, first: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """For the issuer: the event of the release that comes next."""
-        assert steps == 1
-        return [(self._next[0], first, 1)]
-
-    def multipliers(self, step: int) -> dict[str, float]:
-        """For the issuer: the noise multiplier of a gradient; a choice has none."""
-        return {self._next[1]: self._next[2]}
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """For the issuer: the release that comes next, of one step."""
+        if self._next is None:
+            raise ValueError("sampler must be drawn from by gradient or choice, got neither")
+        return *self._next, step + 1
 
     def gradient(self, sampler: Sampler, multiplier: float) -> Draw | None:
         """The draw of a sum with Gaussian noise of this multiplier; None if it does not fit."""
@@ -85,7 +82,7 @@ class Releases:
             return None
         self.budget.charge(event)
         self.made[part] += 1
-        self._next = event, part, multiplier
+        self._next = event, {part: multiplier}
         return sampler.draw()
 
 

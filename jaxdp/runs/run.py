@@ -22,8 +22,8 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import SEEDED
-from jaxdp.ledger.issuer import Chargeable, Issuer
 from jaxdp.ledger.seeds import AT_ONCE, Secret
+from jaxdp.ledger.tickets import Chargeable, Issuer
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy

@@ -9,7 +9,7 @@ import optax
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import Issuer
+from jaxdp.ledger.tickets import Issuer
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
 OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)

@@ -1,5 +1,6 @@
 """An issuer reserves each step before it hands it out, once, and takes out what nobody was handed."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(p
     budget, most = {"epsilon": 12.0, "delta": 1e-5}, []
     for reserve in (1, 7, 10_000):
         made = issuer(ledger=budgeted(path.with_name(f"{reserve}"), **budget), reserve=reserve)
-        with pytest.raises(acc.BudgetExceededError):
+        with contextlib.suppress(acc.BudgetExceededError):
             while True:
                 made.take()
         most.append(made.next)

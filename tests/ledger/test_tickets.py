@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from jaxdp.ledger.issuer import issuer_of
-from jaxdp.ledger.tickets import simulated_key
+from jaxdp.ledger.tickets import issuer_of, simulated_key
 from tests.ledger.small import OF_FIFTY as MECH
 from tests.ledger.small import at_once, issuer, reserved
 from tests.refusing import all_refused, refused

@@ -18,8 +18,8 @@ from jaxdp.cli import main
 from jaxdp.ledger import runs
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import branches
-from jaxdp.runs import files as run_files
 from jaxdp.runs import checkpoints as module
+from jaxdp.runs import files as run_files
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.export import export_params
 from jaxdp.runs.run import Started

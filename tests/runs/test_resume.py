@@ -21,9 +21,8 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.ledger import Ledger, durable, runs
 from jaxdp.ledger.file import Chain
-from jaxdp.ledger.issuer import Issuer
 from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import Ticket
+from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
