@@ -433,7 +433,10 @@ class Ledger:
     def register(self, stream: str, issuer: Reserving) -> None:
         """Makes a stream an issuer's, which alone charges it from now on."""
         with self.guard.lock:
-            self._issuers[stream] = issuer
+            if self._issuers.setdefault(stream, issuer) is not issuer:
+                raise ValueError(
+                    f"stream must be one that no sampler or trainer charges, got {stream!r}"
+                )
 
     def check_open(self) -> None:
         """Raises ValueError if the ledger was closed."""

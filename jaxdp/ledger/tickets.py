@@ -119,7 +119,6 @@ class Ticket:
         self._process = this_process()
         self._right = [True]  # taken out by whoever spends it, which needs no lock
         self._by = ""
-        self._key: NoiseKey | None = None
 
     @property
     def spent(self) -> bool:
@@ -166,12 +165,7 @@ class Ticket:
             self.check()
         self._by = by
         self.issuer.ledger.count(self.issuer.stream, verified=verified)
-        key, self._key = self._key or self._derived(), None
-        return key
-
-    def derive(self) -> None:
-        """Derives the noise key ahead of time, so that ``spend`` is quick."""
-        self._key = self._derived()
+        return self._derived()
 
     def check(self) -> None:
         """Raises ValueError if the ticket can no longer be spent in this process."""
