@@ -445,11 +445,6 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
-    def check_open(self) -> None:
-        """Raises ValueError if the ledger was closed."""
-        if self._closed:
-            raise ValueError("ledger must be open to charge, got one that was closed")
-
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
@@ -525,7 +520,8 @@ class Ledger:
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
-        self.check_open()
+        if self._closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
