@@ -354,12 +354,17 @@ class Ledger:
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
-        held = [e for e in self._streams.of(stream) if _meet(e, entry)]
+        held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
                 "first_step must be one that stream "
                 f"{stream!r} was not charged for, got {max(first_step, held[0].first_step)}: two "
                 "releases from one draw are not two events"
+            )
+        if others := {e.source for e in held} - {source}:
+            raise ValueError(
+                f"source must be that of the steps that stream {stream!r} holds, "
+                f"{others.pop()!r}, got {source!r}"
             )
         self.reserve(entry)
 
@@ -573,7 +578,3 @@ class Ledger:
     def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
         if count := self._streams.new_events(entry):
             budget.charge(acc.Repeated(entry.event, count))
-
-
-def _meet(one: Entry, other: Entry) -> bool:
-    return one.first_step < other.end and other.first_step < one.end
