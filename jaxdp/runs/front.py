@@ -232,12 +232,13 @@ class Run:
         self.history = self.directory.load_history() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
-        kept = self.directory.load_state()
-        self._check_guarantee(kept)
-        if self.history[-1]["step"] != kept.shown:
+        self._check_guarantee(self.directory.load_state())
+        last = self.directory.last_shown()
+        shown = 0 if last is None else last.step
+        if self.history[-1]["step"] != shown:
             raise ValueError(
-                f"history.json must tell of the {kept.shown} steps that were shown in "
-                f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
+                f"history.json must tell of the {shown} steps that were shown in {self.path}, got "
+                f"{self.history[-1]['step']}: call fit(), which writes it anew"
             )
         return reporting.write_own(
             self.directory,
@@ -422,7 +423,7 @@ class Run:
             self._row,
             seen=(lambda state: canary.seen(state.opt_state)) if watched else None,
             block=self._block,
-            durable=(lambda step: canary.publish(self.directory, step)) if watched else None,
+            durable=(lambda row: canary.publish(self.directory, row)) if watched else None,
             evaluate=self._evaluate and self._evaluated,
             note=canary.note(self._count_of_canaries),
             physical_batch_size=self._rows,
@@ -441,9 +442,9 @@ class Run:
         return row
 
     def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
-        if self._canaries is not None:
-            canary.keep(self.directory, first, seen)
-        return {}
+        if self._canaries is None:
+            return {}
+        return {canary.HASH: canary.keep(self.directory, first, seen)}
 
     def _finished(self, rows: list[Row]) -> None:
         """Called with all rows, once the last is durable."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import rounding
 from jaxdp.devices import processes
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import issuer_of
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
@@ -148,24 +147,17 @@ class ReleasedBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class Charged:
-    """The events and the noise of stretches of sweeps, for an issuer."""
+    """The events and the noise of sweeps, for an issuer."""
 
     algorithm: ReleasedBlocks
 
-    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """The events of these sweeps, one for each stretch that the schedule leaves alike."""
-        each = range(first_step, first_step + steps)
-        stretches = itertools.groupby(each, self.algorithm.event)
-        alike = [(event, list(found)) for event, found in stretches]
-        return [(event, found[0], len(found)) for event, found in alike]
-
-    def multipliers(self, step: int) -> dict[str, float]:
-        """The noise multiplier of all blocks of a sweep together."""
-        return {
-            "sweep": float(
-                acc.events.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier
-            )
-        }
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """A sweep's event, the noise multiplier of all its blocks together, and up to where."""
+        event, end = self.algorithm.event(step), step + 1
+        while end < step + 100 and self.algorithm.event(end) == event:
+            end += 1
+        joint = acc.events.joint_gaussian(self.algorithm.multipliers(step))
+        return event, {"sweep": float(joint.noise_multiplier)}, end
 
 
 def train(

@@ -14,8 +14,7 @@ from jaxdp import accounting as acc
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
-from jaxdp.ledger.issuer import Issuer
-from jaxdp.ledger.tickets import Ticket
+from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
