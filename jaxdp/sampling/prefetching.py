@@ -2,8 +2,7 @@
 
 import collections
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
 from jaxdp import arguments
@@ -21,11 +20,11 @@ class Prefetched(Iterator[Item]):
     """
 
     def __init__(self, lane: "_Lane[Item]") -> None:
-        self._lane = lane
-        # Not of the object itself: the thread holds the lane only, so that this can be collected.
-        self._abandon = weakref.finalize(self, lane.abandon)
-        self._abandon.atexit = False  # the thread notices by itself that the program ends
+        self._lane = lane  # which is all that the thread holds, so that this can be collected
         lane.thread.start()
+
+    def __del__(self) -> None:
+        self._lane.stopped = True  # without the lock, which the collected thread may hold
 
     def __next__(self) -> Item:
         return self._lane.take()
@@ -35,7 +34,6 @@ class Prefetched(Iterator[Item]):
 
         An item that is just being made is finished first. A second call does nothing.
         """
-        self._abandon.detach()
         self._lane.close()
 
     def __enter__(self) -> "Prefetched[Item]":
@@ -74,18 +72,18 @@ class _Lane(Generic[Item]):
     """A bounded queue of items, and the thread that fills it."""
 
     def __init__(self, producer: Iterable[Item], size: int) -> None:
-        self._producer, self._size = producer, size
+        self._size = size
         self._items: collections.deque[Item] = collections.deque()
         self._changed = threading.Condition()
-        self._stop = False  # no item will be taken any more
+        self.stopped = False  # no item will be taken any more
         self._made_all = self._orphaned = False
         self._failure: BaseException | None = None  # raised where the next item would be
         self._process = this_process()
         self._consumer = threading.current_thread()
         # No daemon: it would run on into an interpreter that is being taken down.
-        self.thread = threading.Thread(target=self._run, name="jaxdp-prefetch", daemon=False)
-
-    # What the consumer calls.
+        self.thread = threading.Thread(
+            target=self._run, args=(producer,), name="jaxdp-prefetch", daemon=False
+        )
 
     def take(self) -> Item:
         """The next item, waiting for it if need be."""
@@ -94,11 +92,17 @@ class _Lane(Generic[Item]):
             raise RuntimeError("prefetched items belong to the process that began to make them")
         with self._changed:
             self._consumer = threading.current_thread()
-            while not (self._items or self._made_all or self._stop):
+            while not (self._items or self._made_all or self.stopped):
                 # With a limit, so that an interrupt is noticed on every system.
                 self._changed.wait(_LOOK_AGAIN)
-            if self._stop or not self._items:
-                raise self._ending()  # in no variable here: its traceback would hold itself
+            if self._orphaned:
+                raise RuntimeError("prefetched items were dropped: the program was ending")
+            if self.stopped or not self._items:
+                failure, self._failure = self._failure, None
+                try:
+                    raise StopIteration if failure is None or self.stopped else failure
+                finally:
+                    del failure  # its traceback would hold itself
             item = self._items.popleft()
             # Waking the thread for every item costs the consumer more than the items.
             if len(self._items) <= self._size // 2:
@@ -109,50 +113,33 @@ class _Lane(Generic[Item]):
         if this_process() != self._process:
             return
         with self._changed:
-            self._stop = True
+            self.stopped = True
             self._changed.notify_all()
         if threading.current_thread() is not self.thread:
             self.thread.join()
 
-    def abandon(self) -> None:
-        """Stops the thread without waiting and without the lock, for the garbage collector."""
-        self._stop = True
-
-    def _ending(self) -> BaseException:
-        """The exception at the end of the items: the failure once, then StopIteration."""
-        if self._orphaned:
-            return RuntimeError("prefetched items were dropped: the program was ending")
-        failure, self._failure = self._failure, None
-        return StopIteration() if failure is None or self._stop else failure
-
-    # What the thread does.
-
-    def _run(self) -> None:
+    def _run(self, producer: Iterable[Item]) -> None:
+        """Fills the queue, in the thread."""
         try:
-            for item in self._producer:
+            for item in producer:
                 with self._changed:
                     self._items.append(item)
                     self._changed.notify_all()
                     del item  # or it would be held while the next one is made
-                    self._rest_until(lambda: len(self._items) < self._size)
-                    if self._stop:
+                    while len(self._items) >= self._size and not self.stopped:
+                        # Once the program waits only for its last threads, of which this may be
+                        # one, nobody is left to take an item.
+                        user, main = self._consumer, threading.main_thread()
+                        if main.is_alive() or (user.is_alive() and not user.daemon):
+                            self._changed.wait(_LOOK_AGAIN)
+                        else:
+                            self._orphaned = self.stopped = True
+                    if self.stopped:
                         break
         except BaseException as error:  # for the consumer, whatever it is
             self._failure = error
         with self._changed:
             self._made_all = True
             self._changed.notify_all()
-            if self._stop:
+            if self.stopped:
                 self._items.clear()
-
-    def _rest_until(self, ready: Callable[[], bool]) -> None:
-        """Waits, with the lock, for ``ready()``, for the end, or for the end of the program."""
-        while not ready() and not self._stop:
-            # Once the program waits only for its last threads, of which this may be one, nobody
-            # is left to take an item.
-            user = self._consumer
-            taker = threading.main_thread().is_alive() or (user.is_alive() and not user.daemon)
-            if not taker:
-                self._orphaned = self._stop = True
-            else:
-                self._changed.wait(_LOOK_AGAIN)
