@@ -358,12 +358,17 @@ class Ledger:
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
-        held = [e for e in self._streams.of(stream) if _meet(e, entry)]
+        held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
                 "first_step must be one that stream "
                 f"{stream!r} was not charged for, got {max(first_step, held[0].first_step)}: two "
                 "releases from one draw are not two events"
+            )
+        if others := {e.source for e in held} - {source}:
+            raise ValueError(
+                f"source must be that of the steps that stream {stream!r} holds, "
+                f"{others.pop()!r}, got {source!r}"
             )
         self.reserve(entry)
 
@@ -444,6 +449,11 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
+    def check_open(self) -> None:
+        """Raises ValueError if the ledger was closed."""
+        if self._closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
+
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
@@ -518,8 +528,7 @@ class Ledger:
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
-        if self._closed:
-            raise ValueError("ledger must be open to charge, got one that was closed")
+        self.check_open()
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
@@ -578,7 +587,3 @@ class Ledger:
     def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
         if count := self._streams.new_events(entry):
             budget.charge(acc.Repeated(entry.event, count))
-
-
-def _meet(one: Entry, other: Entry) -> bool:
-    return one.first_step < other.end and other.first_step < one.end

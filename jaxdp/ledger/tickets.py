@@ -325,6 +325,7 @@ class Issuer:
         """
         if step is not None and step != self.next:
             return None
+        self.ledger.check_open()  # also where the step is reserved: another may write by now
         step = self.next
         _, multipliers, _ = self._stretch(step)  # what can fail, fails before the charge
         if step == self._end:
