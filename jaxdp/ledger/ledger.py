@@ -205,6 +205,12 @@ class Ledger:
             return tuple(self._charged())
 
     @property
+    def reserved(self) -> tuple[Entry, ...]:
+        """As ``entries``, with what was reserved and not handed out: so its file counts."""
+        with self.guard.lock:
+            return tuple(self._streams)
+
+    @property
     def event(self) -> acc.Event:
         """The composition of everything charged, as one event."""
         counts = event_counts(self.entries)
