@@ -471,7 +471,7 @@ class Ledger:
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
-        return any(entry.whole for entry in self._streams.of(stream))
+        return stream in self._streams.whole
 
     # As text, and how it is read.
 
@@ -485,7 +485,7 @@ class Ledger:
             "begun": list(self._begun),
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
-                for name, states in self._shown.items()
+                for name, states in tuple(self._shown.items())
             },
         }
         return json.dumps(content, sort_keys=True)
@@ -512,9 +512,9 @@ class Ledger:
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
         live = {} if self._rows.several else self._issuers
-        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            counts = entry.stream in self._streams.whole
+            issuer = None if counts else live.get(str(entry.stream))
             first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))

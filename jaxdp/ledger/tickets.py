@@ -116,7 +116,7 @@ class Ticket:
     def __init__(self, issuer: "Issuer", step: int, multipliers: dict[str, float], first: bool):
         self.issuer, self.step, self.first = issuer, step, first
         self.multipliers = dict(multipliers)
-        self._process = this_process()
+        self._process = issuer.guard.process  # not a fork that goes on with what it was making
         self._right = [True]  # taken out by whoever spends it, which needs no lock
         self._by = ""
 
