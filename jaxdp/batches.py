@@ -280,8 +280,10 @@ def charged(ledger: Ledger, mechanism: Mechanism, besides: str | None = None) ->
         mechanism: whose events are counted.
         besides: a stream that is left out.
     """
+    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
+    if not others:
+        return 0
     noise = mechanism.noise_multiplier
     length = 1 if isinstance(noise, (int, float)) else noise.steps
     events = {event for event, _, _ in mechanism.events(0, length)}
-    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
     return sum(n * e.block for e, n in event_counts(others).items() if e in events)
