@@ -39,6 +39,8 @@ def test_a_step_is_reserved_before_its_ticket_and_the_rest_counts_for_all_others
     made.close()
     assert made.take().step == 13
     assert lines(path)[3:] == [(13, 23)]
+    made.ledger.charge(OF_FIFTY.event, 30, stream="b")  # whose steps 14 to 22 are its own
+    assert made.ledger.steps == 14 + 30
     # No step from ``until`` on is reserved; beyond it what is asked for.
     made = issuer(reserve=10)
     for n, held in enumerate((4, 4, 4, 4, 5)):
@@ -91,6 +93,7 @@ def test_nobody_charges_a_stream_by_hand_whose_steps_an_issuer_hands_out():
     for options in ({"first_step": 50}, {"first_step": 50, "again": True}, {"again": True}):
         words = "stream must be one that no sampler or trainer charges, got 'a'"
         refused(words, made.ledger.charge, OF_FIFTY.event, stream="a", **options)
+    refused(words, issuer, ledger=made.ledger)  # nor does another issuer
     assert reserved(made.ledger).steps == 10
 
 
@@ -133,6 +136,8 @@ def test_what_releases_decide_about_or_a_run_does_again_is_not_taken_out(path):
     later.take()
     later.close()
     assert lines(path) == [(0, 20), (3, 7)]
+    assert later.ledger.steps == Ledger(path).steps == 20
+    later.ledger.end("a", 4)
     assert later.ledger.steps == Ledger(path).steps == 20
 
 
