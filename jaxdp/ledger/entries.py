@@ -126,10 +126,12 @@ class Streams:
 
     def __init__(self) -> None:
         self._entries: dict[str | None, list[Entry]] = {}
+        self.whole: set[str | None] = set()  # where a line said so, of steps held or not
         self._block = 1  # the largest of any event
 
     def __iter__(self) -> Iterator[Entry]:
-        return (entry for entries in self._entries.values() for entry in entries)
+        # A signal handler may charge while somebody looks.
+        return (entry for entries in tuple(self._entries.values()) for entry in entries)
 
     def of(self, stream: str | None) -> list[Entry]:
         """The entries of one stream."""
@@ -152,6 +154,8 @@ class Streams:
 
     def insert(self, entry: Entry) -> None:
         """Adds the steps of an entry that its stream does not hold."""
+        if entry.whole:
+            self.whole.add(entry.stream)
         self._block = max(self._block, entry.event.block)
         known = self._entries.setdefault(entry.stream, [])
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines

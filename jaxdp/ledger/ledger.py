@@ -205,6 +205,12 @@ class Ledger:
             return tuple(self._charged())
 
     @property
+    def reserved(self) -> tuple[Entry, ...]:
+        """As ``entries``, with what was reserved and not handed out: so its file counts."""
+        with self.guard.lock:
+            return tuple(self._streams)
+
+    @property
     def event(self) -> acc.Event:
         """The composition of everything charged, as one event."""
         counts = event_counts(self.entries)
@@ -369,32 +375,29 @@ class Ledger:
         self.reserve(entry)
 
     def assume(self, what: str) -> None:
-        """Writes down, once, something that the guarantee takes to be public without verifying it.
+        """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
+        self.note("assumed", what)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, any other assumption, a whole sentence; ``note("trusted", what)``."""
+        self.note("trusted", what)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes down, once, what the guarantee rests on and nobody verified.
 
         It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
         anew.
 
         Args:
-            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+            kind: "assumed" for what is taken to be public, such as "the frozen parameter
+                ['embedding']"; "trusted" for any other assumption, a whole sentence.
+            what: in words; public, one line.
 
         Raises:
-            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+            ValueError: an argument is none of these; the ledger is closed, or another process
+                writes.
         """
-        self.note("assumed", what)
-
-    def trust(self, what: str) -> None:
-        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
-
-        Args:
-            what: a whole sentence; public, one line.
-
-        Raises:
-            ValueError: as ``assume``.
-        """
-        self.note("trusted", what)
-
-    def note(self, kind: str, what: str) -> None:
-        """Writes down a line of words once: "assumed" to be public, or otherwise "trusted"."""
+        arguments.one_of("kind", kind, tuple(self._noted))
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
             raise ValueError(f"what must be one line of words, got {what!r}")
         if what not in self._noted[kind]:
@@ -468,7 +471,7 @@ class Ledger:
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
-        return any(entry.whole for entry in self._streams.of(stream))
+        return stream in self._streams.whole
 
     # As text, and how it is read.
 
@@ -482,7 +485,7 @@ class Ledger:
             "begun": list(self._begun),
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
-                for name, states in self._shown.items()
+                for name, states in tuple(self._shown.items())
             },
         }
         return json.dumps(content, sort_keys=True)
@@ -509,9 +512,9 @@ class Ledger:
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
         live = {} if self._rows.several else self._issuers
-        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            counts = entry.stream in self._streams.whole
+            issuer = None if counts else live.get(str(entry.stream))
             first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))

@@ -116,7 +116,7 @@ class Ticket:
     def __init__(self, issuer: "Issuer", step: int, multipliers: dict[str, float], first: bool):
         self.issuer, self.step, self.first = issuer, step, first
         self.multipliers = dict(multipliers)
-        self._process = this_process()
+        self._process = issuer.guard.process  # not a fork that goes on with what it was making
         self._right = [True]  # taken out by whoever spends it, which needs no lock
         self._by = ""
 
@@ -200,13 +200,9 @@ class Ticket:
             np.zeros(8, np.uint32) if _long_key(self.multipliers) else None,
         )
 
-    def trust(self, what: str) -> None:
-        """Tells the ledger another assumption of this release; see ``Ledger.trust``."""
-        self.issuer.ledger.trust(what)
-
-    def assume(self, what: str) -> None:
-        """Tells the ledger what this release takes to be public; see ``Ledger.assume``."""
-        self.issuer.ledger.assume(what)
+    def note(self, kind: str, what: str) -> None:
+        """Tells the ledger what this release rests on; see ``Ledger.note``."""
+        self.issuer.ledger.note(kind, what)
 
     def _derived(self) -> NoiseKey:
         words = [self._words(f"noise {part}") for part in self.multipliers]

@@ -120,8 +120,8 @@ class Sampler:
                 be told apart; nothing is charged then.
         """
         self.arrange()
-        while (ticket := self._issuer.take()) is None:
-            pass
+        ticket = self._issuer.take()
+        assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
 
     def drawn(self, step: int) -> Draw:

@@ -139,6 +139,18 @@ def test_what_releases_decide_about_or_a_run_does_again_is_not_taken_out(path):
     assert later.ledger.steps == Ledger(path).steps == 20
     later.ledger.end("a", 4)
     assert later.ledger.steps == Ledger(path).steps == 20
+    # Also of steps that the stream held before, none of which it adds.
+    begun = issuer(ledger=Ledger(path.with_name("held")), reserve=20, resumed=True)
+    begun.take()
+    assert begun.ledger.steps == 1
+    begun.ledger.close()
+    later = issuer(ledger=Ledger(path.with_name("held")), step=1, resumed=True)
+    later.reserve(20, whole=True)
+    later.take()
+    for found in (later.ledger, Ledger(path.with_name("held")), reserved(later.ledger)):
+        assert found.steps == 20
+    assert later.ledger.whole("a")
+    assert Ledger(path.with_name("held")).whole("a")
 
 
 def budgeted(path=None, **given):
@@ -244,6 +256,7 @@ def trainer(ledger, mechanism, **options):
 NEXT = {
     "closed": (mechanism(), 3, "closed", 3, 3 + 8),
     "killed": (mechanism(), 3, "killed", 8, 8 + 8),
+    "live": (mechanism(), 3, "live", 8, 8 + 8),
     "closed in a block": (ALLOCATION, 13, "closed", 20, 13 + 8),
     "killed in a block": (ALLOCATION, 13, "killed", 20, 16 + 8),
     "live in a block": (ALLOCATION, 13, "live", 20, 16 + 8),
@@ -278,3 +291,15 @@ def test_the_next_trainer_of_a_mechanism_begins_behind_what_is_reserved(
         Ledger(path).epsilon(*asked),
     )
     assert sorted(bound.upper for bound in bounds) == [bound.upper for bound in bounds]
+
+
+def test_two_trainers_on_one_ledger_do_not_go_beyond_the_planned_steps():
+    sizes = {"l2_clip_norm": 1.0, "batch_size": 20, "dataset_size": N}
+    planned = jaxdp.dp_sgd(epsilon=8.0, delta=1e-5, steps=6, **sizes)
+    one, two = (trainer(ledger, planned) for ledger in [Ledger()] * 2)
+    assert len(list(one.batches(4))) == 4
+    refused("steps must be at most 2, what is left of the 6", two.batches, 3)
+    assert len(list(two.batches())) == 2
+    for each in (one, two):
+        refused("steps must be at most 0", each.batches, 1)
+    assert one.epsilon().upper <= 8.0
