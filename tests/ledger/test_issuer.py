@@ -1,9 +1,6 @@
 """An issuer reserves each step before it hands it out, once, and takes out what nobody was handed."""
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import optax
 import pytest
@@ -139,18 +136,6 @@ def test_what_releases_decide_about_or_a_run_does_again_is_not_taken_out(path):
     assert later.ledger.steps == Ledger(path).steps == 20
     later.ledger.end("a", 4)
     assert later.ledger.steps == Ledger(path).steps == 20
-    # Also of steps that the stream held before, none of which it adds.
-    begun = issuer(ledger=Ledger(path.with_name("held")), reserve=20, resumed=True)
-    begun.take()
-    assert begun.ledger.steps == 1
-    begun.ledger.close()
-    later = issuer(ledger=Ledger(path.with_name("held")), step=1, resumed=True)
-    later.reserve(20, whole=True)
-    later.take()
-    for found in (later.ledger, Ledger(path.with_name("held")), reserved(later.ledger)):
-        assert found.steps == 20
-    assert later.ledger.whole("a")
-    assert Ledger(path.with_name("held")).whole("a")
 
 
 def budgeted(path=None, **given):
@@ -189,49 +174,6 @@ def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(p
     again = acc.RenyiFilter(**budget)
     Ledger(path.with_name("paid"), budget=again)
     assert paid.spent() == held.spent() == again.spent()
-
-
-FORKED = """
-import os, sys
-import jaxdp
-mech = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
-for path in (None, sys.argv[1]):
-    ledger = jaxdp.Ledger(path)
-    sampler = mech.sampler(50, ledger=ledger, reserve=8)
-    sampler.draw()  # the next ones are reserved
-    drawn = sampler.draw()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = []
-        for way in (drawn.key, sampler.draw, lambda: mech.sampler(50, ledger=ledger),
-                    ledger.new_stream, lambda: ledger.charge(mech.event),
-                    lambda: ledger.assume("a"), sampler.close):
-            try:
-                way()
-                said.append("done")
-            except ValueError as error:
-                said.append("refused" if "fork" in str(error) else str(error))
-        said.append(str(ledger.steps))  # the parent goes on: all that is reserved
-        os.write(write, " ".join(said).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    print(os.read(read, 10_000).decode())
-    drawn.key(), sampler.draw().key()  # the parent goes on
-    ledger.charge(mech.event, stream="b")
-    assert ledger.steps == 4
-    sampler.close()
-    assert ledger.steps == 4
-    os.getpid = lambda: 1  # as where a process and its child each have a namespace of their own
-"""
-
-
-def test_a_forked_process_draws_and_releases_nothing_and_counts_all(path):
-    command, env = [sys.executable, "-c", FORKED, path], {**os.environ, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == [*["refused"] * 7, "8"] * 2
-    assert jaxdp.Ledger(path).steps == 4
 
 
 def test_in_several_processes_all_that_is_reserved_counts(monkeypatch):
