@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.devices import processes
 from jaxdp.ledger.alone import Guard, alone, this_process
 from jaxdp.ledger.entries import SEEDED, SOURCES, Entry, Streams, check_stream, event_counts
 from jaxdp.ledger.file import FORMAT, Row
@@ -90,7 +91,7 @@ class Ledger:
         key: bytes | None = None,
     ):
         self.guard = Guard()
-        self._budget, self._closed = budget, False
+        self._budget, self._closed, self._processes = budget, False, processes.count()
         self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
         self._forget()
         self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
@@ -222,12 +223,14 @@ class Ledger:
         Returns:
             (name of the stream, its place among those begun).
         """
-        row: Row = {"begun": name if name is not None else self._rows.agreed(secrets.token_hex(8))}
-        check_stream(row["begun"])
+        if name is None:
+            name = processes.first(lambda: secrets.token_hex(8))
+        check_stream(name)
+        row: Row = {"begun": name}
         if start is not None:
             row |= {"step": start[0], "past": start[1].hex()}
         self._append(row)
-        return row["begun"], self._begun[row["begun"]]
+        return name, self._begun[name]
 
     @alone
     def charge(
@@ -340,7 +343,7 @@ class Ledger:
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
         if self._rows.is_open and self._seen != self._seen_on_disk:
-            self._rows.append({"seen": self._seen})
+            self._rows.note({"seen": self._seen})
         self._rows.close()
         self._closed = True
 
@@ -367,8 +370,8 @@ class Ledger:
     def end(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them."""
         self._open()
-        if any(entry.end > step for entry in self._streams.of(stream)):
-            self._rows.end({"ended": step, "stream": stream})
+        held = max((entry.end for entry in self._streams.of(stream)), default=0)
+        self._rows.end(stream, step, held)
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
@@ -425,6 +428,12 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self._closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
+        if processes.count() != self._processes:
+            raise ValueError(
+                "ledger must be made after jax.distributed.initialize() and closed before "
+                f"shutdown(), got {processes.count()} processes and a ledger of {self._processes}: "
+                "each would miss what the others release"
+            )
         if self._rows.begins_anew:
             self._forget()
         self._rows.open(self._read)

@@ -416,8 +416,8 @@ class _Pending:
     past: bytes = b""
 
     def show_if_durable(self) -> None:
-        # Others than process 0 wait for it where all of them do, at the end of a block.
-        if self.row is not None and processes.index() == 0 and not self.checkpoints.is_saving:
+        # Several processes write it down together, at the end of a block.
+        if self.row is not None and processes.count() == 1 and not self.checkpoints.is_saving:
             self.show()
 
     def show(self) -> None:
