@@ -4,19 +4,20 @@ import contextlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError
-from jaxdp.ledger.file import Chain, Known, LedgerFile, LedgerMemory, Row, Rows, Written
+from jaxdp.ledger.entries import Chain, Known, LedgerRows, Row, Rows
+from jaxdp.ledger.file import LedgerFile
 
 _TOGETHER = 500  # rows of one message: a few hundred kilobytes; the service takes 4 MB at most
 _PROMPT = 5.0  # how long a close waits for what another process says, in seconds
 _named: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
-def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
+def rows_of(path: Path | None, key: bytes, read: bool) -> LedgerRows:
     """The rows of a ledger in this process.
 
     Args:
@@ -24,11 +25,11 @@ def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
         key: as for ``Chain``.
         read: False leaves a file that process 0 writes unread until the ledger is taken.
     """
-    own = LedgerMemory() if path is None else LedgerFile(path, key)
+    own = LedgerRows() if path is None else LedgerFile(path, key)
     return own if processes.count() == 1 else RowsOfAll(own, path, read)
 
 
-class RowsOfAll(Written):
+class RowsOfAll(LedgerRows):
     """The rows of a ledger of several processes, which process 0 writes.
 
     A row is a barrier. Every process tells its own under the barrier's number; process 0 writes it
@@ -45,7 +46,7 @@ class RowsOfAll(Written):
 
     several = True
 
-    def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
+    def __init__(self, own: LedgerFile | LedgerRows, path: Path | None, read: bool):
         self._own, self._path, self._reads = own, str(path or ""), read
         self._count, self._index = processes.count(), processes.index()
         self.chain = own.chain  # then of the rows that all have: between barriers all have one head
@@ -56,44 +57,40 @@ class RowsOfAll(Written):
 
     @property
     def chained(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return self._number > 0
 
     @property
     def is_open(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return self._own.is_open and processes.count() == self._count
 
-    @property
-    def begins_anew(self) -> bool:
-        """As for ``Written``; what is in memory alone, as after ``Ledger.from_json``, stays."""
-        return self._index > 0 and not self._number and isinstance(self._own, LedgerFile)
-
     def new_rows(self) -> Rows:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         if self._index:
             return self._own.new_rows() if self._reads else []
         return self._kept(self._own.new_rows())
 
-    def open(self, known: Known) -> None:
-        """As for ``Written``; the first time process 0 tells the others all rows."""
+    def open(self, known: Known, forget: Callable[[], None]) -> None:
+        """As for ``LedgerRows``; the first time process 0 tells the others all rows."""
         self._known = known
         if not self._name:
             place = processes.hashed(self._path)
             self._name = f"ledger/{place}/{next(_named[place])}"
         if self._index:
             if not self._number:
-                self._hear()
+                # What is in memory alone, as after ``Ledger.from_json``, stays.
+                self._hear(forget if isinstance(self._own, LedgerFile) else lambda: None)
             return
         with self._failing():
-            self._own.open(lambda rows: known(self._kept(rows)))
+            self._own.open(lambda rows: known(self._kept(rows)), forget)
             if not self._number:
                 self._own.begin()
         if not self._number:
             self._tell()
 
     def append(self, row: Row) -> None:
-        """As for ``Written``: a barrier."""
+        """As for ``LedgerRows``: a barrier."""
         mine, what = _hashed(row), str(self._number)
         if self._index:
             self._say(what, mine)
@@ -109,7 +106,7 @@ class RowsOfAll(Written):
         self._tell()
 
     def note(self, row: Row) -> None:
-        """As for ``Written``; process 0 has those of the others at the next barrier."""
+        """As for ``LedgerRows``; process 0 has those of the others at the next barrier."""
         if self._index == 0:
             self._own.append(row)
         else:
@@ -117,7 +114,7 @@ class RowsOfAll(Written):
             self._known([("a note of this process", row, self.chain.head)])
 
     def end(self, stream: str, step: int, held: int) -> None:
-        """As for ``Written``, at the largest step of all, if all say theirs within seconds.
+        """As for ``LedgerRows``, at the largest step of all, if all say theirs within seconds.
 
         They say it under the number of the next barrier: who asks for that was handed all that it
         may be of the ones before.
@@ -139,7 +136,7 @@ class RowsOfAll(Written):
             self._known([("the end of a stream", row, self.chain.head)])
 
     def close(self) -> None:
-        """As for ``Written``; process 0 takes what the others have noted since the last barrier."""
+        """As for ``LedgerRows``; process 0 takes what the others have noted since the last barrier."""
         try:
             if self._index and self._name and processes.count() == self._count:
                 self._say("closed", "")
@@ -192,7 +189,7 @@ class RowsOfAll(Written):
             message = {"rows": rows, "head": head, "failed": failed, "last": last}
             processes.tell(f"{name}/from {first}", json.dumps(message))
 
-    def _hear(self) -> Row:
+    def _hear(self, forget: Callable[[], None] = lambda: None) -> Row:
         """Takes in what process 0 tells at the end of a barrier; returns the last row."""
         found: list[tuple[Row, str]] = []
         last = False
@@ -200,6 +197,7 @@ class RowsOfAll(Written):
             text = processes.hear(f"{self._name}/{self._number}/from {len(found)}")
             message = json.loads(text)
             found, last = found + message["rows"], message["last"]
+        forget()
         self._known([("a row of process 0", row, bytes.fromhex(head)) for row, head in found])
         self._follow(found, message["head"])
         self._number += 1
