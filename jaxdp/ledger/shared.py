@@ -136,7 +136,7 @@ class RowsOfAll(LedgerRows):
             self._known([("the end of a stream", row, self.chain.head)])
 
     def close(self) -> None:
-        """As for ``LedgerRows``; process 0 takes what the others have noted since the last barrier."""
+        """As for ``LedgerRows``; process 0 takes what the others noted since the last barrier."""
         try:
             if self._index and self._name and processes.count() == self._count:
                 self._say("closed", "")
