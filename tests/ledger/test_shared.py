@@ -320,21 +320,21 @@ def test_what_was_said_at_an_earlier_close_is_not_heard_at_a_later_one(together,
 
     def program(index):
         ledger = jaxdp.Ledger(path)
-        source = issuer(ledger, reserve=2)
-        taken = [source.take().step]
-        if index:
-            source.close()  # at 1; process 0 does not close, and goes on to 2
-        processes.agree(all=1)
-        taken += [] if index else [source.take().step]
-        ledger.charge(acc.Gaussian(3.0))
-        if not index:
+        source = issuer(ledger, reserve=3)
+        source.take()
+        for closes in (0, 1):  # not at one time: in vain
+            if index == closes:
+                source.close()
+            processes.agree(closed=closes)
+        taken = [source.take().step for _ in range(1 + index)]
+        if index == 0:
             source.close()
-        processes.agree(all=2)
+        processes.agree(closed=2)
         return taken
 
     out, _ = together(program)
-    assert out == [[0, 1], [0]]
-    assert held(path) == {0, 1}
+    assert out == [[1], [1, 2]]
+    assert held(path) == {0, 1, 2, 3}
 
 
 def test_a_ledger_is_written_to_by_as_many_processes_as_it_was_made_in(together, tmp_path):
