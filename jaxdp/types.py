@@ -322,7 +322,7 @@ class Draw(OfTicket):
 
     def drawn_by(self, ticket: Ticket) -> "Draw":
         """A read-only copy that carries its ticket, as the sampler hands it out."""
-        frozen((self.indices, self.mask))
+        self.indices.flags.writeable = self.mask.flags.writeable = False
         return self.carrying(ticket)
 
 
