@@ -21,7 +21,7 @@ from jaxdp.sampling import Sampler, Source
 from jaxdp.sampling.prefetching import Prefetched, prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
-from jaxdp.types import Draw, PyTree, frozen, made, same
+from jaxdp.types import Draw, OfTicket, PyTree, frozen
 
 # (step, its batch or what making it failed with; None behind the last).
 _Made = tuple[int, "ChargedBatch | BaseException | None"]
@@ -33,7 +33,7 @@ _DRAWS_AHEAD, _POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2**24, 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ChargedBatch:
+class ChargedBatch(OfTicket):
     """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
@@ -44,21 +44,11 @@ class ChargedBatch:
 
     draw: Draw = dataclasses.field(repr=False)
     rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
-    # The ticket, and the arrays of the rows as it was handed out.
-    _handed: tuple[Ticket, list[Any]] | None = dataclasses.field(
-        default=None, init=False, repr=False
-    )
 
     def charged(self, ticket: Ticket) -> "ChargedBatch":
         """A batch of these rows that carries its ticket, as it is handed out."""
         batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
-        return made(batch, _handed=(ticket, jax.tree.leaves(self.rows)))
-
-    @property
-    def ticket(self) -> Ticket | None:
-        """The right to release it once; None unless it is as ``Trainer.batches`` handed it out."""
-        ticket, arrays = self._handed or (None, [])
-        return ticket if same(arrays, self.rows) else None
+        return batch.carrying(ticket)
 
     @property
     def step(self) -> int:

@@ -407,7 +407,7 @@ class Trainer:
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
             if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
-                summed = summed.of_draw(batch.ticket, range(len(batch.rows)))
+                summed = summed.carrying(batch.ticket, passes=frozenset(range(len(batch.rows))))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
