@@ -14,7 +14,7 @@ from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import event_counts
-from jaxdp.ledger.ledger import Guard, alone
+from jaxdp.ledger.ledger import ProcessLock, alone
 from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler, Source
@@ -112,7 +112,7 @@ class Batches(Iterator[ChargedBatch]):
     """
 
     def __init__(self, sampler: Sampler, source: Source, end: int, place: Placement | None = None):
-        self.guard, self._issuer, self._end = Guard(), sampler.issuer, end
+        self.guard, self._issuer, self._end = ProcessLock(), sampler.issuer, end
         sampler.arrange()  # it may read all records, which must not fail in the middle
         # Not of this object, which a thread that makes batches must not keep alive.
         self._from = functools.partial(_prefetched, sampler, source, place, end)
@@ -280,8 +280,10 @@ def charged(ledger: Ledger, mechanism: Mechanism, besides: str | None = None) ->
         mechanism: whose events are counted.
         besides: a stream that is left out.
     """
+    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
+    if not others:
+        return 0
     noise = mechanism.noise_multiplier
     length = 1 if isinstance(noise, (int, float)) else noise.steps
     events = {event for event, _, _ in mechanism.events(0, length)}
-    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
     return sum(n * e.block for e, n in event_counts(others).items() if e in events)
