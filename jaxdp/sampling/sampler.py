@@ -119,7 +119,8 @@ class Sampler:
             ValueError: the step cannot be charged, or, of a run with correlated noise, records not
                 be told apart; nothing is charged then.
         """
-        self.arrange()
+        if self._by_run:
+            self.arrange()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
@@ -186,7 +187,8 @@ def pad(
         least: rows that every draw has, however few it needs.
     """
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    indices = np.zeros(passes * physical_batch_size, _rows.position_dtype(num_records))
+    dtype = np.int32 if num_records <= _rows.MOST_ON_DEVICE else np.int64
+    indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
     mask = np.zeros(len(indices), bool)
     mask[: len(chosen)] = True
