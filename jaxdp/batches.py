@@ -21,7 +21,7 @@ from jaxdp.sampling import Sampler, Source
 from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
-from jaxdp.types import Draw, PyTree, frozen
+from jaxdp.types import Draw, PyTree, frozen, made, same
 
 # (step, its batch or what making it failed with; None behind the last).
 _Made = tuple[int, "ChargedBatch | BaseException | None"]
@@ -37,19 +37,28 @@ class ChargedBatch:
     """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
-        draw: which records, and the ticket.
+        draw: which records.
         rows: for every physical batch what was gathered on the host; None where the data are on the
         device.
     """
 
     draw: Draw = dataclasses.field(repr=False)
-    rows: list[PyTree] | None = dataclasses.field(default=None, repr=False)
+    rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
+    # The ticket, and the arrays of the rows as it was handed out.
+    _handed: tuple[Ticket, list[Any]] | None = dataclasses.field(
+        default=None, init=False, repr=False
+    )
 
     def charged(self, ticket: Ticket) -> "ChargedBatch":
         """A batch of these rows that carries its ticket, as it is handed out."""
         batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
-        object.__setattr__(batch, "_made_of", (batch.draw, *jax.tree.leaves(batch.rows)))
-        return batch
+        return made(batch, _handed=(ticket, jax.tree.leaves(self.rows)))
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The right to release it once; None unless it is as ``Trainer.batches`` handed it out."""
+        ticket, arrays = self._handed or (None, [])
+        return ticket if same(arrays, self.rows) else None
 
     @property
     def step(self) -> int:
@@ -61,30 +70,29 @@ def check_batch(batch: Any, issuer: Issuer) -> Ticket:
     """The ticket of a batch, which an issuer has handed out and which can still be spent.
 
     Raises:
-        ValueError: it is no batch, another trainer's, one that was used, or one of other rows.
+        ValueError: it is no batch, one of other rows, another trainer's, or one that was used.
     """
     if not isinstance(batch, ChargedBatch):
         raise ValueError(
             "batch must be one that trainer.batches() hands out, charged and drawn, got "
             f"{type(batch).__name__}"
         )
-    ticket = batch.draw.ticket
-    if ticket is not None and not ticket.usable:
+    ticket = batch.ticket
+    if ticket is None:
+        raise ValueError(
+            "batch must be as trainer.batches() handed it out, got one with other records or "
+            "rows: what they were computed from, nobody has seen. Augment inside the loss, "
+            "which sees one example"
+        )
+    if not ticket.usable:
         why = "that a step used before" if ticket.spent else "of the process that was forked"
         raise ValueError(
             "batch must be one that trainer.batches() just handed out, for one step: the noise of "
             f"a batch is released once. Got one {why}. Take one batch for every step: "
             "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
         )
-    if ticket is None or ticket.issuer is not issuer:
+    if ticket.issuer is not issuer:
         raise ValueError("batch must be of this trainer, got one of another trainer")
-    made, found = getattr(batch, "_made_of", ()), (batch.draw, *jax.tree.leaves(batch.rows))
-    if len(made) != len(found) or any(a is not b for a, b in zip(made, found, strict=True)):
-        raise ValueError(
-            "batch must be as trainer.batches() handed it out, got one with other records or "
-            "rows: what they were computed from, nobody has seen. Augment inside the loss, "
-            "which sees one example"
-        )
     return ticket
 
 
@@ -175,9 +183,9 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
         return _in_buckets(draw, source, place)
     passes = zip(draw.indices, draw.mask, strict=True)
     if place is None:
-        return ChargedBatch(draw, [source.gather(*each) for each in passes])
-    rows = [shards.gathered(source.gather, *each, place.of_rows) for each in passes]
-    return ChargedBatch(draw, rows)
+        return ChargedBatch(draw, tuple(source.gather(*each) for each in passes))
+    rows = (shards.gathered(source.gather, *each, place.of_rows) for each in passes)
+    return ChargedBatch(draw, tuple(rows))
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:
@@ -191,7 +199,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
         indices, mask = indices[:, order], mask[:, order]
         rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
-    return ChargedBatch(parted, rows)
+    return ChargedBatch(parted, tuple(rows))
 
 
 def placed(source: Source, place: Placement | None = None) -> Source:

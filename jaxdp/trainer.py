@@ -309,8 +309,8 @@ class Trainer:
         state = self._laid(state)
         rng = ticket.rng("examples") if getattr(self._grad_fn, "takes_rng", False) else None
         extra = valued | judging(self.energy, ticket, self.mechanism.leak)
-        whole = self._is_whole and len(batch.draw.indices) == 1
-        take = self._at_once if whole else self._by_passes
+        one = self._is_whole and len(batch.draw.indices) == 1
+        take = self._at_once if one else self._by_passes
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
         with among(self._place), captured.looked_at(self._guard.look):
@@ -378,8 +378,7 @@ class Trainer:
         extra: dict[str, PyTree],
         told: bool,
     ) -> Any:
-        draw, ticket = batch.draw, batch.draw.ticket
-        assert ticket is not None
+        draw, ticket = batch.draw, check_batch(batch, self._sampler.issuer)
         data = self._data if batch.rows is None else batch.rows[0]
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
@@ -412,9 +411,8 @@ class Trainer:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
-            # The trainer itself gathered the rows.
-            known = isinstance(self._grad_fn, ClippedGrad)
-            summed = summed.of_draw(summed.ticket, summed.passes or (), known=known)
+            if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
+                summed = summed.of_draw(batch.ticket, range(len(batch.rows)))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -431,9 +429,9 @@ class Trainer:
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
         for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
-            ticket.trust(what)
+            ticket.note("trusted", what)
         for what in self.algorithm.on_trust():
-            ticket.trust(what)
+            ticket.note("trusted", what)
         tell_handed(ticket, {"public_value": valued.get("value")})
         return ticket
 

@@ -450,7 +450,7 @@ def test_a_step_that_was_moved_out_of_the_loop_takes_one_batch_and_the_rest_are_
         (words, lambda batch=batch: train.step(state, batch))
         for words, batch in (
             ("a step used before", kept),
-            ("a step used before", other),
+            ("as trainer.batches.. handed it out, got one with other records or rows", other),
             ("as trainer.batches.. handed it out, got one with other records or rows", ahead),
             ("as trainer.batches.. handed it out, got one with other records or rows", changed),
             ("batch must be of this trainer, got one of another trainer", theirs),

@@ -184,7 +184,8 @@ class Ledger:
         key: bytes | None = None,
     ):
         self.guard = Guard()
-        self._budget, self._closed = budget, False
+        self._budget = budget
+        self.closed = False  # True once ``close`` was called
         self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
         self._forget()
         self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
@@ -199,6 +200,8 @@ class Ledger:
         Steps that an issuer of this ledger reserved and did not hand out are left out, while it
         lives in this process; for any other reader of the file they count.
         """
+        if this_process() != self.guard.process:  # a thread of the parent may hold the lock
+            return tuple(self._streams)
         with self.guard.lock:
             return tuple(self._charged())
 
@@ -234,11 +237,6 @@ class Ledger:
     def begun(self) -> tuple[str, ...]:
         """The names of the streams, and of a run's starts, in the order in which they began."""
         return tuple(self._begun)
-
-    @property
-    def closed(self) -> bool:
-        """True once ``close`` was called."""
-        return self._closed
 
     def shown(self, stream: str) -> Shown | None:
         """The state of a stream that was shown last, or that it began from; None without one."""
@@ -373,32 +371,29 @@ class Ledger:
         self.reserve(entry)
 
     def assume(self, what: str) -> None:
-        """Writes down, once, something that the guarantee takes to be public without verifying it.
+        """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
+        self.note("assumed", what)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, any other assumption, a whole sentence; ``note("trusted", what)``."""
+        self.note("trusted", what)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes down, once, what the guarantee rests on and nobody verified.
 
         It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
         anew.
 
         Args:
-            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+            kind: "assumed" for what is taken to be public, such as "the frozen parameter
+                ['embedding']"; "trusted" for any other assumption, a whole sentence.
+            what: in words; public, one line.
 
         Raises:
-            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+            ValueError: an argument is none of these; the ledger is closed, or another process
+                writes.
         """
-        self.note("assumed", what)
-
-    def trust(self, what: str) -> None:
-        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
-
-        Args:
-            what: a whole sentence; public, one line.
-
-        Raises:
-            ValueError: as ``assume``.
-        """
-        self.note("trusted", what)
-
-    def note(self, kind: str, what: str) -> None:
-        """Writes down a line of words once: "assumed" to be public, or otherwise "trusted"."""
+        arguments.one_of("kind", kind, tuple(self._noted))
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
             raise ValueError(f"what must be one line of words, got {what!r}")
         if what not in self._noted[kind]:
@@ -437,7 +432,7 @@ class Ledger:
         if self._rows.is_open and self._seen != self._seen_on_disk:
             self._rows.append({"seen": self._seen})
         self._rows.close()
-        self._closed = True
+        self.closed = True
 
     # For issuers, which hold the lock.
 
@@ -448,11 +443,6 @@ class Ledger:
                 raise ValueError(
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
-
-    def check_open(self) -> None:
-        """Raises ValueError if the ledger was closed."""
-        if self._closed:
-            raise ValueError("ledger must be open to charge, got one that was closed")
 
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
@@ -477,7 +467,7 @@ class Ledger:
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
-        return any(entry.whole for entry in self._streams.of(stream))
+        return stream in self._streams.whole
 
     # As text, and how it is read.
 
@@ -491,7 +481,7 @@ class Ledger:
             "begun": list(self._begun),
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
-                for name, states in self._shown.items()
+                for name, states in tuple(self._shown.items())
             },
         }
         return json.dumps(content, sort_keys=True)
@@ -517,10 +507,11 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
-        own = self.guard.process == this_process() and not self._rows.several
+        live = {} if self._rows.several else self._issuers
         for entry in self._streams:
-            issuer = self._issuers.get(str(entry.stream)) if own else None
-            first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
+            counts = entry.stream in self._streams.whole
+            issuer = None if counts else live.get(str(entry.stream))
+            first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
             if max(end, entry.first_step) < entry.end:
@@ -528,7 +519,8 @@ class Ledger:
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
-        self.check_open()
+        if self.closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
@@ -568,7 +560,8 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            self._streams.take_out(row["stream"], int(row["ended"]))
+            if not self.whole(row["stream"]):
+                self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))
         elif "format" in row:

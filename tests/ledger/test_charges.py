@@ -98,14 +98,14 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(path):
     # A closed one takes nothing, in a file or in memory.
     (memory := jaxdp.Ledger()).close()
     for closed in (ledger, memory):
-        for way, *given in (
+        for way, *args in (
             (closed.charge, STEP),
             (closed.assume, "a"),
             (closed.new_stream,),
             (closed.show, "a", 3),
             (closed.join,),
         ):
-            refused("ledger must be open to charge, got one that was closed", way, *given)
+            refused("ledger must be open to charge, got one that was closed", way, *args)
     assert (jaxdp.Ledger(path).steps, memory.entries) == (6, ())
 
 

@@ -239,7 +239,6 @@ def trainer(ledger, mechanism, **options):
 NEXT = {
     "closed": (mechanism(), 3, "closed", 3, 3 + 8),
     "killed": (mechanism(), 3, "killed", 8, 8 + 8),
-    "live": (mechanism(), 3, "live", 8, 8 + 8),
     "closed in a block": (ALLOCATION, 13, "closed", 20, 13 + 8),
     "killed in a block": (ALLOCATION, 13, "killed", 20, 16 + 8),
     "live in a block": (ALLOCATION, 13, "live", 20, 16 + 8),
@@ -274,15 +273,3 @@ def test_the_next_trainer_of_a_mechanism_begins_behind_what_is_reserved(
         Ledger(path).epsilon(*asked),
     )
     assert sorted(bound.upper for bound in bounds) == [bound.upper for bound in bounds]
-
-
-def test_two_trainers_on_one_ledger_do_not_go_beyond_the_planned_steps():
-    sizes = {"l2_clip_norm": 1.0, "batch_size": 20, "dataset_size": N}
-    planned = jaxdp.dp_sgd(epsilon=8.0, delta=1e-5, steps=6, **sizes)
-    one, two = (trainer(ledger, planned) for ledger in [Ledger()] * 2)
-    assert len(list(one.batches(4))) == 4
-    refused("steps must be at most 2, what is left of the 6", two.batches, 3)
-    assert len(list(two.batches())) == 2
-    for each in (one, two):
-        refused("steps must be at most 0", each.batches, 1)
-    assert one.epsilon().upper <= 8.0
