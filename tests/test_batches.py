@@ -336,14 +336,10 @@ def correlated(steps=24):
 # and how many steps are then left.
 AFTER = {
     "closed": (planned(), 2, "closed", 2, 22),
-    "killed": (planned(), 2, "killed", 6, 18),
     "live": (planned(), 2, "live", 6, 18),
     "closed in an epoch": (planned("allocation"), 2, "closed", 4, 20),
-    "closed after an epoch": (planned("allocation"), 4, "closed", 4, 20),
     "killed in an epoch": (planned("allocation"), 2, "killed", 8, 16),
     "live in an epoch": (planned("allocation"), 2, "live", 8, 16),
-    "correlated, closed": (correlated(), 2, "closed", 0, 0),
-    "correlated, killed": (correlated(), 2, "killed", 0, 0),
     "correlated, live": (correlated(), 2, "live", 0, 0),
 }
 
