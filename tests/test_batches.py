@@ -413,13 +413,13 @@ def test_what_is_handed_out_is_in_epsilon_and_what_is_reserved_in_the_file(tmp_p
     train.close()
     assert train.ledger.steps == Ledger(path).steps == 7
     assert train.unverified() == Ledger(path).unverified() == []
-    refused("ledger must be open to charge", next, train.batches(1))
+    refused("ledger must be open", next, train.batches(1))
     # Closed by hand first: what is reserved stays.
     train = trainer(jaxdp.dp_sgd(1.0, 1.0, 20, N), None, reserve=5)
     next(train.batches(5))
     train.ledger.close()
     train.close()
-    refused("ledger must be open to charge", next, train.batches(1))
+    refused("ledger must be open", next, train.batches(1))
 
 
 def test_a_step_that_was_moved_out_of_the_loop_takes_one_batch_and_the_rest_are_told():
