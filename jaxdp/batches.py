@@ -14,7 +14,7 @@ from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import event_counts
-from jaxdp.ledger.ledger import Guard, alone
+from jaxdp.ledger.ledger import ProcessLock, alone
 from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler, Source
@@ -112,7 +112,7 @@ class Batches(Iterator[ChargedBatch]):
     """
 
     def __init__(self, sampler: Sampler, source: Source, end: int, place: Placement | None = None):
-        self.guard, self._issuer, self._end = Guard(), sampler.issuer, end
+        self.guard, self._issuer, self._end = ProcessLock(), sampler.issuer, end
         sampler.arrange()  # it may read all records, which must not fail in the middle
         # Draws that are made ahead: fewer where each is large.
         size = _GATHERED_AHEAD

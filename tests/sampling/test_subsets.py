@@ -84,13 +84,13 @@ def test_ranges_beyond_32_bits_are_covered_evenly_and_enough_is_drawn_at_once(mo
         assert 0 <= found.min() <= found.max() < below
         for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
             assert is_uniform(np.bincount(cells, minlength=16)), below
+    drawn, distinct = [], subsets._distinct
+    monkeypatch.setattr(subsets, "_distinct", lambda *a: drawn.append(a[0]) or distinct(*a))
+    monkeypatch.setattr(subsets, "_FEW", 0)
     for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
         for key in range(20):
-            drawn, distinct = [], subsets._distinct
-            with monkeypatch.context() as patch:
-                patch.setattr(subsets, "_FEW", 0)
-                patch.setattr(subsets, "_distinct", lambda *a: drawn.append(a[0]) or distinct(*a))
-                subset(rng(key), below, size)
+            drawn.clear()
+            subset(rng(key), below, size)
             assert len(drawn) == 1
             assert size <= len(set(drawn[0].tolist())) <= 1.03 * size + 150
 
