@@ -44,7 +44,7 @@ def this_process() -> tuple[int, int]:
     return os.getpid(), _forks
 
 
-class Guard:
+class ProcessLock:
     """The lock of an object, the process that made it, and the frame that is inside."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Guard:
 class Guarded(Protocol):
     """An object with a guard, of its own or that of its ledger."""
 
-    guard: Guard
+    guard: ProcessLock
 
 
 _Self = TypeVar("_Self", bound=Guarded)
@@ -184,7 +184,7 @@ class Ledger:
         budget: acc.RenyiFilter | None = None,
         key: bytes | None = None,
     ):
-        self.guard = Guard()
+        self.guard = ProcessLock()
         self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
