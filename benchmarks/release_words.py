@@ -51,15 +51,11 @@ def links() -> list[str]:
 
 
 def menu() -> list[str]:
-    """Pages that are not in the menu, and the reverse; results are reached from their own table.
-
-    A design of what is not there yet is no page of the site.
-    """
+    """Pages that are not in the menu, and the reverse; results are reached from their own table."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = {DOCS / name for name in re.findall(r"([\w/]+\.md)", text)}
-    others = {*(DOCS / "results").glob("*.md"), *(DOCS / "design").glob("*.md")}
-    there = set(_pages())
-    wrong = [f"{page}: is not in the menu" for page in there - listed - others]
+    there, results = set(_pages()), set((DOCS / "results").glob("*.md"))
+    wrong = [f"{page}: is not in the menu" for page in there - listed - results]
     return wrong + [f"{page}: is in the menu, and not there" for page in listed - there]
 
 

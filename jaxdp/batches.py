@@ -13,8 +13,8 @@ from jaxdp import arguments
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.alone import Guard, alone
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.ledger import Guard, alone
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler, Source

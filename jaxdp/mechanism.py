@@ -13,9 +13,8 @@ from jaxdp import _links, arguments
 from jaxdp import accounting as acc
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import NoiseKey, simulated_key
+from jaxdp.ledger.tickets import NoiseKey, issuer_of, simulated_key
 from jaxdp.noise import (
     IndependentNoise,
     IntegerMatrixNoise,
@@ -348,13 +347,20 @@ class Mechanism:
             found.append((event, first, count))
         return found
 
-    @property
-    def last(self) -> int | None:
-        """The number of steps after which a noise schedule, or a strategy, ends; None for none."""
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """(event, multipliers, end) of a step; they are those of all steps before the end.
+
+        Raises:
+            ValueError: a noise schedule, or the strategy of correlated noise, ends before the step.
+        """
+        event, _, _ = self.events(step, 1)[0]
+        end, noise = 10**18, self.noise_multiplier
         if self.strategy is not None:
-            return self.strategy.steps
-        noise = self.noise_multiplier
-        return noise.steps if isinstance(noise, NoiseSchedule) else None
+            end = self.strategy.steps
+        elif isinstance(noise, NoiseSchedule):
+            _, _, alike = next(noise.levels_between(step, noise.steps - step))
+            end = step + alike
+        return event, self.multipliers(step), end
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
@@ -495,7 +501,7 @@ class Mechanism:
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one physical batch; None chooses for the device.
             first_step: the first step of the noise schedule; draws and noise are new in any case.
-            reserve: steps charged at a time; see ``jaxdp.ledger.issuer.Issuer``.
+            reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
             identities: an integer, string or bytes for each record, that stays its own whatever the
                 other records are; for cyclic Poisson sampling.
 

@@ -37,8 +37,8 @@ from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, among, placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.issuer import Issuer, issuer_of
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Issuer, issuer_of
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -82,7 +82,7 @@ class Trainer:
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
         data_axes: the axes of the mesh that rows are cut over; None takes those that the records
             are cut over, else the one called "data", else the first.
-        reserve: steps that are charged at a time; see ``jaxdp.ledger.issuer.Issuer``.
+        reserve: steps that are charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
         average: decay of an average of the iterates, which ``released`` returns; None for none.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,

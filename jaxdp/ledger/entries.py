@@ -1,12 +1,21 @@
-"""Entries, which the lines of a ledger charge, and the steps that each stream holds."""
+"""The rows of a ledger, each chained to those before, and the steps that they charge."""
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+
+FORMAT = 3
+Row = dict[str, Any]
+Rows = Iterable[tuple[str, Row, bytes]]  # (where, row, the head of the chain with it)
+Known = Callable[[Rows], None]
 
 SOURCES = {
     "mechanism": "records were drawn, clipped and noised by one Mechanism",
@@ -48,13 +57,15 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.event, acc.Event):
             raise ValueError(f"event must be an accounting event, got {self.event!r}")
-        # Plain ones, as a line of the ledger's file holds.
-        first = arguments.integer("first_step", self.first_step, least=0)
-        object.__setattr__(self, "first_step", first)
-        object.__setattr__(self, "steps", arguments.integer("steps", self.steps, least=1))
-        if self.stream is not None:
+        for name, least in (("first_step", 0), ("steps", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:  # plain ones, as a line of the file holds
+                value = arguments.integer(name, value, least=least)
+                object.__setattr__(self, name, value)
+        if self.stream is not None and not isinstance(self.stream, str):
             check_stream(self.stream)
-        arguments.one_of("source", self.source, SOURCES)
+        if self.source not in SOURCES:
+            arguments.one_of("source", self.source, SOURCES)
         if not isinstance(self.note, str):
             raise ValueError(f"note must be a string, got {self.note!r}")
 
@@ -70,7 +81,7 @@ class Entry:
             "steps": self.steps,
             "stream": self.stream,
             "source": self.source,
-            "event": acc.events.to_dict(self.event),
+            "event": json.loads(_text_of(self.event)),
         }
         more = {"note": self.note, "whole": self.whole}
         return row | {name: value for name, value in more.items() if value}
@@ -79,7 +90,7 @@ class Entry:
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that ``to_dict`` wrote."""
         return cls(
-            acc.events.from_dict(row["event"]),
+            _event_of(json.dumps(row["event"], sort_keys=True)),
             row["first_step"],
             row["steps"],
             row["stream"],
@@ -91,6 +102,17 @@ class Entry:
     def between(self, start: int, stop: int) -> "Entry":
         """The same releases on other steps."""
         return dataclasses.replace(self, first_step=start, steps=stop - start)
+
+
+# Nearly all rows have the event of the row before.
+@functools.lru_cache(maxsize=1_000)
+def _text_of(event: acc.Event) -> str:
+    return json.dumps(acc.events.to_dict(event), sort_keys=True)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _event_of(text: str) -> acc.Event:
+    return acc.events.from_dict(json.loads(text))
 
 
 def check_stream(name: Any) -> None:
@@ -128,7 +150,7 @@ class Streams:
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
             for part in self.missing(entry):
                 bisect.insort(known, part, key=lambda e: e.first_step)
-        elif known and known[-1] == entry.between(known[-1].first_step, known[-1].end):
+        elif known and known[-1] == entry.between(known[-1].first_step, entry.first_step):
             known[-1] = entry.between(known[-1].first_step, entry.end)
         else:
             known.append(entry)
@@ -145,7 +167,7 @@ class Streams:
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        for other in self.of(entry.stream):
+        for other in self._entries.get(entry.stream, ()):
             size = max(entry.event.block, other.event.block)
             one, two = (blocks(e.first_step, e.end, size) for e in (entry, other))
             if entry.event != other.event and one[0] < two[1] and two[0] < one[1]:
@@ -187,3 +209,97 @@ def event_counts(entries: Iterable[Entry]) -> dict[acc.Event, int]:
         counts[event] = counts.get(event, 0) + max(0, end - max(first, ends.get(name, 0)))
         ends[name] = max(end, ends.get(name, 0))
     return counts
+
+
+class Chain:
+    """A running hash over rows, so that an edited, dropped or inserted one is found.
+
+    Args:
+        key: a secret that makes it a MAC: without it nobody can make a row that fits. b"" finds
+            accidents only, and tells ledgers apart.
+    """
+
+    def __init__(self, key: bytes = b""):
+        self._key = key
+        self.head = b""
+        self.heads: dict[bytes, int] = {}  # and their order
+
+    def after(self, row: Row) -> bytes:
+        """The hash of the chain with one more row."""
+        text = json.dumps(row, sort_keys=True).encode()
+        return hashlib.blake2b(
+            self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
+        ).digest()
+
+    def holds(self, head: bytes, since: bytes = b"") -> bool:
+        """True if ``head`` was once the head, after ``since`` if that is given."""
+        heads = self.heads
+        return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
+
+    def take(self, found: bytes) -> None:
+        """Continues from a hash."""
+        self.head = found
+        self.heads.setdefault(found, len(self.heads))
+
+
+def header(key: bytes = b"") -> Row:
+    """The first row of a ledger: its name, random or of its key, and whether there is a key."""
+    random = key or secrets.token_bytes(32)
+    name = hashlib.blake2b(key=random[:64], digest_size=16, person=b"jaxdp ledger id")
+    return {"ledger": FORMAT, "id": name.hexdigest(), "keyed": bool(key)}
+
+
+class LedgerRows:
+    """The rows of a ledger: in memory, or by its subclasses in a file or in process 0."""
+
+    several = False  # processes
+    _known: Known
+
+    def __init__(self, key: bytes = b"") -> None:
+        self.chain = Chain(key)
+        self.chain.take(self.chain.after(header()))
+
+    @property
+    def chained(self) -> bool:
+        """True once there is a header."""
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """True while this process writes to a file."""
+        return False
+
+    def new_rows(self) -> Rows:
+        """(where, row, head) for the rows beyond those already known."""
+        return ()
+
+    def open(self, known: Known, forget: Callable[[], None]) -> None:
+        """Takes them for this process; ``known`` receives rows that were not known yet.
+
+        Where it receives all rows, also those that were read before, ``forget`` is called first.
+        """
+        self._known = known
+
+    def begin(self) -> None:
+        """Writes the header, if there is none."""
+
+    def append(self, row: Row) -> None:
+        """Writes one row; it is durable, and was received by what ``open`` was given, on return."""
+        head = self.chain.after(row)
+        self._known([(f"row {len(self.chain.heads)} of this ledger", row, head)])
+        self.chain.take(head)
+
+    def note(self, row: Row) -> None:
+        """As ``append``, for words that no two processes need to say alike."""
+        self.append(row)
+
+    def end(self, row: Row) -> None:
+        """As ``append``, for steps that nobody was handed."""
+        self.append(row)
+
+    def agreed(self, text: str) -> str:
+        """The text of process 0."""
+        return text
+
+    def close(self) -> None:
+        """Closes the file, so that other processes can write."""

@@ -1,128 +1,17 @@
 """The ledger's file: whole lines, each chained to those before, written by one process."""
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxdp.ledger import durable
-
-FORMAT = 3
-Row = dict[str, Any]
-Rows = Iterable[tuple[str, Row, bytes]]  # (where, row, the head of the chain with it)
-Known = Callable[[Rows], None]
+from jaxdp.ledger.entries import FORMAT, Chain, Known, LedgerRows, Row, header
 
 
-class Chain:
-    """A running hash over rows, so that an edited, dropped or inserted one is found.
-
-    Args:
-        key: a secret that makes it a MAC: without it nobody can make a row that fits. b"" finds
-            accidents only, and tells ledgers apart.
-    """
-
-    def __init__(self, key: bytes = b""):
-        self._key = key
-        self.head = b""
-        self.heads: dict[bytes, int] = {}  # and their order
-
-    def after(self, row: Row) -> bytes:
-        """The hash of the chain with one more row."""
-        text = json.dumps(row, sort_keys=True).encode()
-        return hashlib.blake2b(
-            self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
-        ).digest()
-
-    def holds(self, head: bytes, since: bytes = b"") -> bool:
-        """True if ``head`` was once the head, after ``since`` if that is given."""
-        heads = self.heads
-        return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
-
-    def take(self, found: bytes) -> None:
-        """Continues from a hash."""
-        self.head = found
-        self.heads.setdefault(found, len(self.heads))
-
-
-def header(key: bytes = b"") -> Row:
-    """The first row of a ledger: its name, random or of its key, and whether there is a key."""
-    random = key or secrets.token_bytes(32)
-    name = hashlib.blake2b(key=random[:64], digest_size=16, person=b"jaxdp ledger id")
-    return {"ledger": FORMAT, "id": name.hexdigest(), "keyed": bool(key)}
-
-
-class Written:
-    """The rows of a ledger: in memory, in a file, or in process 0."""
-
-    several = False
-    chain: Chain
-    _known: Known
-
-    @property
-    def chained(self) -> bool:
-        """True once there is a header."""
-        return True
-
-    @property
-    def is_open(self) -> bool:
-        """True while this process writes to a file."""
-        return False
-
-    @property
-    def begins_anew(self) -> bool:
-        """True if ``open`` will hand over all rows, also those that were read before."""
-        return False
-
-    def new_rows(self) -> Rows:
-        """(where, row, head) for the rows beyond those already known."""
-        return []
-
-    def open(self, known: Known) -> None:
-        """Takes them for this process; ``known`` receives rows that were not known yet."""
-        self._known = known
-
-    def begin(self) -> None:
-        """Writes the header, if there is none."""
-
-    def append(self, row: Row) -> None:
-        """Writes one row; it is durable, and was received by what ``open`` was given, on return."""
-        raise NotImplementedError
-
-    def note(self, row: Row) -> None:
-        """As ``append``, for words that no two processes need to say alike."""
-        self.append(row)
-
-    def end(self, row: Row) -> None:
-        """As ``append``, for steps that nobody was handed."""
-        self.append(row)
-
-    def agreed(self, text: str) -> str:
-        """The text of process 0."""
-        return text
-
-    def close(self) -> None:
-        """Closes the file, so that other processes can write."""
-
-
-class LedgerMemory(Written):
-    """Rows that only this process has."""
-
-    def __init__(self) -> None:
-        self.chain = Chain()
-        self.chain.take(self.chain.after(header()))
-
-    def append(self, row: Row) -> None:
-        """As for ``Written``."""
-        head = self.chain.after(row)
-        self._known([(f"row {len(self.chain.heads)} of this ledger", row, head)])
-        self.chain.take(head)
-
-
-class LedgerFile(Written):
+class LedgerFile(LedgerRows):
     """Rows of JSON on disk; appended by one process at a time, durable when a call returns.
 
     A row is known as it is read, whether it was written just now or by somebody else, and only then
@@ -145,12 +34,12 @@ class LedgerFile(Written):
 
     @property
     def chained(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return self._chained
 
     @property
     def is_open(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return self._file is not None and not self._writing
 
     def new_rows(self) -> Iterator[tuple[str, Row, bytes]]:
@@ -163,7 +52,7 @@ class LedgerFile(Written):
         self._check_known(lines)
         return self._parsed(lines[self._lines :])
 
-    def open(self, known: Known) -> None:
+    def open(self, known: Known, forget: Callable[[], None]) -> None:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.
 
         Raises:
@@ -204,7 +93,7 @@ class LedgerFile(Written):
         self._file = file
 
     def append(self, row: Row) -> None:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         assert self._file is not None
         self._check()
         if "ledger" not in row and "format" not in row:

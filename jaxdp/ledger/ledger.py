@@ -1,19 +1,113 @@
 """The append-only ledger: an accounting event for every release, on disk before the release."""
 
 import copy
+import functools
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.ledger.alone import Guard, alone, this_process
-from jaxdp.ledger.entries import SEEDED, SOURCES, Entry, Streams, check_stream, event_counts
-from jaxdp.ledger.file import FORMAT, Row
+from jaxdp.ledger.entries import (
+    FORMAT,
+    SEEDED,
+    SOURCES,
+    Entry,
+    Row,
+    Streams,
+    check_stream,
+    event_counts,
+)
 from jaxdp.ledger.shared import rows_of
+
+_forks = 0  # of which this process is the last
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def this_process() -> tuple[int, int]:
+    """(id, number of forks) of this process: an id alone may be that of another namespace."""
+    return os.getpid(), _forks
+
+
+class Guard:
+    """The lock of an object, the process that made it, and the frame that is inside."""
+
+    def __init__(self) -> None:
+        self.lock, self.process = threading.RLock(), this_process()
+        self.inside: types.FrameType | None = None
+
+
+class Guarded(Protocol):
+    """An object with a guard, of its own or that of its ledger."""
+
+    guard: Guard
+
+
+_Self = TypeVar("_Self", bound=Guarded)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def alone(
+    method: Callable[Concatenate[_Self, _Arguments], _Result],
+) -> Callable[Concatenate[_Self, _Arguments], _Result]:
+    """Runs a method with the lock of its object's guard, as the only one inside.
+
+    Other threads wait. Refused are the thread that is inside already (a signal handler, or a
+    finalizer that the garbage collector runs there: it would see a charge that is half made), and a
+    fork. Who is inside is told by the frame that runs: an interrupt leaves no flag behind.
+
+    Raises:
+        ValueError: it is refused.
+    """
+
+    def guarded(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        guard = self.guard
+        if this_process() != guard.process:  # before the lock: a thread of the process that was
+            raise ValueError(  # forked may have held it
+                "a ledger, sampler, trainer or its batches must be used by the process that made "
+                "them, got a forked one: both would release with the same draws and noise, and "
+                "each miss what the other releases. Make them after the fork, with a ledger of "
+                "their own"
+            )
+        with guard.lock:
+            if guard.inside is not None and _is_running(guard.inside):
+                raise ValueError(
+                    "a ledger, sampler, trainer or its batches must not be used by a signal "
+                    "handler or a finalizer that interrupts them, got one: let it set a flag, and "
+                    "look at it after the step"
+                )
+            guard.inside = sys._getframe()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                guard.inside = None
+
+    functools.update_wrapper(guarded, method)
+    return guarded
+
+
+def _is_running(frame: types.FrameType) -> bool:
+    """True for a frame that called this one, as what a signal handler has interrupted did."""
+    above: types.FrameType | None = sys._getframe()
+    while above is not None and above is not frame:
+        above = above.f_back
+    return above is not None
+
 
 # What a ledger takes on trust, for ``unverified``.
 _OPENED = (
@@ -105,6 +199,8 @@ class Ledger:
         Steps that an issuer of this ledger reserved and did not hand out are left out, while it
         lives in this process; for any other reader of the file they count.
         """
+        if this_process() != self.guard.process:  # a thread of the parent may hold the lock
+            return tuple(self._streams)
         with self.guard.lock:
             return tuple(self._charged())
 
@@ -147,17 +243,6 @@ class Ledger:
     def was_shown(self, stream: str, step: int, past: bytes) -> bool:
         """True if this very state of a stream was shown, or the stream began from it."""
         return any((each.step, each.past) == (step, past) for each in self._shown.get(stream, ()))
-
-    def covers(self, other: "Ledger") -> bool:
-        """True if every step that ``other`` holds is charged here too, as the same event."""
-        mine = Streams()
-        for entry in self.entries:
-            mine.insert(entry)
-        parts = ((e, mine.missing(e), mine.of(e.stream)) for e in other._streams)
-        return all(
-            not gaps and all(o.event == e.event or not _meet(o, e) for o in known)
-            for e, gaps, known in parts
-        )
 
     def epsilon(
         self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
@@ -226,7 +311,8 @@ class Ledger:
         check_stream(row["begun"])
         if start is not None:
             row |= {"step": start[0], "past": start[1].hex()}
-        self._append(row)
+        self._open()
+        self._rows.append(row)
         return row["begun"], self._begun[row["begun"]]
 
     @alone
@@ -329,7 +415,7 @@ class Ledger:
         self._open()
         last = self.shown(stream)
         if last is None or (step, past) != (last.step, last.past):
-            self._append({"shown": step, "stream": stream, "past": past.hex()})
+            self._rows.append({"shown": step, "stream": stream, "past": past.hex()})
 
     def count(self, stream: str, *, verified: bool) -> None:
         """Counts a step whose whole release jaxdp saw, or whose noise key went to the caller."""
@@ -349,7 +435,10 @@ class Ledger:
     def register(self, stream: str, issuer: Reserving) -> None:
         """Makes a stream an issuer's, which alone charges it from now on."""
         with self.guard.lock:
-            self._issuers[stream] = issuer
+            if self._issuers.setdefault(stream, issuer) is not issuer:
+                raise ValueError(
+                    f"stream must be one that no sampler or trainer charges, got {stream!r}"
+                )
 
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
@@ -360,9 +449,11 @@ class Ledger:
         """
         self._open()
         self._streams.check(entry)
-        self._spend(copy.copy(self._budget), entry)  # spent once the row is on disk
-        Entry.from_dict(entry.to_dict())  # what could not be read again is not written
-        self._append(entry.to_dict())
+        if self._budget is not None:
+            self._spend(copy.copy(self._budget), entry)  # spent once the row is on disk
+        row = entry.to_dict()
+        Entry.from_dict(row)  # what could not be read again is not written
+        self._rows.append(row)
 
     def end(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them."""
@@ -412,10 +503,11 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
-        own = self.guard.process == this_process() and not self._rows.several
+        live = {} if self._rows.several else self._issuers
+        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = self._issuers.get(str(entry.stream)) if own else None
-            first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
+            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
             if max(end, entry.first_step) < entry.end:
@@ -425,13 +517,7 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self._closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        if self._rows.begins_anew:
-            self._forget()
-        self._rows.open(self._read)
-
-    def _append(self, row: Row) -> None:
-        self._open()
-        self._rows.append(row)
+        self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
         self._streams = Streams()
@@ -470,14 +556,16 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            self._streams.take_out(row["stream"], int(row["ended"]))
+            if not self.whole(row["stream"]):
+                self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))
         elif "format" in row:
             self.renewed = head
         elif "ledger" not in row:
             entry = Entry.from_dict(row)
-            self._spend(self._budget, entry)
+            if self._budget is not None:
+                self._spend(self._budget, entry)
             self._streams.insert(entry)
 
     def _see(self, stream: str, step: int, past: bytes | None) -> None:
@@ -485,8 +573,8 @@ class Ledger:
         if states[-1:] != [found]:
             states.append(found)
 
-    def _spend(self, budget: acc.RenyiFilter | None, entry: Entry) -> None:
-        if budget is not None and (count := self._streams.new_events(entry)):
+    def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
+        if count := self._streams.new_events(entry):
             budget.charge(acc.Repeated(entry.event, count))
 
 

@@ -13,7 +13,6 @@ from jaxdp.devices import processes
 
 # For what runs once: LLVM's best code for a random generator takes a second or two to compile.
 AT_ONCE = {"xla_backend_optimization_level": 0}
-_PROCESS_SALT = secrets.token_bytes(16)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -73,15 +72,6 @@ class Secret:
         """A secret derived from this one for a part of a run, such as the draws of an energy."""
         entropy = int.from_bytes(self.stream(f"child {name}"), "big")
         return Secret(entropy, reproducible=self.reproducible)
-
-    def identifier(self) -> str:
-        """A public name of this secret for a ledger, which does not reveal it.
-
-        A seed that a person chose could be found by trying seeds, so its name holds within this
-        process only.
-        """
-        salt = _PROCESS_SALT if self.reproducible else b""
-        return hashlib.blake2b(self.stream("identifier"), digest_size=16, key=salt).hexdigest()
 
     def jax_key(self, name: str) -> jax.Array:
         """A threefry key with all of its 64 bits from the stream ``name``.

@@ -4,12 +4,13 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError
-from jaxdp.ledger.file import Chain, Known, LedgerFile, LedgerMemory, Row, Rows, Written
+from jaxdp.ledger.entries import Chain, Known, LedgerRows, Row, Rows
+from jaxdp.ledger.file import LedgerFile
 
 # Rows, and hashes of rows, of one message: a few hundred kilobytes; the service takes 4 MB at most.
 _TOGETHER, _HEADS = 500, 10_000
@@ -17,7 +18,7 @@ _PROMPT = 5.0  # how long process 0 waits at a close for what the others say, in
 _named: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
-def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
+def rows_of(path: Path | None, key: bytes, read: bool) -> LedgerRows:
     """The rows of a ledger in this process.
 
     Args:
@@ -25,11 +26,11 @@ def rows_of(path: Path | None, key: bytes, read: bool) -> Written:
         key: as for ``Chain``.
         read: False leaves a file that process 0 writes unread until the ledger is taken.
     """
-    own = LedgerMemory() if path is None else LedgerFile(path, key)
+    own = LedgerRows() if path is None else LedgerFile(path, key)
     return own if processes.count() == 1 else RowsOfAll(own, path, read)
 
 
-class RowsOfAll(Written):
+class RowsOfAll(LedgerRows):
     """The rows of a ledger of several processes, which process 0 writes.
 
     Each row is a barrier: every process tells the hash of its own row, process 0 writes it if all
@@ -45,7 +46,7 @@ class RowsOfAll(Written):
 
     several = True
 
-    def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
+    def __init__(self, own: LedgerFile | LedgerRows, path: Path | None, read: bool):
         self._own, self._reads, self._first = own, read, processes.index() == 0
         self._count, self._path = processes.count(), str(path or "")
         self.chain = own.chain
@@ -59,27 +60,22 @@ class RowsOfAll(Written):
 
     @property
     def chained(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return bool(self._name)
 
     @property
     def is_open(self) -> bool:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return self._first and self._own.is_open
 
-    @property
-    def begins_anew(self) -> bool:
-        """As for ``Written``; what is in memory alone, as after ``Ledger.from_json``, stays."""
-        return not self._first and not self._name and isinstance(self._own, LedgerFile)
-
     def new_rows(self) -> Rows:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         rows = list(self._own.new_rows()) if self._first or self._reads else []
         self._old += [row for _, row, _ in rows]
         return rows
 
-    def open(self, known: Known) -> None:
-        """As for ``Written``; the first time process 0 tells the others all rows."""
+    def open(self, known: Known, forget: Callable[[], None]) -> None:
+        """As for ``LedgerRows``; the first time process 0 tells the others all rows."""
         if processes.count() != self._count:
             raise ValueError(
                 f"ledger must be used by the {self._count} processes that it was made in, got "
@@ -91,19 +87,21 @@ class RowsOfAll(Written):
             return
         named = hashlib.blake2b(self._path.encode(), digest_size=8).hexdigest()
         name = self._name or f"ledger/{named}/{next(_named[named])}"
-        if not self._first:
-            self._hear_old(name)
-        elif self._name:
-            self._own.open(known)
-        else:
-            self._tell_old(name, known)
+        if self._first and self._name:
+            self._own.open(known, forget)
+        elif self._first:
+            self._tell_old(name, known, forget)
+        else:  # what is in memory alone, as after ``Ledger.from_json``, stays
+            if isinstance(self._own, LedgerFile):
+                forget()
+            self._hear_old(name, forget)
         self._name = name
 
     def begin(self) -> None:
         """Does nothing: whoever takes the ledger writes the header."""
 
     def append(self, row: Row) -> None:
-        """As for ``Written``: a barrier."""
+        """As for ``LedgerRows``: a barrier."""
         text = json.dumps(row, sort_keys=True)
         mine = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         key = f"{self._name}/{self._number}"
@@ -125,7 +123,7 @@ class RowsOfAll(Written):
         self._number += 1
 
     def note(self, row: Row) -> None:
-        """As for ``Written``; process 0 has those of the others at the next barrier."""
+        """As for ``LedgerRows``; process 0 has those of the others at the next barrier."""
         if self._first:
             self._own.append(row)
             return
@@ -133,7 +131,7 @@ class RowsOfAll(Written):
         self._known([("a note of this process", row, self.chain.head)])
 
     def end(self, row: Row) -> None:
-        """As for ``Written``: process 0 writes the largest step, if all tell theirs in time."""
+        """As for ``LedgerRows``: process 0 writes the largest step, if all tell theirs in time."""
         key = f"{self._name}/{self._number}/ended {row['stream']}"
         if not self._first:
             if key not in self._ended:
@@ -146,11 +144,11 @@ class RowsOfAll(Written):
             self._own.append({**row, "ended": max(row["ended"], *steps)})
 
     def agreed(self, text: str) -> str:
-        """As for ``Written``."""
+        """As for ``LedgerRows``."""
         return processes.first(lambda: text)
 
     def close(self) -> None:
-        """As for ``Written``; takes what the others have noted since the last barrier."""
+        """As for ``LedgerRows``; takes what the others have noted since the last barrier."""
         key = f"{self._name}/closed after {self._number}"
         if self._name and not self._first and self._notes:
             self._tell(f"{key}/{processes.index()}", "")
@@ -193,7 +191,7 @@ class RowsOfAll(Written):
             self._own.append(row)
         return str(message["text"])
 
-    def _tell_old(self, name: str, known: Known) -> None:
+    def _tell_old(self, name: str, known: Known, forget: Callable[[], None]) -> None:
         """Takes the ledger in process 0, and tells the others its rows and heads."""
 
         def noted(rows: Rows) -> Rows:
@@ -202,7 +200,7 @@ class RowsOfAll(Written):
                 self._old.append(found[1])
 
         try:
-            self._own.open(lambda rows: known(noted(rows)))
+            self._own.open(lambda rows: known(noted(rows)), forget)
             self._own.begin()
         except BaseException as error:
             processes.tell(f"{name}/old/0", json.dumps({"failed": str(error) or repr(error)}))
@@ -216,10 +214,10 @@ class RowsOfAll(Written):
         self._told = len(heads)
         self._old.clear()
 
-    def _hear_old(self, name: str) -> None:
+    def _hear_old(self, name: str, forget: Callable[[], None]) -> None:
         """Takes the rows and heads of process 0, in place of what this process has read."""
-        if isinstance(self._own, LedgerMemory):
-            self._own.open(self._known)
+        if not isinstance(self._own, LedgerFile):
+            self._own.open(self._known, forget)
         chain, found = Chain(), []
         for n in itertools.count():
             part = json.loads(str(processes.hear(f"{name}/old/{n}")))

@@ -7,21 +7,23 @@ person chose it is a count, so that a run can be repeated; the ledger notes it.)
 epoch that is one event comes from (secret, stream, epoch): a run that was interrupted keeps it.
 """
 
+import contextlib
 import functools
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _links
-from jaxdp.ledger.alone import this_process
+from jaxdp import _links, arguments
+from jaxdp import accounting as acc
+from jaxdp.devices import processes
+from jaxdp.ledger.entries import SEEDED, Entry
+from jaxdp.ledger.ledger import Ledger, alone, this_process
 from jaxdp.ledger.seeds import Secret
-
-if TYPE_CHECKING:
-    from jaxdp.ledger.ledger import Ledger
 
 # The part of a step's event whose noise is on an integer grid (``jaxdp.noise.grid``). Its key is
 # long, and it has no other: nothing else can be taken for its noise. With correlated noise the name
@@ -101,15 +103,6 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
 
 
-class OfStream(Protocol):
-    """The issuer of a ticket, as its ticket knows it."""
-
-    ledger: "Ledger"
-    secret: Secret
-    stream: str
-    label: str
-
-
 class Ticket:
     """The right to release one charged step, once. It cannot be copied, saved or sent.
 
@@ -120,13 +113,12 @@ class Ticket:
         first: True if it is the first that its issuer hands out.
     """
 
-    def __init__(self, issuer: OfStream, step: int, multipliers: dict[str, float], first: bool):
+    def __init__(self, issuer: "Issuer", step: int, multipliers: dict[str, float], first: bool):
         self.issuer, self.step, self.first = issuer, step, first
         self.multipliers = dict(multipliers)
         self._process = this_process()
         self._right = [True]  # taken out by whoever spends it, which needs no lock
         self._by = ""
-        self._key: NoiseKey | None = None
 
     @property
     def spent(self) -> bool:
@@ -173,12 +165,7 @@ class Ticket:
             self.check()
         self._by = by
         self.issuer.ledger.count(self.issuer.stream, verified=verified)
-        key, self._key = self._key or self._derived(), None
-        return key
-
-    def derive(self) -> None:
-        """Derives the noise key ahead of time, so that ``spend`` is quick."""
-        self._key = self._derived()
+        return self._derived()
 
     def check(self) -> None:
         """Raises ValueError if the ticket can no longer be spent in this process."""
@@ -256,3 +243,229 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"Ticket(step={self.step}, spent={self.spent})"
+
+
+Stretch = tuple[acc.Event, dict[str, float], int]
+
+
+class Chargeable(Protocol):
+    """A mechanism, or an algorithm with noise of its own, whose steps an issuer charges."""
+
+    def stretch(self, step: int) -> Stretch:
+        """(event, multipliers, end) of a step; they are those of all steps before the end.
+
+        The event is what a step releases, or the block that it is in; the multipliers are the noise
+        multiplier of every part of the release.
+        """
+
+
+class Issuer:
+    """Hands out the tickets of one stream, each step once; docs/releases.md has the proof.
+
+    Args:
+        mechanism: its ``repr`` is the configuration that goes into every key.
+        ledger: where steps are charged; nobody else charges the stream.
+        secret: the randomness.
+        stream: its name in the ledger; see ``Ledger.new_stream``.
+        incarnation: goes into every key besides the mechanism and the step; another one for every
+            stream and every start of a run.
+        first_step: the step of the first ticket.
+        reserve: steps reserved by one line of the ledger, so that not every one waits for the disk.
+            A crash counts so many too many at most; ``close`` says where it ended.
+        source: as for ``Entry``.
+        note: as for ``Entry``.
+        resumed: True for a run, whose later starts do steps again within their reservation:
+            ``close`` takes nothing out.
+        draws: goes into the randomness of a block of steps that are drawn together (an epoch), in
+            place of mechanism and incarnation: what is the same at every start of a run keeps the
+            draw of an epoch that an interruption cut in two, which is one event.
+    """
+
+    def __init__(
+        self,
+        mechanism: Chargeable,
+        ledger: Ledger,
+        secret: Secret,
+        stream: str,
+        *,
+        incarnation: str = "",
+        first_step: int = 0,
+        reserve: int = 1,
+        source: str = "sampler",
+        note: str = "",
+        resumed: bool = False,
+        draws: str = "",
+    ):
+        self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
+        self.guard = ledger.guard
+        # The step that is handed out next, and the end of what this issuer has reserved.
+        self.next = self._end = self._first = arguments.integer("first_step", first_step, least=0)
+        self._ahead = arguments.integer("reserve", reserve, least=1)
+        named = f"{mechanism!r}|{incarnation}".encode()
+        self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
+        self._draws = draws or self.label
+        self._source, self._note, self._resumed = source, note, resumed
+        self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
+        # The stretch that was asked for last, and its first step.
+        self._known: tuple[int, Stretch] | None = None
+        ledger.register(stream, self)
+        with contextlib.suppress(ValueError):  # it is told where the step is taken
+            Entry.from_dict(self._line(self.next, self.next + 1).to_dict())
+
+    @alone
+    def take(self, step: int | None = None, until: int | None = None) -> Ticket | None:
+        """Hands out the ticket of a step, once; None if it is not the next one.
+
+        Args:
+            step: None takes the next one.
+            until: steps from this one on are not reserved.
+
+        Raises:
+            ValueError: as ``Ledger.charge``; nothing is handed out then.
+        """
+        if self.ledger.closed:
+            raise ValueError("ledger must be open to hand out a step, got one that was closed")
+        if step is not None and step != self.next:
+            return None
+        step = self.next
+        _, multipliers, _ = self._stretch(step)  # what can fail, fails before the charge
+        if step == self._end:
+            ahead = step + self._ahead
+            self._charge(ahead if until is None else min(ahead, max(until, step + 1)))
+        self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
+        return Ticket(self, step, multipliers, first=step == self._first)
+
+    @alone
+    def reserve(self, until: int, whole: bool = False) -> None:
+        """Reserves the steps before this one now, unless they are reserved.
+
+        Args:
+            until: the step.
+            whole: releases decide how many of them are taken: all count, for good.
+        """
+        if until > self._end:
+            self._charge(until, whole)
+
+    def _charge(self, until: int, whole: bool = False) -> None:
+        """Reserves the steps from the end on, by a whole line for each stretch of one event."""
+        first = start = self._end
+        try:
+            while start < until:
+                try:
+                    line = self._line(start, until, whole)
+                except ValueError:  # the end of a schedule, or of a strategy
+                    if start == first:
+                        raise
+                    until = start
+                    break
+                self.ledger.reserve(line)
+                start = line.end
+        except acc.BudgetExceededError:
+            if whole or until == first + 1:
+                raise
+            self._charge(first + 1)
+            return
+        self._end = until
+
+    def _line(self, start: int, until: int, whole: bool = False) -> Entry:
+        """The steps from ``start`` on that have its event, as the ledger charges them."""
+        event, _, end = self._stretch(start)
+        steps = min(end, until) - start
+        return Entry(event, start, steps, self.stream, self._source, self._note, whole)
+
+    def _stretch(self, step: int) -> Stretch:
+        """As ``Chargeable.stretch``; asked anew where it is one step, which releases may decide."""
+        if self._known is not None and self._known[0] <= step < self._known[1][2]:
+            return self._known[1]
+        found = self.mechanism.stretch(step)
+        if found[2] > step + 1:
+            self._known = step, found
+        return found
+
+    def unused(self) -> tuple[int, int]:
+        """[first, end) of the steps that are reserved and were not handed out."""
+        return self.next, max(self.next, self._end)
+
+    @alone
+    def close(self) -> None:
+        """Takes out of the ledger what was reserved and not handed out.
+
+        Not in a run, nor where releases decide the number of steps. Whoever draws afterwards
+        reserves anew. Where the ledger was closed before, what is reserved stays.
+        """
+        if self._resumed or self.ledger.closed or self.ledger.whole(self.stream):
+            return
+        self._end = self.next  # before the line: whatever becomes of it, no ticket lies behind it
+        self.ledger.end(self.stream, self.next)
+
+    def generator(self, step: int, block: int = 0) -> np.random.Generator:
+        """NumPy's 64-bit Philox generator for a step's draw; it charges nothing.
+
+        Args:
+            step: the step.
+            block: steps that are drawn together; the generator is then that of the block which the
+                step is in. 0 for a step by itself.
+        """
+        name = f"epoch|{self._draws}|{block}|{step // block}" if block else None
+        key = self.secret.stream(name or f"draw|{self.label}|{step}")
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64)))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a trainer or sampler cannot be copied, pickled or sent to another process: both would "
+            "hand out the same draws and noise. Make another one, with a ledger of its own, or "
+            "with the same one after close()"
+        )
+
+    def __copy__(self) -> Any:
+        return self.__reduce__()
+
+
+def issuer_of(
+    mechanism: Any, ledger: Ledger | None = None, secret: Secret | None = None, **options: Any
+) -> Issuer:
+    """The issuer of a mechanism's tickets, on a new stream of the ledger.
+
+    A secret from the operating system gives other keys to every stream; a seed that a person chose
+    gives them by the number of streams before, so that a figure can be made again. Several
+    processes get one secret and one stream.
+
+    Raises:
+        ValueError: the ledger is no ``Ledger``; processes disagree.
+    """
+    ledger = Ledger() if ledger is None else ledger
+    if not isinstance(ledger, Ledger):
+        raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
+    secret = Secret.of_all_processes(secret)
+    processes.agree(mechanism=mechanism, options=sorted(options.items()), **processes.versions())
+    stream, place = ledger.new_stream()
+    if secret.reproducible:
+        options = {"incarnation": str(place), "note": SEEDED, **options}
+    return Issuer(mechanism, ledger, secret, stream, **{"incarnation": stream, **options})
+
+
+def released_once(
+    event: acc.Event,
+    configuration: str,
+    ledger: Ledger | None = None,
+    secret: Secret | None = None,
+    source: str = "mechanism",
+) -> Secret:
+    """Charges a whole computation as one release, and returns the secret of its randomness.
+
+    Args:
+        event: what is released.
+        configuration: names the computation and its public numbers; goes into the randomness, as
+            the event does.
+        ledger: the ledger that is charged; None makes one that is then dropped.
+        secret: None takes one from the operating system.
+        source: as for ``Entry``.
+    """
+    processes.check_alone("a release of a whole computation")
+    ledger = Ledger() if ledger is None else ledger
+    secret = Secret.of_all_processes(secret)
+    stream, place = ledger.new_stream()
+    note = SEEDED if secret.reproducible else ""
+    ledger.charge(event, stream=stream, source=source, note=note)
+    named = f"{f'{event!r}|{configuration}'!r}|{place if secret.reproducible else stream}"
+    return secret.child(hashlib.blake2b(named.encode(), digest_size=16).hexdigest())

@@ -13,8 +13,8 @@ from scipy import linalg, special
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import released_once
 from jaxdp.recipes.preprocess import bound, shortened
 
 _ROWS = 4_096

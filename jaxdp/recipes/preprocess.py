@@ -16,8 +16,8 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import released_once
 from jaxdp.recipes.features import mapped
 
 _ROWS = 256

@@ -132,69 +132,66 @@ class Checkpoints:
         self,
         like: TrainState,
         give_up: Callable[[int], None] | None = None,
-        usable: Callable[[TrainState], bool] = lambda state: True,
+        usable: Callable[[TrainState, bool], bool] = lambda state, given_up: True,
     ) -> Restored | None:
-        """The latest undamaged state and its history, or None before the first checkpoint.
+        """The latest state that can be used and its history, or None before the first checkpoint.
 
-        A checkpoint that its seal says is damaged is moved out of the way, with a line on stderr,
-        if one before it is whole: the steps between them are then to be done again. Any other
-        error (storage that is away, too many open files, no memory left on the host or the device)
-        says nothing against a checkpoint: it is raised in words, and nothing is moved.
+        A checkpoint that its seal says is damaged, or that is not usable, is moved out of the way
+        for one before it, with a line on stderr: the steps between them are then to be done again.
+        Any other error (storage that is away, too many open files, no memory left on the host or
+        the device) says nothing against a checkpoint: it is raised in words, and nothing is moved.
+
+        Nothing is moved, nor given up, before the state is known that the run goes on from.
 
         Only for the writer, who holds the run's lock.
 
         Args:
-            like: a state of the same structure, such as a fresh one.
-            give_up: called with the last step of the checkpoints that cannot be read, whatever the
-                reason, before they are moved out of the way for one before them or for the
-                beginning; None raises.
-            usable: False for a state that must not be gone on from; it is moved out of the way for
-                one before it.
+            like: the state before the first step, which the run begins with where there is none.
+            give_up: called with the last step of the checkpoints that cannot be read, before they
+                are moved out of the way for one before them or for the beginning; None raises.
+            usable: from a state, and whether one after it is given up, to whether it may be gone
+                on from; raises where nothing may be.
 
         Raises:
             StorageError: a checkpoint cannot be read; it is of other parameters or another
-                optimizer; there are checkpoints and none of them is whole.
+                optimizer; there are checkpoints and none of them can be used.
         """
         if processes.count() > 1:
             _ = self._manager  # made by all together: process 0 needs it to move what is damaged
+        bad: list[_Bad] = []
         while True:
             # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
             looked = json.loads(
-                processes.first(lambda: json.dumps(self._latest_whole(give_up is not None)))
+                processes.first(lambda: json.dumps(self._latest_whole(give_up is not None, bad)))
             )
             step, bad = looked["step"], [_Bad(*each) for each in looked["bad"]]
-            if step is None and bad and give_up is None:
-                raise _none_is_whole(self._folder, bad)
+            if step is None:
+                found = None
+                break
             try:
-                found = None if step is None else self._read(step, like)
+                found = self._read(step, like)
             except Exception as error:  # tensorstore, zstd and orbax each have their own
                 # In several processes one alone may have failed.
                 if give_up is None or _is_unlike(error) or processes.count() > 1:
                     raise self._unread(step, error) from error
-                give_up(step)
-                self._put_aside([_Bad(step, first_line(error), False)], "without it")
+                bad.append(_Bad(step, _UNREAD, first_line(error)))
                 continue
-            if found is not None and step is not None and not usable(found[0]):
-                why = "holds steps that were done again since"
-                if min(self._steps()) == step:
-                    raise StorageError(
-                        f"{self._folder} must hold a checkpoint that the run can go on from, but "
-                        f"that of step {step} {why}, and there is none before it: its charge is "
-                        "another one's. Put back the checkpoints that the run left"
-                    )
-                self._put_aside([*bad, _Bad(step, why, False)], "from the one before it")
-                continue
-            lost = [each.step for each in bad if step is None or not each.damaged]
-            if give_up is not None and lost:
-                give_up(max(lost))
-            then = "from the beginning"
-            if step is not None:
-                then = f"from the one of step {step}, which is whole"
-            self._put_aside(bad, then)
-            return found
+            if usable(found[0], any(each.what == _UNREAD for each in bad)):
+                break
+            bad.append(_Bad(step, _AGAIN, "its charge is another one's"))
+        lost = [each.step for each in bad if each.what == _UNREAD]
+        if found is None:
+            if bad and (give_up is None or any(each.what == _AGAIN for each in bad)):
+                raise _none_is_usable(self._folder, bad)
+            usable(like, bool(lost))
+        if lost and give_up is not None:
+            give_up(max(lost))
+        then = "from the beginning" if found is None else f"from the one of step {found[0].step}"
+        self._put_aside(bad, then)
+        return found
 
-    def params(self, last: int) -> tuple[int, PyTree] | None:
-        """The latest step up to ``last`` that has a checkpoint, and its parameters as dicts.
+    def params(self, last: int) -> tuple[int, bytes, PyTree] | None:
+        """The latest step up to ``last`` that has a checkpoint, its past, its parameters as dicts.
 
         Of a run that averages its parameters, the average. For readers: nothing is moved, and no
         older checkpoint stands in for one that cannot be read.
@@ -216,23 +213,24 @@ class Checkpoints:
         except Exception as error:
             raise self._unread(step, error) from error
 
-    def _latest_whole(self, passes: bool) -> dict[str, Any]:
+    def _latest_whole(self, passes: bool, bad: "list[_Bad]") -> dict[str, Any]:
         """The latest step whose seal holds, or None, and the bad checkpoints behind it.
 
         Args:
             passes: True counts a checkpoint that cannot be read among the bad ones.
+            bad: those that are known already.
         """
-        bad: list[_Bad] = []
-        for step in sorted(self._steps(), reverse=True):
+        bad = list(bad)
+        for step in sorted(set(self._steps()) - {each.step for each in bad}, reverse=True):
             try:
-                damage, certain = self._damage(step), True
+                damage, what = self._damage(step), _DAMAGED
             except StorageError as error:
                 if not passes:
                     raise
-                damage, certain = first_line(error.__cause__ or error), False
+                damage, what = first_line(error.__cause__ or error), _UNREAD
             if not damage:
                 return {"step": step, "bad": bad}
-            bad.append(_Bad(step, damage, certain))
+            bad.append(_Bad(step, what, damage))
         return {"step": None, "bad": bad}
 
     def close(self) -> None:
@@ -265,7 +263,7 @@ class Checkpoints:
             ) from error
 
     def _damage(self, step: int) -> str:
-        """The damage of a checkpoint in words, by its seal; "" if it is whole, or has no seal.
+        """A damaged file of a checkpoint, by its seal; "" if it is whole, or has no seal.
 
         Raises:
             StorageError: its files cannot be read, which is no damage.
@@ -279,7 +277,7 @@ class Checkpoints:
             file = _SEAL
         except (OSError, MemoryError) as error:
             raise self._unread(step, error) from error
-        return f"{file} is damaged" if file else ""
+        return file
 
     def _unread(self, step: int, error: BaseException) -> StorageError:
         """The error, in words, of a checkpoint that cannot be read and is not known as damaged."""
@@ -297,13 +295,14 @@ class Checkpoints:
             "--set-aside-unreadable` moves it out of the way and charges its steps anew"
         )
 
-    def _read_params(self, step: int) -> tuple[int, PyTree]:
+    def _read_params(self, step: int) -> tuple[int, bytes, PyTree]:
         import orbax.checkpoint as ocp
 
         with ocp.StandardCheckpointer() as reader:
             kept = reader.restore(self._folder / str(step) / "state")
         average = _named("average_of_params", kept["opt_state"])
-        return step, kept["params"] if average is None else average
+        past = np.asarray(kept["past"], np.uint32).tobytes()
+        return step, past, kept["params"] if average is None else average
 
     def _read(self, step: int, like: TrainState) -> Restored:
         import orbax.checkpoint as ocp
@@ -337,13 +336,12 @@ class Checkpoints:
             return
 
         def once() -> str:
-            for number, reason, damaged in bad:
-                target = _free(self._folder.with_name(f"damaged-checkpoint-{number}"))
-                (self._folder / str(number)).rename(target)
-                what = "is damaged" if damaged else f"cannot be used ({reason})"
+            for step, what, reason in bad:
+                target = _free(self._folder.with_name(f"damaged-checkpoint-{step}"))
+                (self._folder / str(step)).rename(target)
                 print(
-                    f"jaxdp: the checkpoint of step {number} {what} (now {target}): going on "
-                    f"{then}",
+                    f"jaxdp: the checkpoint of step {step} {what} ({reason}; now {target}): going "
+                    f"on {then}",
                     file=sys.stderr,
                 )
             return ""
@@ -369,11 +367,15 @@ class Checkpoints:
 
 
 class _Bad(NamedTuple):
-    """A checkpoint that cannot be gone on from, and whether its seal says that it is damaged."""
+    """A checkpoint that cannot be gone on from: its step, and why, in words."""
 
     step: int
+    what: str
     reason: str
-    damaged: bool
+
+
+_DAMAGED, _UNREAD = "is damaged", "cannot be read"
+_AGAIN = "holds steps that were done again since"
 
 
 def _is_unlike(error: BaseException) -> bool:
@@ -381,13 +383,18 @@ def _is_unlike(error: BaseException) -> bool:
     return any(words in str(error) for words in _UNLIKE)
 
 
-def _none_is_whole(folder: Path, bad: list[_Bad]) -> StorageError:
-    reasons = "; ".join(f"step {each.step}: {each.reason}" for each in bad)
+def _none_is_usable(folder: Path, bad: list[_Bad]) -> StorageError:
+    reasons = "; ".join(f"step {step}: {what}, {reason}" for step, what, reason in bad)
+    remedy = (
+        "otherwise begin again in this folder with Run(..., set_aside_unreadable=True) or `jaxdp "
+        "train --resume --set-aside-unreadable`"
+    )
+    if any(each.what == _AGAIN for each in bad):
+        remedy = "otherwise move it away, and the run begins again, with every step charged anew"
     return StorageError(
-        f"{folder} must hold a checkpoint that can be read, but none is whole ({reasons}). Put "
-        "back a copy of the folder if there is one; otherwise begin again in this folder with "
-        "Run(..., set_aside_unreadable=True) or `jaxdp train --resume --set-aside-unreadable`, or "
-        "in another one, and count what ledger.jsonl holds as spent"
+        f"{folder} must hold a checkpoint that the run can go on from, but none is whole and "
+        f"usable ({reasons}). Put back the checkpoints that the run left, or a copy of them; "
+        f"{remedy}, or begin another run, and count what ledger.jsonl holds as spent"
     )
 
 

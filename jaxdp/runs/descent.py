@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxdp.devices import processes
 from jaxdp.mechanism import Mechanism
+from jaxdp.runs.directory import number_of
 from jaxdp.trainer import TrainState
 
 if TYPE_CHECKING:
@@ -26,54 +27,67 @@ def past_of(state: TrainState) -> bytes:
     return np.asarray(state.past, np.uint32).tobytes()
 
 
-def going(run: "Started", state: TrainState) -> Going:
-    """The use that the run has for the state of a checkpoint.
+def agreed(
+    run: "Started", state: TrainState, mechanism: Mechanism, given_up: bool = False
+) -> Going:
+    """``going``, as process 0 sees it."""
+    return Going[processes.first(lambda: going(run, state, mechanism, given_up).name)]
+
+
+def going(run: "Started", state: TrainState, mechanism: Mechanism, given_up: bool = False) -> Going:
+    """The use that the run has for the state of a checkpoint, or for that before the first step.
 
     It goes on only from a state that descends from the one that was shown last, so that of each
     step of a stream one version at most is ever visible; a new stream begins only at a state that
     was shown itself.
 
+    Args:
+        run: the run.
+        state: the state.
+        mechanism: of the run.
+        given_up: True if its owner sets a later state aside, which nobody could read.
+
     Raises:
-        ValueError: the ledger lacks charges behind the state.
+        ValueError: the ledger lacks charges behind the state, or the steps behind it cannot be
+            charged once more.
     """
     past, ledger, streams = past_of(state), run.ledger, run.streams
-    if not ledger.holds(past):
+    if not ledger.holds(past) or (given_up and not streams):
         raise ValueError(
             f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "
             "missing: what was released can no longer be accounted for"
         )
-    last = ledger.shown(streams[-1]) if streams else None
-    if last is None or last.past is None:  # a new run, or one of format 2
-        return Going.ON if _as_before(run, state) else Going.ANEW
-    if (state.step, past) == (last.step, last.past):
-        return Going.ON
-    if state.step >= last.step and ledger.holds(past, since=last.start):
+    if not given_up and _descends(run, state, mechanism):
         return Going.ON
     of_before = ledger.renewed and not ledger.holds(past, since=ledger.renewed)
-    if of_before or any(ledger.was_shown(stream, state.step, past) for stream in streams):
-        return Going.ANEW
-    return Going.NOT
+    shown = any(ledger.was_shown(stream, state.step, past) for stream in streams)
+    if state.step and not of_before and not shown:
+        return Going.NOT
+    _check_tail(mechanism, state.step, str(run.directory.path))
+    return Going.ANEW
 
 
-def _as_before(run: "Started", state: TrainState) -> bool:
-    """True if a run of format 2 goes on in its stream from a state: its lines name no states."""
+def _descends(run: "Started", state: TrainState, mechanism: Mechanism) -> bool:
+    """True if a state is the one that was shown last, or was made from it."""
     if not run.streams:
         return True
-    last = run.ledger.shown(run.streams[-1])
+    past, last = past_of(state), run.ledger.shown(run.stream)
+    if last is not None and last.past is not None:
+        made = state.step >= last.step and run.ledger.holds(past, since=last.start)
+        return made or (state.step, past) == (last.step, last.past)
+    # Of format 2, whose lines name no states.
     if state.step < max(run.state.shown, last.step if last else 0):
         return False
-    if run.state.branch is None:
+    number = number_of(run.name, run.stream)
+    if mechanism.strategy is None or not number:
         return True
+    if run.state.branch is None or run.state.lost < number:  # older than the ledger
+        return False
     start, since = map(bytes.fromhex, run.state.branch)
-    return past_of(state) == start or run.ledger.holds(past_of(state), since)
+    return past == start or run.ledger.holds(past, since)
 
 
-def agreed(run: "Started", state: TrainState) -> Going:
-    """``going``, as process 0 sees it."""
-    return Going[processes.first(lambda: going(run, state).name)]
-
-
-def check_tail(mechanism: Mechanism, step: int, folder: str) -> None:
+def _check_tail(mechanism: Mechanism, step: int, folder: str) -> None:
     """Raises ValueError if the steps from ``step`` on cannot be charged once more."""
     if mechanism.strategy is not None and not getattr(mechanism.sampling, "tail_again", False):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import open_locked, write_atomically
+from jaxdp.ledger.ledger import Shown
 from jaxdp.runs import stored
 from jaxdp.runs.files import make_private
 from jaxdp.runs.state import RunState
@@ -185,27 +186,53 @@ class RunDirectory:
             ValueError: a line was edited, inserted or removed, or some that were shown are missing.
         """
         state = self.load_state()  # first: another process may train here
-        secret = state.secret.restored()
-        ledger = Ledger(self.ledger, key=secret.stream("ledger"))
-        self.check_shown(ledger, state, secret.stream("run").hex())
+        ledger = Ledger(self.ledger, key=state.secret.restored().stream("ledger"))
+        self.check_shown(ledger, state)
         return ledger
 
-    def check_shown(self, ledger: Ledger, state: RunState, name: str) -> None:
-        """Raises ValueError where the ledger lacks steps that were shown.
+    def last_shown(self) -> Shown | None:
+        """The state that was shown last, as the ledger names it; None before the first."""
+        ledger = self.checked_ledger()
+        streams = streams_of(ledger, self.load_state())
+        return ledger.shown(streams[-1]) if streams else None
+
+    def check_shown(self, ledger: Ledger, state: RunState) -> None:
+        """Raises ValueError where the ledger lacks lines that say what was shown.
 
         Args:
             ledger: the run's.
             state: its secret state.
-            name: the run's in the ledger.
         """
         if state.head is not None:
             whole = ledger.holds(bytes.fromhex(state.head))
         else:  # of format 2
-            streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
-            shown = [found.step for stream in streams if (found := ledger.shown(stream))]
-            whole = max(shown, default=0) >= state.shown
+            found = [ledger.shown(stream) for stream in streams_of(ledger, state)]
+            whole = max((each.step for each in found if each), default=0) >= state.shown
         if not whole:
             raise ValueError(
                 f"{self.ledger} must hold the {state.shown} steps that were shown, but some are "
                 "missing: what was released can no longer be accounted for"
             )
+
+
+def name_of(state: RunState) -> str:
+    """The name of a run in its ledger, which is that of its first stream of steps."""
+    return state.secret.restored().stream("run").hex()
+
+
+def streams_of(ledger: Ledger, state: RunState) -> list[str]:
+    """The run's streams of steps in its ledger, in the order in which they began."""
+    name = name_of(state)
+    found = {*ledger.begun, *(str(entry.stream) for entry in ledger.entries)}
+    if state.lost:  # of format 2, whose ledger may not know it yet
+        found.add(f"{name}/{state.lost}")
+    numbers = {stream: number_of(name, stream) for stream in found}
+    return sorted((s for s in found if numbers[s] is not None), key=lambda s: numbers[s] or 0)
+
+
+def number_of(name: str, stream: str) -> int | None:
+    """The number of a stream among those of a run; None for another's, or that of a part."""
+    if stream == name:
+        return 0
+    number = stream.removeprefix(f"{name}/")
+    return int(number) if number.isdecimal() and number != stream else None

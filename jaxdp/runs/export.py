@@ -5,6 +5,7 @@ from pathlib import Path
 import flax.serialization
 
 from jaxdp.ledger.durable import StorageError
+from jaxdp.ledger.ledger import Shown
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
@@ -34,12 +35,13 @@ def export_params(directory: RunDirectory, target: Path) -> int:
 
 def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
     """Step and parameters of the last checkpoint that was shown."""
-    shown = directory.load_state().shown
+    shown = directory.last_shown()
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.params(shown)
-        if found is not None and found[0] == shown:
-            return found
+        found = checkpoints.params(0 if shown is None else shown.step)
+        # The step alone may be that of another state, which nobody has seen.
+        if found is not None and shown is not None and found[:2] == shown[:2]:
+            return found[0], found[2]
         if not again:
             raise _missing(directory, shown, found)
     except StorageError:
@@ -51,15 +53,19 @@ def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
     return _found(directory, again=False)
 
 
-def _missing(directory: RunDirectory, shown: int, found: tuple[int, PyTree] | None) -> ValueError:
-    if not shown:
+def _missing(
+    directory: RunDirectory, shown: Shown | None, found: tuple[int, bytes, PyTree] | None
+) -> ValueError:
+    if shown is None or not shown.step:
         return ValueError(
             f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
             "none yet; after a crash --resume shows it"
         )
     before = "none before it" if found is None else f"the one of step {found[0]}"
+    if found is not None and found[0] == shown.step:
+        before = "one of this step that its ledger does not name as shown (--resume shows it)"
     return ValueError(
-        f"run must have the checkpoint of step {shown}, the last that was shown, to export, got "
-        f"{directory.path} with {before}: put back a copy, or continue the run, which charges what "
-        "is lost again"
+        f"run must have the checkpoint of step {shown.step}, the last that was shown, to export, "
+        f"got {directory.path} with {before}: put back a copy, or continue the run, which charges "
+        "what is lost again"
     )

@@ -232,12 +232,13 @@ class Run:
         self.history = self.directory.load_history() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
-        kept = self.directory.load_state()
-        self._check_guarantee(kept)
-        if self.history[-1]["step"] != kept.shown:
+        self._check_guarantee(self.directory.load_state())
+        last = self.directory.last_shown()
+        shown = 0 if last is None else last.step
+        if self.history[-1]["step"] != shown:
             raise ValueError(
-                f"history.json must tell of the {kept.shown} steps that were shown in "
-                f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
+                f"history.json must tell of the {shown} steps that were shown in {self.path}, got "
+                f"{self.history[-1]['step']}: call fit(), which writes it anew"
             )
         return reporting.write_own(
             self.directory,

@@ -22,15 +22,15 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import SEEDED
-from jaxdp.ledger.issuer import Chargeable, Issuer
 from jaxdp.ledger.seeds import AT_ONCE, Secret
+from jaxdp.ledger.tickets import Chargeable, Issuer
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.runs import descent
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.descent import Going, past_of
-from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.directory import RunDirectory, name_of, number_of, streams_of
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler, Source
 from jaxdp.step import PrivateStep
@@ -175,23 +175,12 @@ class Started:
     @property
     def name(self) -> str:
         """The run's name in the ledger."""
-        return self.secret.stream("run").hex()
+        return name_of(self.state)
 
     @property
     def streams(self) -> list[str]:
         """The run's streams of steps in the ledger, in the order in which they began."""
-        charged = {str(entry.stream) for entry in self.ledger.entries}
-        found = {name for name in {*self.ledger.begun, *charged} if self._number(name) is not None}
-        if self.state.lost:  # of format 2, whose ledger may not know it yet
-            found.add(f"{self.name}/{self.state.lost}")
-        return sorted(found, key=lambda name: self._number(name) or 0)
-
-    def _number(self, stream: str) -> int | None:
-        """The place of a stream among the run's; None for another's, or that of a part."""
-        if stream == self.name:
-            return 0
-        number = stream.removeprefix(f"{self.name}/")
-        return int(number) if number.isdecimal() and number != stream else None
+        return streams_of(self.ledger, self.state)
 
     @property
     def stream(self) -> str:
@@ -200,8 +189,9 @@ class Started:
 
     def begin_stream(self, state: TrainState) -> None:
         """Begins a stream: the first, or another where steps that were shown are done again."""
-        count = len(self.streams)
-        name = f"{self.name}/{count}" if count else self.name
+        name, known = self.name, self.streams
+        if known:
+            name = f"{name}/{(number_of(name, known[-1]) or 0) + 1}"
         self.ledger.new_stream(name, (state.step, past_of(state)))
 
     def shows(self, step: int, past: bytes = b"") -> None:
@@ -246,7 +236,7 @@ class Started:
             note="; ".join(filter(None, said)),
         )
         self.issuers.append(made)
-        if plan.enough is not None or self.ledger.whole(stream):
+        if plan.enough is not None or self.state.until_enough or self.ledger.whole(stream):
             made.reserve(plan.steps, whole=True)
         return made
 
@@ -280,23 +270,22 @@ def _begun(
     secret: Secret,
     ledger: Ledger,
 ) -> Started:
-    # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
     ledger.join()
     # Before a checkpoint is set aside, which alone may know what the ledger has lost.
-    directory.check_shown(ledger, state, secret.stream("run").hex())
-    before, head = max(len(state.starts or ()), len(ledger.begun)), ledger.head
+    directory.check_shown(ledger, state)
+    head = ledger.head
     # Of its own: what two copies of a folder take and write after their start can be told apart.
-    ledger.new_stream(f"start {processes.first(lambda: secrets.token_hex(16))}")
+    _, place = ledger.new_stream(f"start {processes.first(lambda: secrets.token_hex(16))}")
     fresh = processes.first(lambda: secrets.token_hex(16))
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted;
         # copies that went on apart have other ledgers.
-        named = f"{configuration()}|{before}|{head.hex()}".encode()
+        named = f"{configuration()}|{place}|{head.hex()}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    place = processes.first(directory.place)
-    if state.place not in (None, place):  # runs of older versions did not write it down
+    lies = processes.first(directory.place)
+    if state.place not in (None, lies):  # runs of older versions did not write it down
         ledger.trust(MOVED)
-    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=place)
+    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=lies)
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
 
@@ -424,8 +413,8 @@ class _Pending:
     past: bytes = b""
 
     def show_if_durable(self) -> None:
-        # Others than process 0 wait for it where all of them do, at the end of a block.
-        if self.row is not None and processes.index() == 0 and not self.checkpoints.is_saving:
+        # Several processes write it down together, at the end of a block.
+        if self.row is not None and processes.count() == 1 and not self.checkpoints.is_saving:
             self.show()
 
     def show(self) -> None:
@@ -443,22 +432,15 @@ def _restored(
     checkpoints: Checkpoints, run: Started, plan: RunPlan
 ) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
+    mechanism = plan.algorithm.mechanism
 
-    mechanism, folder = plan.algorithm.mechanism, str(run.directory.path)
+    def usable(state: TrainState, given_up: bool) -> bool:
+        return descent.agreed(run, state, mechanism, given_up) is not Going.NOT
 
-    def give_up(step: int) -> None:
-        descent.check_tail(mechanism, step, folder)
-        run.shows(step)  # nothing goes on from it: somebody may have read it
-
-    def usable(state: TrainState) -> bool:
-        found = descent.agreed(run, state)
-        if found is Going.ANEW:
-            descent.check_tail(mechanism, state.step, folder)
-        return found is not Going.NOT
-
-    unread = give_up if plan.set_aside_unreadable else None
-    state, rows = checkpoints.restore(fresh, unread, usable) or (fresh, [])
-    if not run.streams or descent.agreed(run, state) is not Going.ON:
+    # Written down first, by its step alone: nothing goes on from what somebody may have read.
+    give_up = run.shows if plan.set_aside_unreadable else None
+    state, rows = checkpoints.restore(fresh, give_up, usable) or (fresh, [])
+    if not run.streams or descent.agreed(run, state, mechanism) is Going.ANEW:
         run.begin_stream(state)
     elif any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
         run.ledger.trust(INTERRUPTED)

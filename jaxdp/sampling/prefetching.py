@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
 from jaxdp import arguments
-from jaxdp.ledger.alone import this_process
+from jaxdp.ledger.ledger import this_process
 
 Item = TypeVar("Item")
 # How long a wait may last before it looks whether the program is ending. Only who waits looks.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from jaxdp import _rows, arguments
-from jaxdp.ledger.issuer import Issuer
+from jaxdp.ledger.tickets import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
     Identities,

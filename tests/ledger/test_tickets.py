@@ -16,8 +16,7 @@ import numpy as np
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.devices import processes
-from jaxdp.ledger.issuer import Issuer, issuer_of
-from jaxdp.ledger.tickets import simulated_key
+from jaxdp.ledger.tickets import Issuer, issuer_of, simulated_key
 from tests.ledger.small import at_once
 from tests.refusing import all_refused, refused
 

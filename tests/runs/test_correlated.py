@@ -266,13 +266,14 @@ def test_a_run_keeps_the_groups_of_its_records(tmp_path):
 
 
 def test_no_key_of_a_run_that_is_killed_again_and_again_comes_twice(tmp_path, monkeypatch):
-    keys, long = [], Ticket._long
+    keys, spend = [], Ticket.spend
 
-    def spied(self):
-        keys.append((self.step, long(self).tobytes()))
-        return long(self)
+    def spied(self, *args, **given):
+        key = spend(self, *args, **given)
+        keys.append((self.step, np.asarray(key.long).tobytes()))
+        return key
 
-    monkeypatch.setattr(Ticket, "_long", spied)
+    monkeypatch.setattr(Ticket, "spend", spied)
     mechanism = jaxdp.dp_mf(1.0, 1.0, 40, 120, steps=6, bands=2, noise="grid")
     for last in (1, 3, 4):
         with pytest.raises(Killed):

@@ -1,7 +1,9 @@
 """``jaxdp.Run``: an own model on own data, from Python; its report, its canaries, its folder."""
 
+import contextlib
 import dataclasses
 import errno
+import functools
 import itertools
 import json
 import os
@@ -51,7 +53,7 @@ def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
         newest, kept = max(directory.checkpoints.iterdir(), key=by_number), directory.load_state()
         ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
         shown = ledger.shown(kept.secret.restored().stream("run").hex())
-        found.append((int(newest.name), kept.shown, shown))
+        found.append((int(newest.name), kept.shown, shown.step))
         return {"length": np.linalg.norm(params["w"])}
 
     by_number = lambda path: int(path.name)  # noqa: E731
@@ -209,28 +211,34 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
     np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
 
 
-def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):
-    """A checkpoint that was durable and not shown is shown at the next start: first in words."""
+@contextlib.contextmanager
+def stopping_before(step, monkeypatch):
+    """Ends a run where it would write down that this step is shown; its checkpoint is durable."""
     shows = Started.shows
 
-    def stopping(self, step):
-        if step > 3:
+    def stopping(self, now, past):
+        if now >= step:
             raise Stop
-        return shows(self, step)
+        return shows(self, now, past)
 
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(Started, "shows", stopping)
+        yield
+
+
+def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):
+    """A checkpoint that was durable and not shown is shown at the next start: first in words."""
     again(tmp_path / "r").fit(3)
-    monkeypatch.setattr(Started, "shows", stopping)
     for _ in range(2):  # the checkpoint of step 6 is durable after the first
-        with pytest.raises(Stop):
+        with stopping_before(6, monkeypatch):
             again(tmp_path / "r").fit(6)
     assert len(np.load(tmp_path / "r/canary_gradients.npy")) == 3
-    monkeypatch.undo()
     shutil.rmtree(tmp_path / "r/secret/checkpoints/6")
     again(tmp_path / "r").fit(6)
     assert again(tmp_path / "r").directory.checked_ledger().steps == 6
 
 
-def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp_path):
+def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp_path, monkeypatch):
     def loss(params, x, y):
         return jnp.square(jnp.vdot(params[0][0], x) - y) + 0.0 * params[1][0][0]
 
@@ -242,13 +250,20 @@ def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp
     assert (tmp_path / "b.msgpack").stat().st_size > 240
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
     # After a crash a checkpoint that was not shown may be found damaged, and its steps are done
-    # again within their charge.
+    # again within their charge: then it is another one of that step.
+    checkpoints, exported = one.directory.checkpoints, functools.partial(called, "export")
+    with stopping_before(6, monkeypatch):
+        one.fit(6)
+    assert "parameters after 3 steps" in exported(tmp_path / "r")
+    shutil.move(checkpoints / "6", tmp_path / "unseen")
     one.fit(6)
-    state = one.directory.state_file
-    row = json.loads(state.read_text())
-    for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
-        state.write_text(json.dumps({**row, "shown": shown}))
-        assert words in called("export", tmp_path / "r")
+    assert "parameters after 6 steps" in exported(tmp_path / "r")
+    shutil.rmtree(checkpoints / "6")
+    shutil.copytree(tmp_path / "unseen", checkpoints / "6")
+    assert "does not name as shown" in exported(tmp_path / "r")
+    with stopping_before(0, monkeypatch):
+        run(tmp_path / "q").fit(3)
+    assert "checkpoint that was shown" in exported(tmp_path / "q")
 
 
 # Files that are damaged, lost, or cannot be written.

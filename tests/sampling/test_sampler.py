@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxdp import Ledger, Secret, dp_sgd
 from jaxdp import accounting as acc
-from jaxdp.ledger.issuer import issuer_of
+from jaxdp.ledger.tickets import issuer_of
 from jaxdp.sampling import (
     CyclicPoisson,
     FixedOrder,

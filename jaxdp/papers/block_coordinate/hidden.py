@@ -12,8 +12,8 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import rounding
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import released_once
 from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
@@ -190,13 +190,9 @@ class ChargedWhole:
 
     algorithm: HiddenBlocks
 
-    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """The event of the whole run, for its one step."""
-        return [(self.algorithm.event(), first_step, steps)]
-
-    def multipliers(self, step: int) -> dict[str, float]:
-        """The noise multiplier of every sum."""
-        return {"run": self.algorithm.noise_multiplier}
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """The event of the whole run, for its one step, and the noise multiplier of every sum."""
+        return self.algorithm.event(), {"run": self.algorithm.noise_multiplier}, step + 1
 
 
 def train_hidden(

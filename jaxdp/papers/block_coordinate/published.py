@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.ledger.issuer import released_once
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import released_once
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition

@@ -13,8 +13,8 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import rounding
 from jaxdp.devices import processes
-from jaxdp.ledger.issuer import issuer_of
 from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import issuer_of
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
@@ -147,22 +147,17 @@ class ReleasedBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class Charged:
-    """The events and the noise of stretches of sweeps, for an issuer."""
+    """The events and the noise of sweeps, for an issuer."""
 
     algorithm: ReleasedBlocks
 
-    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """Each sweep's event, one after the other."""
-        each = range(first_step, first_step + steps)
-        return [(self.algorithm.event(step), step, 1) for step in each]
-
-    def multipliers(self, step: int) -> dict[str, float]:
-        """The noise multiplier of all blocks of a sweep together."""
-        return {
-            "sweep": float(
-                acc.events.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier
-            )
-        }
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """A sweep's event, the noise multiplier of all its blocks together, and up to where."""
+        event, end = self.algorithm.event(step), step + 1
+        while end < step + 100 and self.algorithm.event(end) == event:
+            end += 1
+        joint = acc.events.joint_gaussian(self.algorithm.multipliers(step))
+        return event, {"sweep": float(joint.noise_multiplier)}, end
 
 
 def train(
