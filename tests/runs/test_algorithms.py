@@ -133,6 +133,9 @@ def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path,
     first, second = killed(before=True), killed(before=False)
     assert first != second
     assert not public.exists()
+    # Each start has a line of its own: one that was read may never have reached the disk.
+    lines = run.ledger.read_text().splitlines()
+    assert sum(f'{kind}"' in line and "event" in line for line in lines) == 2
     assert INTERRUPTED in run.checked_ledger().unverified()
     refused_where_lines_are_cut("steps that were shown, but some are missing")
     small.crash(run.path, cfg, 3)
