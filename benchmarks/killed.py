@@ -1,13 +1,14 @@
 """SIGKILL at random moments of ``jaxdp.Run`` and of a ``Trainer`` with a checkpoint of its own.
 
-``python -m benchmarks.killed [--run 100] [--trainer 100]`` trains a model without a gradient, so
-that what moves the parameters is the noise, in a child process; kills the child after a random time
-(every second one uniform over a whole life, start and imports included, the others uniform over
-what follows the imports) and starts it again, until so many kills were done and every run was
-finished. It asserts, and prints as JSON (``results/killed.json``): no
+``python -m benchmarks.killed [--kills 100] [--kinds run run-epochs ...]`` trains a model without a
+gradient, so that what moves the parameters is the noise, in a child process; kills the child after
+a random time (every second one uniform over a whole life, start and imports included, the others
+uniform over what follows the imports) and starts it again, until so many kills of each kind were
+done and every run was finished. It asserts, and prints as JSON (``results/killed.json``): no
 two noises that anybody could have seen are correlated; the ledger on disk held, before each release
 was seen, at least the releases seen by then; a finished ``Run`` has the epsilon of one that was
-never interrupted, and everything that it ever showed is in it, bit for bit.
+never interrupted, and everything that it ever showed is in it, bit for bit; kills alone begin no
+new stream and set no checkpoint aside.
 """
 
 import argparse
@@ -24,14 +25,31 @@ from pathlib import Path
 import numpy as np
 
 WIDTH, N, BATCH, STEPS, DELTA = 2_000, 60, 20, 24, 1e-5
+KINDS = ["run", "run-epochs", "run-correlated", "run-grid", "trainer"]
 SIGMAS = 7  # of a correlation of independent noises: passed by one of 4e11 pairs
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu"}
 
 
-def mechanism():
+def mechanism(kind="run"):
     import jaxdp
 
-    return jaxdp.dp_sgd(2.0, 1.0, BATCH, N)
+    if kind == "run-correlated":
+        made = {"steps": STEPS, "strategy": "banded", "bands": 3}
+        return jaxdp.dp_mf(2.0, 1.0, BATCH, N, "fixed_order", **made)
+    rule = "allocation" if kind == "run-epochs" else "poisson"
+    noise = "grid" if kind == "run-grid" else "gaussian"
+    return jaxdp.dp_sgd(2.0, 1.0, BATCH, N, rule, noise=noise)
+
+
+def epsilon(kind, ledger=None):
+    """That of a ledger, or of a whole run."""
+    from jaxdp.accounting import Relation
+
+    ordered = kind == "run-correlated"
+    relation = Relation.REPLACE_SPECIAL if ordered else Relation.ADD_OR_REMOVE_ONE
+    if ledger is not None:
+        return ledger.epsilon(DELTA, relation).upper
+    return mechanism(kind).epsilon(STEPS, DELTA, relation).upper
 
 
 def problem():
@@ -51,9 +69,10 @@ def note(path, ledger, step, values):
         file.write(row.tobytes())
 
 
-def live_run(folder):
+def live_run(folder, kind):
     """One life of a ``Run``; the evaluation publishes the parameters, the progress its rows."""
     import jaxdp
+    from jaxdp.accounting import Relation
     from jaxdp.trainer import Trainer
 
     whole, every = Trainer.step_and_look, json.loads((folder / "every").read_text())
@@ -79,9 +98,10 @@ def live_run(folder):
     run = jaxdp.Run(
         folder / "run",
         loss,
-        mechanism(),
+        mechanism(kind),
         optimizer,
         data,
+        relation=Relation.REPLACE_SPECIAL if kind == "run-correlated" else None,
         params=params,
         evaluate=evaluate,
         every=every,
@@ -91,7 +111,7 @@ def live_run(folder):
     (folder / "final").write_text(json.dumps(run.history))
 
 
-def live_trainer(folder):
+def live_trainer(folder, _):
     """One life of a user's own loop: everything printed at once, a checkpoint now and then."""
     import jax
 
@@ -166,9 +186,9 @@ def one_life(kind, folder, after, from_up=False):
     return ended - began, ended - began_at, child.returncode != 0
 
 
-def check_run(folder, rows_before):
-    """Asserts what a ``Run`` promises after a kill, and more at its end: its seen noises."""
-    path = folder / "run" / "ledger.jsonl"
+def check_run(folder, rows_before, kind):
+    """Asserts what a ``Run`` promises after a kill, and more at its end: the noises it showed."""
+    path, secret = folder / "run" / "ledger.jsonl", folder / "run" / "secret"
     rows = [json.loads(line) for line in rows_before]
     history = json.loads((folder / "final").read_text())
     final = {row["step"]: row for row in history}
@@ -180,12 +200,22 @@ def check_run(folder, rows_before):
         assert charged(path, size).steps >= step, "seen before it was charged"
     chain = dict(zip(steps, seen, strict=True))
     assert all(np.array_equal(chain[s], v) for s, v in zip(steps, seen, strict=True))
-    assert charged(path).epsilon(DELTA).upper == mechanism().epsilon(STEPS, DELTA).upper
-    shown = np.stack([np.zeros(WIDTH), *(chain[s] for s in sorted(chain) if s)])
-    return np.diff(shown, axis=0)
+    ledger = charged(path)
+    assert epsilon(kind, ledger) == epsilon(kind)
+    assert len({entry.stream for entry in ledger.entries}) == 1, "a crash began a new stream"
+    assert not list(secret.glob("damaged-checkpoint-*")), "a crash set a checkpoint aside"
+    if kind != "run-correlated":
+        shown = np.stack([np.zeros(WIDTH), *(chain[s] for s in sorted(chain) if s)])
+        return np.diff(shown, axis=0)
+    # What was shown last is made of the last moves of each step; their noise is what C makes of
+    # them.
+    at, _, moves = noted(folder / "taken")
+    last = np.stack([moves[at == step][-1] for step in range(1, STEPS + 1)]).astype(float)
+    assert np.allclose(last.sum(axis=0), chain[STEPS], atol=1e-3)
+    return mechanism(kind).strategy.matrix() @ last
 
 
-def check_trainer(folder, _):
+def check_trainer(folder, *_):
     """Asserts that a ``Trainer``'s ledger never held less than was seen; the seen noises."""
     path, (_, sizes, seen) = folder / "ledger.jsonl", noted(folder / "seen")
     for count, size in enumerate(sizes, 1):
@@ -199,7 +229,7 @@ def check_trainer(folder, _):
 
 def killed(kind, kills, base, rng):
     """Runs of one kind until ``kills`` kills were done and the last run is finished."""
-    check = {"run": check_run, "trainer": check_trainer}[kind]
+    check = check_trainer if kind == "trainer" else check_run
     noises, told, lives, done, runs, taken, extra = [], {0: [], 1: []}, 0, 0, 0, [], 0
     one_life(kind, made(base / f"{kind}-warm", 3), None)  # compiles
     whole, training, _ = one_life(kind, made(base / f"{kind}-whole", 3), None, from_up=True)
@@ -212,12 +242,12 @@ def killed(kind, kills, base, rng):
             _, seconds, again = one_life(kind, folder, None if done >= kills else after, from_up)
             lives, done = lives + 1, done + again
             told[from_up] += [seconds / (training if from_up else whole)] * again
-            ledger = folder / "run" / "ledger.jsonl" if kind == "run" else folder / "ledger.jsonl"
             before = noted(folder / "seen")[2]
             if kind == "trainer" and len(before):
-                assert charged(ledger).steps >= len(before), "seen before it was charged"
+                held = charged(folder / "ledger.jsonl").steps
+                assert held >= len(before), "seen before it was charged"
         rows = folder / "rows"
-        noises.append(check(folder, rows.read_text().splitlines() if rows.exists() else []))
+        noises.append(check(folder, rows.read_text().splitlines() if rows.exists() else [], kind))
         taken.append(noted(folder / "taken")[2])
         extra += max(0, len(taken[-1]) - STEPS)
         runs += 1
@@ -236,13 +266,11 @@ def killed(kind, kills, base, rng):
         "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
         "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
-    if kind == "run":
+    if kind != "trainer":
         every = np.concatenate(taken)
-        found |= {
-            "steps done again": extra,
-            "noises made, seen or not": len(every),
-            "largest correlation of two of them": largest(every),
-        }
+        found |= {"steps done again": extra, "noises made, seen or not": len(every)}
+    if kind not in ("trainer", "run-correlated"):  # whose moves are correlated
+        found["largest correlation of two of them"] = largest(every)
         assert largest(every) < most, "a noise was used twice"
     assert largest(seen) < most, "a noise was seen twice"
     return found
@@ -256,8 +284,8 @@ def made(folder, every):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--run", type=int, default=100)
-    parser.add_argument("--trainer", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--seed", type=int, default=1, help="of the moments, not of the noise")
     parser.add_argument("--child", nargs=2)
     given = parser.parse_args()
@@ -270,14 +298,13 @@ def main():
         assert jaxdp.Run
         assert jaxdp.Trainer
         (Path(folder) / "up").touch()
-        {"run": live_run, "trainer": live_trainer}[kind](Path(folder))
+        (live_trainer if kind == "trainer" else live_run)(Path(folder), kind)
         return
     rng, kept = random.Random(given.seed), Path(__file__).with_name("results") / "killed.json"
-    found = json.loads(kept.read_text()) if kept.exists() else {}  # of a kind with 0 kills now
+    found = json.loads(kept.read_text()) if kept.exists() else {}  # of the other kinds
     with tempfile.TemporaryDirectory() as name:
-        for kind, kills in (("run", given.run), ("trainer", given.trainer)):
-            if kills:
-                found[kind] = killed(kind, kills, Path(name), rng)
+        for kind in given.kinds:
+            found[kind] = killed(kind, given.kills, Path(name), rng)
     text = json.dumps(found, indent=1)
     print(text)
     kept.write_text(text + "\n")

@@ -21,7 +21,7 @@ from jaxdp.sampling import Sampler, Source
 from jaxdp.sampling.prefetching import Prefetched, prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
-from jaxdp.types import Draw, PyTree, frozen
+from jaxdp.types import Draw, PyTree, frozen, made, same
 
 # NumPy arrays up to this size are put on the device whole.
 _SMALL_BYTES = 256 * 2**20
@@ -35,56 +35,28 @@ class ChargedBatch:
     """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
-        draw: which records, and the ticket.
+        draw: which records.
         rows: for every physical batch what was gathered on the host; None where the data are on the
         device.
     """
 
     draw: Draw = dataclasses.field(repr=False)
-    rows: list[PyTree] | None = dataclasses.field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        frozen(self.rows)
+    rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
+    # The ticket, and the arrays of the rows as it was handed out.
+    _handed: tuple[Ticket, list[Any]] | None = dataclasses.field(
+        default=None, init=False, repr=False
+    )
 
     def charged(self, ticket: Ticket) -> "ChargedBatch":
         """A batch of these rows that carries its ticket, as it is handed out."""
-        batch = ChargedBatch(self.draw.drawn_by(ticket), self.rows)
-        object.__setattr__(batch, "_made_of", (batch.draw, *jax.tree.leaves(batch.rows)))
-        return batch
+        batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
+        return made(batch, _handed=(ticket, jax.tree.leaves(self.rows)))
 
     @property
-    def untouched(self) -> bool:
-        """True if no field was replaced since ``Trainer.batches`` made it."""
-        made = getattr(self, "_made_of", None)
-        found = (self.draw, *jax.tree.leaves(self.rows))
-        if made is None or len(made) != len(found):
-            return False
-        return all(a is b for a, b in zip(made, found, strict=True))
-
-    def check(self) -> None:
-        """Raises ValueError if the batch was used before, or cannot be used in this process."""
-        ticket = self.draw.ticket
-        if ticket is None or ticket.usable:
-            return
-        why = (
-            "one that a step used before"
-            if ticket.spent
-            else ("one of a loop that has ended, or of the process that this one was forked from")
-        )
-        raise ValueError(
-            "batch must be one that trainer.batches() just handed out, for one step: the noise of "
-            f"a batch is released once. Got {why}. Take one batch for every step: "
-            "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
-        )
-
-    def check_untouched(self) -> None:
-        """Raises ValueError if a field was replaced since ``Trainer.batches`` made it."""
-        if not self.untouched:
-            raise ValueError(
-                "batch must be as trainer.batches() handed it out, got one with other records or "
-                "rows: what they were computed from, nobody has seen. Augment inside the loss, "
-                "which sees one example"
-            )
+    def ticket(self) -> Ticket | None:
+        """The right to release it once; None unless it is as ``Trainer.batches`` handed it out."""
+        ticket, arrays = self._handed or (None, [])
+        return ticket if same(arrays, self.rows) else None
 
     @property
     def step(self) -> int:
@@ -92,14 +64,33 @@ class ChargedBatch:
         return self.draw.step
 
 
-def check_batch(batch: Any) -> None:
-    """Raises ValueError for what is no batch of a trainer, or one that cannot be used any more."""
+def ticket_of(batch: Any) -> Ticket:
+    """The ticket of a batch, to be spent by a step.
+
+    Raises:
+        ValueError: it is no batch of a trainer, was changed, was used before, or is another
+            process's.
+    """
     if not isinstance(batch, ChargedBatch):
         raise ValueError(
             "batch must be one that trainer.batches() hands out, charged and drawn, got "
             f"{type(batch).__name__}"
         )
-    batch.check()
+    ticket = batch.ticket
+    if ticket is None:
+        raise ValueError(
+            "batch must be as trainer.batches() handed it out, got one with other records or "
+            "rows: what they were computed from, nobody has seen. Augment inside the loss, "
+            "which sees one example"
+        )
+    if not ticket.usable:
+        why = "that a step used before" if ticket.spent else "of the process that forked this one"
+        raise ValueError(
+            "batch must be one that trainer.batches() just handed out, for one step: the noise of "
+            f"a batch is released once. Got one {why}. Take one batch for every step: "
+            "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
+        )
+    return ticket
 
 
 class Batches(Iterator[ChargedBatch]):
@@ -183,9 +174,9 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
         return _in_buckets(draw, source, place)
     passes = zip(draw.indices, draw.mask, strict=True)
     if place is None:
-        return ChargedBatch(draw, [source.gather(*each) for each in passes])
-    rows = [shards.gathered(source.gather, *each, place.of_rows) for each in passes]
-    return ChargedBatch(draw, rows)
+        return ChargedBatch(draw, tuple(source.gather(*each) for each in passes))
+    rows = (shards.gathered(source.gather, *each, place.of_rows) for each in passes)
+    return ChargedBatch(draw, tuple(rows))
 
 
 def _ahead(sampler: Sampler, source: Source) -> int:
@@ -207,7 +198,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
         indices, mask = indices[:, order], mask[:, order]
         rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
-    return ChargedBatch(parted, rows)
+    return ChargedBatch(parted, tuple(rows))
 
 
 def placed(source: Source, place: Placement | None = None) -> Source:

@@ -29,7 +29,7 @@ from jaxdp._state import (
     replaced,
 )
 from jaxdp.audit.start import Guard, planned
-from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
+from jaxdp.batches import Batches, ChargedBatch, first_step, placed, ticket_of
 from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
@@ -38,7 +38,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, among, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import Issuer, issuer_of
+from jaxdp.ledger.tickets import Issuer, Ticket, issuer_of
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -295,14 +295,12 @@ class Trainer:
             public_value: as for ``step``.
         """
         valued = _valued(public_value)
-        self._check(state, batch, valued)
-        state, draw = self._laid(state), batch.draw
-        assert draw.ticket is not None
-        rng = None
-        if getattr(self._grad_fn, "takes_rng", False):
-            rng = draw.ticket.rng("examples")
-        extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
-        take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
+        ticket = self._check(state, batch, valued)
+        state = self._laid(state)
+        rng = ticket.rng("examples") if getattr(self._grad_fn, "takes_rng", False) else None
+        extra = valued | judging(self.energy, ticket, self.mechanism.leak)
+        one = self._is_whole and len(batch.draw.indices) == 1
+        take = self._at_once if one else self._by_passes
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
         with among(self._place), captured.looked_at(self._guard.look):
@@ -370,10 +368,8 @@ class Trainer:
         extra: dict[str, PyTree],
         told: bool,
     ) -> Any:
-        draw, ticket = batch.draw, batch.draw.ticket
-        assert ticket is not None
+        draw, ticket = batch.draw, ticket_of(batch)
         data = self._data if batch.rows is None else batch.rows[0]
-        ticket.check()
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
             ticket,
@@ -405,9 +401,8 @@ class Trainer:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
-            # The trainer itself gathered the rows.
-            known = isinstance(self._grad_fn, ClippedGrad)
-            summed = summed.of_draw(summed.ticket, summed.passes or (), known=known)
+            if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
+                summed = summed.of_draw(batch.ticket, range(len(batch.rows)))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -416,21 +411,20 @@ class Trainer:
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 
-    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> None:
-        check_batch(batch)
-        if batch.draw.ticket is None or batch.draw.ticket.issuer is not self._sampler.issuer:
+    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> Ticket:
+        ticket = ticket_of(batch)
+        if ticket.issuer is not self._sampler.issuer:
             raise ValueError("batch must be of this trainer, got one of another trainer")
         check_state(state, batch.draw.step if self.mechanism.strategy else None)
-        batch.check_untouched()
         check_past(state, self.ledger)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
-        ticket = batch.draw.ticket
         for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
-            ticket.trust(what)
+            ticket.note("trusted", what)
         for what in self.algorithm.on_trust():
-            ticket.trust(what)
+            ticket.note("trusted", what)
         tell_handed(ticket, {"public_value": valued.get("value")})
+        return ticket
 
     def _check_optimizer(
         self, params: PyTree, opt_state: PyTree, valued: dict[str, PyTree]

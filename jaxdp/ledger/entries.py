@@ -126,6 +126,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._entries: dict[str | None, list[Entry]] = {}
+        self._block = 1  # the largest of any event
 
     def __iter__(self) -> Iterator[Entry]:
         return (entry for entries in self._entries.values() for entry in entries)
@@ -134,18 +135,24 @@ class Streams:
         """The entries of one stream."""
         return self._entries.get(stream, [])
 
+    def meeting(self, stream: str | None, first: int, end: int) -> list[Entry]:
+        """The entries of one stream that hold any of the steps [first, end)."""
+        known = self.of(stream)
+        start = bisect.bisect_right(known, first, key=lambda e: e.end)
+        return known[start : bisect.bisect_left(known, end, key=lambda e: e.first_step)]
+
     def missing(self, entry: Entry) -> list[Entry]:
         """The parts of an entry whose steps its stream does not hold."""
         gaps, start = [], entry.first_step
-        for other in self.of(entry.stream):
-            if start < other.end and other.first_step < entry.end:
-                if other.first_step > start:
-                    gaps.append(entry.between(start, other.first_step))
-                start = other.end
+        for other in self.meeting(entry.stream, entry.first_step, entry.end):
+            if other.first_step > start:
+                gaps.append(entry.between(start, other.first_step))
+            start = other.end
         return [*gaps, entry.between(start, entry.end)] if start < entry.end else gaps
 
     def insert(self, entry: Entry) -> None:
         """Adds the steps of an entry that its stream does not hold."""
+        self._block = max(self._block, entry.event.block)
         known = self._entries.setdefault(entry.stream, [])
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
             for part in self.missing(entry):
@@ -167,7 +174,8 @@ class Streams:
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        for other in self._entries.get(entry.stream, ()):
+        wide = max(self._block, entry.event.block)
+        for other in self.meeting(entry.stream, entry.first_step - wide, entry.end + wide):
             size = max(entry.event.block, other.event.block)
             one, two = (blocks(e.first_step, e.end, size) for e in (entry, other))
             if entry.event != other.event and one[0] < two[1] and two[0] < one[1]:
@@ -183,7 +191,7 @@ class Streams:
         first, end = blocks(entry.first_step, entry.end, size)
         held = {
             number
-            for e in self.of(entry.stream)
+            for e in self.meeting(entry.stream, first * size, end * size)
             if e.event == entry.event
             for number in range(max(first, e.first_step // size), min(end, -(-e.end // size)))
         }

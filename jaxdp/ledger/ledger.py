@@ -354,42 +354,44 @@ class Ledger:
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
-        held = [e for e in self._streams.of(stream) if _meet(e, entry)]
+        held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
                 "first_step must be one that stream "
                 f"{stream!r} was not charged for, got {max(first_step, held[0].first_step)}: two "
                 "releases from one draw are not two events"
             )
+        if others := {e.source for e in held} - {source}:
+            raise ValueError(
+                f"source must be that of the steps that stream {stream!r} holds, "
+                f"{others.pop()!r}, got {source!r}"
+            )
         self.reserve(entry)
 
     def assume(self, what: str) -> None:
-        """Writes down, once, something that the guarantee takes to be public without verifying it.
+        """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
+        self.note("assumed", what)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, any other assumption, a whole sentence; ``note("trusted", what)``."""
+        self.note("trusted", what)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes down, once, what the guarantee rests on and nobody verified.
 
         It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
         anew.
 
         Args:
-            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+            kind: "assumed" for what is taken to be public, such as "the frozen parameter
+                ['embedding']"; "trusted" for any other assumption, a whole sentence.
+            what: in words; public, one line.
 
         Raises:
-            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+            ValueError: an argument is none of these; the ledger is closed, or another process
+                writes.
         """
-        self.note("assumed", what)
-
-    def trust(self, what: str) -> None:
-        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
-
-        Args:
-            what: a whole sentence; public, one line.
-
-        Raises:
-            ValueError: as ``assume``.
-        """
-        self.note("trusted", what)
-
-    def note(self, kind: str, what: str) -> None:
-        """Writes down a line of words once: "assumed" to be public, or otherwise "trusted"."""
+        arguments.one_of("kind", kind, tuple(self._noted))
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
             raise ValueError(f"what must be one line of words, got {what!r}")
         if what not in self._noted[kind]:
@@ -576,7 +578,3 @@ class Ledger:
     def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
         if count := self._streams.new_events(entry):
             budget.charge(acc.Repeated(entry.event, count))
-
-
-def _meet(one: Entry, other: Entry) -> bool:
-    return one.first_step < other.end and other.first_step < one.end

@@ -200,13 +200,9 @@ class Ticket:
             np.zeros(8, np.uint32) if _long_key(self.multipliers) else None,
         )
 
-    def trust(self, what: str) -> None:
-        """Tells the ledger another assumption of this release; see ``Ledger.trust``."""
-        self.issuer.ledger.trust(what)
-
-    def assume(self, what: str) -> None:
-        """Tells the ledger what this release takes to be public; see ``Ledger.assume``."""
-        self.issuer.ledger.assume(what)
+    def note(self, kind: str, what: str) -> None:
+        """Tells the ledger what this release rests on; see ``Ledger.note``."""
+        self.issuer.ledger.note(kind, what)
 
     def _derived(self) -> NoiseKey:
         words = [self._words(f"noise {part}") for part in self.multipliers]

@@ -161,10 +161,7 @@ class Checkpoints:
         bad: list[_Bad] = []
         while True:
             # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
-            looked = json.loads(
-                processes.first(lambda: json.dumps(self._latest_whole(give_up is not None, bad)))
-            )
-            step, bad = looked["step"], [_Bad(*each) for each in looked["bad"]]
+            step = self._latest_whole(give_up is not None, bad)
             if step is None:
                 found = None
                 break
@@ -213,25 +210,31 @@ class Checkpoints:
         except Exception as error:
             raise self._unread(step, error) from error
 
-    def _latest_whole(self, passes: bool, bad: "list[_Bad]") -> dict[str, Any]:
-        """The latest step whose seal holds, or None, and the bad checkpoints behind it.
+    def _latest_whole(self, passes: bool, bad: "list[_Bad]") -> int | None:
+        """The latest step whose seal holds, as process 0 sees it; None without one.
 
         Args:
             passes: True counts a checkpoint that cannot be read among the bad ones.
-            bad: those that are known already.
+            bad: those that are known to be; more are added.
         """
-        bad = list(bad)
-        for step in sorted(set(self._steps()) - {each.step for each in bad}, reverse=True):
-            try:
-                damage, what = self._damage(step), _DAMAGED
-            except StorageError as error:
-                if not passes:
-                    raise
-                damage, what = first_line(error.__cause__ or error), _UNREAD
-            if not damage:
-                return {"step": step, "bad": bad}
-            bad.append(_Bad(step, what, damage))
-        return {"step": None, "bad": bad}
+
+        def once() -> str:
+            found: list[_Bad] = []
+            for step in sorted(set(self._steps()) - {each.step for each in bad}, reverse=True):
+                try:
+                    damage, what = self._damage(step), _DAMAGED
+                except StorageError as error:
+                    if not passes:
+                        raise
+                    damage, what = first_line(error.__cause__ or error), _UNREAD
+                if not damage:
+                    return json.dumps([step, found])
+                found.append(_Bad(step, what, damage))
+            return json.dumps([None, found])
+
+        step, found = json.loads(processes.first(once))
+        bad += [_Bad(*each) for each in found]
+        return None if step is None else int(step)
 
     def close(self) -> None:
         """Waits for what is being written, and releases the manager's threads."""

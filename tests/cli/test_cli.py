@@ -83,7 +83,10 @@ def test_a_run_leaves_its_report_of_nothing_that_is_computed_from_unnoised_train
 
 
 def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, monkeypatch):
-    """A step takes as long as its draw is large: time would tell of the private data."""
+    """A step takes as long as its draw is large: time would tell of the private data.
+
+    Of two runs of one seed; but for the bits of its own that a start writes down.
+    """
     published, said = [], []
     # By which two starts of one seed can be told apart in their ledgers.
     monkeypatch.setattr(run_module.secrets, "token_hex", lambda size: 2 * size * "0")

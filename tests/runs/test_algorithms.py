@@ -45,6 +45,7 @@ CRASHED = {
         "settings": {"energy_noise": 3.0, "energy_bound": 0.01, "energy_batch_size": 20},
         "pca_dimensions": 5,
         "pca_noise_multiplier": 4.0,
+        "eval_every": 3,  # the last block is a short one
     },
 }
 

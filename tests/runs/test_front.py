@@ -221,9 +221,10 @@ def stopping_before(step, monkeypatch):
             raise Stop
         return shows(self, now, past)
 
-    with monkeypatch.context() as patched, pytest.raises(Stop):
+    with monkeypatch.context() as patched:
         patched.setattr(Started, "shows", stopping)
-        yield
+        with pytest.raises(Stop):
+            yield
 
 
 def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):

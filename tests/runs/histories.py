@@ -1,0 +1,282 @@
+"""Runs whose steps cost nothing, killed anywhere, in a folder where anything may lie at a start.
+
+Each step writes down a version of itself in the parameters, so that what becomes visible tells
+which versions it was made from, and in which stream each was charged.
+"""
+
+import contextlib
+import json
+import shutil
+import types
+from collections import Counter
+
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp.ledger.file import LedgerFile
+from jaxdp.ledger.seeds import Secret
+from jaxdp.optimizers.algorithm import as_algorithm
+from jaxdp.runs import RunDirectory
+from jaxdp.runs import run as module
+from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.directory import name_of
+from jaxdp.runs.files import seal
+from jaxdp.runs.run import RunPlan
+from jaxdp.runs.state import KeptSecret, RunState
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.trainer import TrainState
+from tests.runs.small import Killed
+
+STEPS, N = 12, 60
+POISSON = jaxdp.dp_sgd(2.0, 1.0, 20, N)
+EPOCHS = jaxdp.dp_sgd(2.0, 1.0, 20, N, "allocation")  # of three steps
+LEVELS = jaxdp.dp_sgd(NoiseSchedule(((2.0, 6), (3.0, STEPS))), 1.0, 20, N)
+IN_ORDER, CYCLIC = (
+    jaxdp.dp_mf(1.0, 1.0, 20, N, rule, steps=STEPS, strategy="banded", bands=2)
+    for rule in ("fixed_order", "cyclic_poisson")
+)
+
+
+class Light(Checkpoints):
+    """Checkpoints without orbax: a file and its seal."""
+
+    is_saving = False
+    _manager = types.SimpleNamespace(reload=lambda: None, close=lambda: None)
+    world = None
+
+    def prepare(self):
+        pass
+
+    def wait(self):
+        pass
+
+    def save(self, state, history):
+        folder = self._folder / str(state.step)
+        folder.mkdir()
+        row = {"params": state.params.tolist(), "past": state.past.tobytes().hex()}
+        (folder / "state").write_text(json.dumps({**row, "history": history}))
+        seal(folder, "digests.json")
+        kept = sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
+        for old in kept[:-2]:
+            shutil.rmtree(self._folder / str(old))
+        self.world.effect(f"checkpoint {state.step}")
+
+    def _read(self, step, like):
+        if step in self.world.unreadable:
+            raise OSError("Input/output error")
+        kept = json.loads((self._folder / str(step) / "state").read_text())
+        past = np.frombuffer(bytes.fromhex(kept["past"]), np.uint32)
+        return TrainState(np.asarray(kept["params"]), (), step, past), kept["history"]
+
+
+class Steps:
+    """Takes the steps of a run in place of a trainer."""
+
+    def __init__(self, world, run, plan, state):
+        self.world, self.run = world, run
+        self.issuer = run.issuer(plan.algorithm.mechanism, state.step, plan)
+        if world.energy:
+            run.issuer(plan.algorithm.mechanism, state.step, plan, "energy")
+
+    def batches(self, steps):
+        end = self.issuer.next + steps
+        while self.issuer.next < end:
+            yield self.issuer.take(None, end)
+
+    def step_and_look(self, state, ticket, told=False):
+        assert ticket.step == state.step
+        name = (self.issuer.label, ticket.step)
+        assert name not in self.world.tickets, "a ticket came twice"
+        number = len(self.run.streams)
+        draw = self.issuer.generator(ticket.step, 3).bytes(8)
+        self.world.tickets[name] = number, draw
+        params = state.params.copy()
+        params[ticket.step] = (number, len(self.world.tickets))
+        past = np.frombuffer(self.run.ledger.head, np.uint32)
+        info = types.SimpleNamespace(update_norm=0.0)
+        return TrainState(params, (), state.step + 1, past), info, []
+
+    def released(self, state):
+        return state.params
+
+    @property
+    def steps(self):
+        return self.run.ledger.steps
+
+
+class World:
+    """A run's folder, everything that was ever in it, and everything that was ever seen of it.
+
+    Args:
+        folder: of the run.
+        mechanism: of its steps.
+        secret: of the run.
+        energy: True charges a second part of each step.
+    """
+
+    def __init__(self, folder, mechanism=POISSON, secret=None, energy=False):
+        self.directory, self.mechanism, self.energy = RunDirectory(folder), mechanism, energy
+        self.directory.create()
+        self.checkpoints, self.kept = (
+            self.directory.checkpoints,
+            folder.with_name(f"{folder.name} kept"),
+        )
+        self.state = RunState(secret=KeptSecret.of(secret or Secret.new()), starts=(), data="")
+        self.vault = []  # every checkpoint that was ever durable: (its step, where a copy is)
+        self.states = []  # and every run.json
+        self.visible = {}  # (stream, step, version): what was durable when it was seen
+        self.tickets, self.effects, self.unreadable = {}, [], ()
+
+    def start(self, kill=None, *, every=4, steps=STEPS, enough=None, give_up=False, told=True):
+        """One start; True if it was killed.
+
+        Args:
+            kill: after so many effects, or after the first whose name begins so; None for never.
+            every: steps of a block.
+            steps: of the run.
+            enough: as for ``RunPlan``.
+            give_up: True sets aside what is unreadable.
+            told: True evaluates each block at once.
+        """
+        self.effects, self.kill = [], kill
+        with pytest.MonkeyPatch.context() as patch:
+            append, save = LedgerFile.append, RunDirectory.save_state
+
+            def appended(file, row):
+                append(file, row)
+                self.effect(_name(row))
+
+            def saved(directory, state):
+                save(directory, state)
+                self.effect("state")
+
+            patch.setattr(LedgerFile, "append", appended)
+            patch.setattr(RunDirectory, "save_state", saved)
+            patch.setattr(Light, "world", self)
+            patch.setattr(module, "Checkpoints", Light)
+            fresh = np.zeros((STEPS, 2), int)
+            patch.setattr(module, "_initial", lambda run, plan: (fresh, ()))
+            with contextlib.suppress(Killed):
+                self._run(every, steps, enough, give_up, told)
+                return False
+            return True
+
+    def _run(self, every, steps, enough, give_up, told):
+        kept = self.directory.load_state() if self.directory.exists() else self.state
+
+        def evaluate(params):
+            self.see(params)
+            return {}
+
+        def progress(step, row):
+            if row is not None:
+                # What it told of its cost, the file has told since.
+                assert row["steps"] <= self.directory.checked_ledger().steps
+                self.see(row["params"])
+
+        plan = RunPlan(
+            None,
+            as_algorithm(self.mechanism, optax.sgd(1.0), None),
+            None,
+            None,
+            steps,
+            every,
+            lambda state, trainer: {"params": state.params.tolist(), "steps": trainer.steps},
+            evaluate=evaluate if told else None,
+            enough=enough,
+            trainer=lambda *args: Steps(self, *args),
+            set_aside_unreadable=give_up,
+        )
+        with module.started(self.directory, kept, lambda: "configuration") as run:
+            module.trained(run, plan, progress)
+
+    def effect(self, name):
+        """Called after each thing that is durable or visible; may be the last."""
+        self.effects.append(name)
+        if name.startswith("checkpoint"):
+            step = int(name.split()[1])
+            copy = self.kept / str(len(self.vault))
+            shutil.copytree(self.checkpoints / str(step), copy)
+            self.vault.append((step, copy))
+        elif name == "state":
+            self.states.append(self.directory.state_file.read_bytes())
+        if len(self.effects) == self.kill or (
+            isinstance(self.kill, str) and name.startswith(self.kill)
+        ):
+            raise Killed
+
+    def see(self, params):
+        """Somebody looks at parameters; what they are made from must be charged by then."""
+        charged = self.charged()
+        for step, (number, version) in enumerate(params):
+            if number:
+                held = [first <= step < end for n, first, end in charged if n == number - 1]
+                assert any(held), "seen and not charged"
+                self.visible[number - 1, step, version] = None
+        self.effect(f"seen {sum(number > 0 for number, _ in params)}")
+
+    def lines(self):
+        """The names of the ledger's lines."""
+        rows = map(json.loads, self.directory.ledger.read_text().splitlines())
+        return [_name(row) for row in rows if "ledger" not in row]
+
+    def steps(self):
+        """The steps of the checkpoints that lie there."""
+        if not self.checkpoints.exists():
+            return []
+        names = [path.name for path in self.checkpoints.iterdir()]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def take_away(self, *steps):
+        """Removes checkpoints."""
+        for step in steps or self.steps():
+            shutil.rmtree(self.checkpoints / str(step))
+
+    def put(self, number):
+        """Puts a checkpoint back, by its number among all that there ever were."""
+        step, copy = self.vault[number]
+        shutil.rmtree(self.checkpoints / str(step), ignore_errors=True)
+        shutil.copytree(copy, self.checkpoints / str(step))
+
+    def damage(self, step):
+        """Makes a checkpoint's seal tell that it is damaged."""
+        (self.checkpoints / str(step) / "state").write_text("damaged")
+
+    def set_aside(self):
+        """The steps of all checkpoints that were moved out of the way."""
+        found = self.directory.secret.glob("damaged-checkpoint-*")
+        return sorted(int(path.name.split("-")[2]) for path in found)
+
+    def charged(self):
+        """(stream, first step, end) of what is charged, streams by number."""
+        name, found = name_of(self.directory.load_state()), []
+        for entry in self.directory.checked_ledger().entries:
+            number = entry.stream.removeprefix(name).removeprefix("/") or "0"
+            found.append(
+                (int(number) if number.isdecimal() else number, entry.first_step, entry.end)
+            )
+        return found
+
+    def check(self):
+        """Asserts Lemma 3, and that blocks which are one event have one draw a stream."""
+        versions = Counter((number, step) for number, step, _ in self.visible)
+        assert max(versions.values(), default=0) <= 1, f"two versions of {versions.most_common(1)}"
+        named = {POISSON: None, EPOCHS: lambda n, step: (n, step // 3)}.get(
+            self.mechanism, lambda n, step: step // 3
+        )
+        if named is not None:
+            pairs = {(named(n, step), draw) for (_, step), (n, draw) in self.tickets.items()}
+            assert len(pairs) == len({one for one, _ in pairs}) == len({two for _, two in pairs})
+
+
+def _name(row):
+    if "begun" in row:
+        return f"stream at {row['step']}" if "past" in row else "begun"
+    if "shown" in row:
+        return f"shown {row['shown']}" + ("" if row["past"] else " unread")
+    if "event" in row:
+        part = "energy " if row["stream"].endswith("/energy") else ""
+        return f"{part}{row['first_step']}-{row['first_step'] + row['steps']}"
+    return "note" if "trusted" in row else next(iter(row))
