@@ -320,7 +320,7 @@ class Draw:
 
     def drawn_by(self, ticket: Ticket) -> "Draw":
         """A read-only copy that carries its ticket, as the sampler hands it out."""
-        frozen((self.indices, self.mask))
+        self.indices.flags.writeable = self.mask.flags.writeable = False
         return made(dataclasses.replace(self), ticket=ticket)
 
 

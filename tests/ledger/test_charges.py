@@ -98,14 +98,14 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(path):
     # A closed one takes nothing, in a file or in memory.
     (memory := jaxdp.Ledger()).close()
     for closed in (ledger, memory):
-        for way, *given in (
+        for way, *args in (
             (closed.charge, STEP),
             (closed.assume, "a"),
             (closed.new_stream,),
             (closed.show, "a", 3),
             (closed.join,),
         ):
-            refused("ledger must be open to charge, got one that was closed", way, *given)
+            refused("ledger must be open to charge, got one that was closed", way, *args)
     assert (jaxdp.Ledger(path).steps, memory.entries) == (6, ())
 
 
@@ -309,6 +309,30 @@ def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path)
     again.close()
     for found in (jaxdp.Ledger(path), jaxdp.Ledger.from_json(again.to_json())):
         assert found.unverified() == told
+
+
+def test_what_is_shown_names_a_state_and_stays_when_a_ledger_is_read_again(path):
+    ledger = jaxdp.Ledger(path)
+    assert [ledger.new_stream("run"), ledger.new_stream("a start")] == [("run", 0), ("a start", 1)]
+    start = past = ledger.head
+    for _ in range(2):
+        ledger.show("run", 4, past)
+    written = len(path.read_bytes().splitlines())
+    assert ledger.new_stream("run/1", (4, past)) == ("run/1", 2)
+    assert len(path.read_bytes().splitlines()) == written + 1 == 5
+    for found in (ledger, jaxdp.Ledger(path), jaxdp.Ledger.from_json(ledger.to_json())):
+        assert found.begun == ("run", "a start", "run/1")
+        for stream in ("run", "run/1"):
+            assert found.shown(stream)[:2] == (4, past)
+            assert found.was_shown(stream, 4, past)
+            for other in ((5, past), (4, b""), (4, ledger.head)):
+                assert not found.was_shown(stream, *other)
+        assert found.shown("a start") is None
+    again = jaxdp.Ledger(path)
+    assert (again.shown("run").start, again.shown("run/1").start) == (start, ledger.head)
+    ledger.show("run/1", 6)  # one that nobody could read: nothing goes on from it
+    ledger.close()
+    assert jaxdp.Ledger(path).shown("run/1")[:2] == (6, b"")
 
 
 def test_ledgers_of_before_read_as_they_did_and_go_on(path):

@@ -15,7 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp.ledger import durable, entries, file
 from jaxdp.ledger import ledger as ledger_module
 from jaxdp.ledger.durable import StorageError
-from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on, reserved
+from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
 
 
@@ -222,69 +222,6 @@ def test_two_interrupts_are_made_good_and_a_failed_charge_leaves_the_budget(path
     ledger.charge(STEP, 400)
     assert budget.spent() > before
     ledger.close()
-
-
-def interrupted_after(deed):
-    """Ctrl-C comes when it is done, the first time."""
-    come = []
-
-    def done(*args, **options):
-        value = deed(*args, **options)
-        if not come:
-            come.append(value)
-            raise KeyboardInterrupt
-        return value
-
-    return done
-
-
-# What fails below an issuer, and what is said of it.
-FAULTS = {
-    "write": "nothing was charged",
-    "fsync": "nothing was charged",
-    "fsync ftruncate": "could not be removed and counts",
-    "ctrl-c after the fsync": "",
-    "ctrl-c after the line": "",
-}
-
-
-def inject(patch, fault, ledger):
-    if "ctrl-c" not in fault:
-        for name in fault.split():
-            patch.setattr(os, name, full)
-    for one, name in ((os, "fsync"), (ledger, "reserve"), (ledger, "end")):
-        if fault == f"ctrl-c after the {'fsync' if one is os else 'line'}":
-            patch.setattr(one, name, interrupted_after(getattr(one, name)))
-
-
-# Before: Ctrl-C in a charge, or a full disk, left an issuer that was refused its own steps, or forgot
-# what it had taken out (5 more draws, nothing charged).
-@pytest.mark.parametrize("when", ["reserving", "ending"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_issuer_goes_on_after_a_fault_and_each_step_counts_once(path, monkeypatch, when, fault):
-    drawn = 4 if when == "reserving" else 5
-    for last in (drawn, 9):  # closed at once, or much later
-        path.unlink(missing_ok=True)
-        sampler = jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler(50, ledger=jaxdp.Ledger(path), reserve=4)
-        ledger = sampler.ledger
-        for _ in range(drawn):
-            sampler.draw()
-        with monkeypatch.context() as patch:
-            inject(patch, fault, ledger)
-            step = sampler.draw if when == "reserving" else sampler.close
-            refused(FAULTS[fault], step, error=(StorageError, KeyboardInterrupt))
-        assert reserved(ledger).steps == jaxdp.Ledger(path).steps >= ledger.steps >= drawn
-        for step in range(drawn, last):
-            assert sampler.draw().ticket.step == step
-            assert jaxdp.Ledger(path).steps >= ledger.steps >= step + 1
-        if last == 9:
-            assert ledger.steps == 9
-            assert jaxdp.Ledger(path).steps == (12 if when == "reserving" else 9)
-        sampler.close()
-        ledger.close()
-        found = jaxdp.Ledger(path).entries
-        assert [n for entry in found for n in range(entry.first_step, entry.end)] == [*range(last)]
-        charged_on(path)  # nobody holds it
 
 
 # Before: a line in the page cache alone was counted, and its step released with nothing on disk.

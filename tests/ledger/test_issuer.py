@@ -1,9 +1,6 @@
 """An issuer reserves each step before it hands it out, once, and takes out what nobody was handed."""
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import optax
 import pytest
@@ -39,6 +36,8 @@ def test_a_step_is_reserved_before_its_ticket_and_the_rest_counts_for_all_others
     made.close()
     assert made.take().step == 13
     assert lines(path)[3:] == [(13, 23)]
+    made.ledger.charge(OF_FIFTY.event, 30, stream="b")  # whose steps 14 to 22 are its own
+    assert made.ledger.steps == 14 + 30
     # No step from ``until`` on is reserved; beyond it what is asked for.
     made = issuer(reserve=10)
     for n, held in enumerate((4, 4, 4, 4, 5)):
@@ -91,6 +90,7 @@ def test_nobody_charges_a_stream_by_hand_whose_steps_an_issuer_hands_out():
     for options in ({"first_step": 50}, {"first_step": 50, "again": True}, {"again": True}):
         words = "stream must be one that no sampler or trainer charges, got 'a'"
         refused(words, made.ledger.charge, OF_FIFTY.event, stream="a", **options)
+    refused(words, issuer, ledger=made.ledger)  # nor does another issuer
     assert reserved(made.ledger).steps == 10
 
 
@@ -134,6 +134,8 @@ def test_what_releases_decide_about_or_a_run_does_again_is_not_taken_out(path):
     later.close()
     assert lines(path) == [(0, 20), (3, 7)]
     assert later.ledger.steps == Ledger(path).steps == 20
+    later.ledger.end("a", 4)
+    assert later.ledger.steps == Ledger(path).steps == 20
 
 
 def budgeted(path=None, **given):
@@ -174,49 +176,6 @@ def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(p
     assert paid.spent() == held.spent() == again.spent()
 
 
-FORKED = """
-import os, sys
-import jaxdp
-mech = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
-for path in (None, sys.argv[1]):
-    ledger = jaxdp.Ledger(path)
-    sampler = mech.sampler(50, ledger=ledger, reserve=8)
-    sampler.draw()  # the next ones are reserved
-    drawn = sampler.draw()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = []
-        for way in (drawn.key, sampler.draw, lambda: mech.sampler(50, ledger=ledger),
-                    ledger.new_stream, lambda: ledger.charge(mech.event),
-                    lambda: ledger.assume("a"), sampler.close):
-            try:
-                way()
-                said.append("done")
-            except ValueError as error:
-                said.append("refused" if "fork" in str(error) else str(error))
-        said.append(str(ledger.steps))  # the parent goes on: all that is reserved
-        os.write(write, " ".join(said).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    print(os.read(read, 10_000).decode())
-    drawn.key(), sampler.draw().key()  # the parent goes on
-    ledger.charge(mech.event, stream="b")
-    assert ledger.steps == 4
-    sampler.close()
-    assert ledger.steps == 4
-    os.getpid = lambda: 1  # as where a process and its child each have a namespace of their own
-"""
-
-
-def test_a_forked_process_draws_and_releases_nothing_and_counts_all(path):
-    command, env = [sys.executable, "-c", FORKED, path], {**os.environ, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == [*["refused"] * 7, "8"] * 2
-    assert jaxdp.Ledger(path).steps == 4
-
-
 def test_in_several_processes_all_that_is_reserved_counts(monkeypatch):
     """Another one may have handed out more of it."""
     made = issuer(reserve=8)
@@ -239,6 +198,7 @@ def trainer(ledger, mechanism, **options):
 NEXT = {
     "closed": (mechanism(), 3, "closed", 3, 3 + 8),
     "killed": (mechanism(), 3, "killed", 8, 8 + 8),
+    "live": (mechanism(), 3, "live", 8, 8 + 8),
     "closed in a block": (ALLOCATION, 13, "closed", 20, 13 + 8),
     "killed in a block": (ALLOCATION, 13, "killed", 20, 16 + 8),
     "live in a block": (ALLOCATION, 13, "live", 20, 16 + 8),
@@ -273,3 +233,15 @@ def test_the_next_trainer_of_a_mechanism_begins_behind_what_is_reserved(
         Ledger(path).epsilon(*asked),
     )
     assert sorted(bound.upper for bound in bounds) == [bound.upper for bound in bounds]
+
+
+def test_two_trainers_on_one_ledger_do_not_go_beyond_the_planned_steps():
+    sizes = {"l2_clip_norm": 1.0, "batch_size": 20, "dataset_size": N}
+    planned = jaxdp.dp_sgd(epsilon=8.0, delta=1e-5, steps=6, **sizes)
+    one, two = (trainer(ledger, planned) for ledger in [Ledger()] * 2)
+    assert len(list(one.batches(4))) == 4
+    refused("steps must be at most 2, what is left of the 6", two.batches, 3)
+    assert len(list(two.batches())) == 2
+    for each in (one, two):
+        refused("steps must be at most 0", each.batches, 1)
+    assert one.epsilon().upper <= 8.0

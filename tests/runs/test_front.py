@@ -318,11 +318,11 @@ def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
     assert names >= {"run.json", "history.json"}
     directory = fitted(tmp_path / "1").directory
     assert directory.checked_ledger().steps == 2
-    shown = {"step": 1, canaries.HASH: hashed(np.zeros(3))}
+    kept = hashed(np.zeros((1, 3)))
     for write, *given in (
         (canaries.placed, "{}"),
         (canaries.keep, 0, [np.zeros(3)]),
-        (canaries.publish, shown),
+        (canaries.publish, {"step": 1, canaries.HASH: kept}),
     ):
         left[0] = 1
         refused("be written: a full disk", write, directory, *given, error=StorageError)
