@@ -150,7 +150,7 @@ class Streams:
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
             for part in self.missing(entry):
                 bisect.insort(known, part, key=lambda e: e.first_step)
-        elif known and known[-1] == entry.between(known[-1].first_step, known[-1].end):
+        elif known and known[-1] == entry.between(known[-1].first_step, entry.first_step):
             known[-1] = entry.between(known[-1].first_step, entry.end)
         else:
             known.append(entry)

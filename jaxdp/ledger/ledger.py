@@ -199,6 +199,8 @@ class Ledger:
         Steps that an issuer of this ledger reserved and did not hand out are left out, while it
         lives in this process; for any other reader of the file they count.
         """
+        if this_process() != self.guard.process:  # a thread of the parent may hold the lock
+            return tuple(self._streams)
         with self.guard.lock:
             return tuple(self._charged())
 
@@ -433,7 +435,10 @@ class Ledger:
     def register(self, stream: str, issuer: Reserving) -> None:
         """Makes a stream an issuer's, which alone charges it from now on."""
         with self.guard.lock:
-            self._issuers[stream] = issuer
+            if self._issuers.setdefault(stream, issuer) is not issuer:
+                raise ValueError(
+                    f"stream must be one that no sampler or trainer charges, got {stream!r}"
+                )
 
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
@@ -498,10 +503,11 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
-        own = self.guard.process == this_process() and not self._rows.several
+        live = {} if self._rows.several else self._issuers
+        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = self._issuers.get(str(entry.stream)) if own else None
-            first, end = (0, 0) if issuer is None or entry.whole else issuer.unused()
+            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
             if max(end, entry.first_step) < entry.end:
@@ -550,7 +556,8 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            self._streams.take_out(row["stream"], int(row["ended"]))
+            if not self.whole(row["stream"]):
+                self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))
         elif "format" in row:

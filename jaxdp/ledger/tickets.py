@@ -323,6 +323,8 @@ class Issuer:
         Raises:
             ValueError: as ``Ledger.charge``; nothing is handed out then.
         """
+        if self.ledger.closed:
+            raise ValueError("ledger must be open to hand out a step, got one that was closed")
         if step is not None and step != self.next:
             return None
         step = self.next

@@ -36,7 +36,9 @@ class Releases:
 
     Formal guarantee: all releases together are (epsilon, delta)-differentially private, one record
     added or removed: each is charged to a Rényi filter before its draw, and refused where it does
-    not fit. Nothing else of the records leaves ``gradient`` and ``choice``.
+    not fit. Nothing else of the records leaves ``gradient`` and ``choice``. A step is one event:
+    where an interrupt took the ticket of a step, that step is passed over, as the event that was
+    decided for it, and what is asked next has the step after it.
 
     Attributes:
         budget: the filter; what was released before is charged already.
@@ -49,17 +51,19 @@ class Releases:
     sampling_prob: float
     configuration: str = ""
     made: dict[str, int] = dataclasses.field(default_factory=lambda: {"gradient": 0, "choice": 0})
-    _next: tuple[acc.Event, dict[str, float]] | None = None
+    # The release that was decided last: its step, and what the issuer charges for it.
+    _last: tuple[int, acc.Event, dict[str, float]] = (-1, acc.Gaussian(0.0), {})
 
     def __repr__(self) -> str:
         told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
         return f"Releases{told!r}"
 
     def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
-        """For the issuer: the release that comes next, of one step."""
-        if self._next is None:
-            raise ValueError("sampler must be drawn from by gradient or choice, got neither")
-        return *self._next, step + 1
+        """For the issuer: the release that was decided for a step; a choice has no noise."""
+        decided, event, multipliers = self._last
+        if step != decided:
+            raise ValueError(f"step must be one that a release was decided for, got {step}")
+        return event, multipliers, step + 1
 
     def gradient(self, sampler: Sampler, multiplier: float) -> Draw | None:
         """The draw of a sum with Gaussian noise of this multiplier; None if it does not fit."""
@@ -82,7 +86,10 @@ class Releases:
             return None
         self.budget.charge(event)
         self.made[part] += 1
-        self._next = event, {part: multiplier}
+        if sampler.step == self._last[0]:
+            # An interrupt came before its ticket: the ledger may hold the step, as that event.
+            sampler.issuer.take()
+        self._last = sampler.step, event, {part: multiplier}
         return sampler.draw()
 
 

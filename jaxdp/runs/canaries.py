@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxdp.audit.canaries import Canaries, candidates, check, value_of
 from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.devices import processes
+from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
@@ -28,6 +30,8 @@ from jaxdp.types import LossFn, PyTree
 NOTE = (
     "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
 )
+
+HASH = "canaries"  # of a row that is in a checkpoint: what its gradients must be
 
 
 def asked(given: int | PyTree) -> bool:
@@ -166,32 +170,37 @@ def seen(opt_state: PyTree) -> jax.Array:
     return jnp.copy(opt_state[1].seen)
 
 
-def keep(directory: RunDirectory, first_step: int, rows: list[jax.Array]) -> None:
+def keep(directory: RunDirectory, first_step: int, rows: list[jax.Array]) -> str:
     """Appends the gradients [m] of steps from ``first_step`` on to the file in ``secret/``.
 
     Those of later steps, which a crash left, are replaced.
 
-    Raises:
-        ValueError: rows of earlier steps are missing.
+    Returns:
+        A hash of all, for the row of their checkpoint.
     """
     new = np.stack(jax.device_get(rows))
-    old = new[:0]
-    if first_step:
-        old = _loaded(_kept(directory))[:first_step]
-    if len(old) < first_step:
-        raise ValueError(
-            f"{_kept(directory)} must hold the {first_step} steps before, got {len(old)}"
-        )
+    old = _loaded(_kept(directory))[:first_step] if first_step else new[:0]
+    gradients = np.concatenate([old, new])
     with stored.writing(_kept(directory)):
-        save_array(_kept(directory), np.concatenate([old, new]), mode=0o600)
+        save_array(_kept(directory), gradients, mode=0o600)
+    return hashed(gradients)
 
 
-def publish(directory: RunDirectory, step: int) -> None:
-    """Publishes the gradients of the first ``step`` steps, whose checkpoint is durable."""
-    if step:
-        gradients = _loaded(_kept(directory))[:step]
-        with stored.writing(directory.canary_gradients):
-            save_array(directory.canary_gradients, gradients)
+def publish(directory: RunDirectory, row: Mapping[str, Any]) -> None:
+    """Publishes the gradients up to the step of a row, whose checkpoint is durable.
+
+    Raises:
+        ValueError: they are not those that the checkpoint was made with.
+    """
+    step, gradients = row["step"], _loaded(_kept(directory))[: row["step"]]
+    if len(gradients) != step or hashed(gradients) != row.get(HASH):
+        raise ValueError(
+            f"{_kept(directory)} must hold the canaries' gradients of the {step} steps that the "
+            "checkpoint holds, got others: they are another release, which the ledger does not "
+            "hold. Put back the file that the run left, or start a new run in another folder"
+        )
+    with stored.writing(directory.canary_gradients):
+        save_array(directory.canary_gradients, gradients)
 
 
 def released(directory: RunDirectory) -> np.ndarray:

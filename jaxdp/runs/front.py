@@ -423,7 +423,7 @@ class Run:
             self._row,
             seen=(lambda state: canary.seen(state.opt_state)) if watched else None,
             block=self._block,
-            durable=(lambda step: canary.publish(self.directory, step)) if watched else None,
+            durable=(lambda row: canary.publish(self.directory, row)) if watched else None,
             evaluate=self._evaluate and self._evaluated,
             note=canary.note(self._count_of_canaries),
             physical_batch_size=self._rows,
@@ -442,9 +442,9 @@ class Run:
         return row
 
     def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
-        if self._canaries is not None:
-            canary.keep(self.directory, first, seen)
-        return {}
+        if self._canaries is None:
+            return {}
+        return {canary.HASH: canary.keep(self.directory, first, seen)}
 
     def _finished(self, rows: list[Row]) -> None:
         """Called with all rows, once the last is durable."""

@@ -1,8 +1,10 @@
 """Runs of a configuration: built-in data and models, algorithms by name."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,9 +12,10 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import data
 from jaxdp.devices import processes
-from jaxdp.devices.shards import on_host
+from jaxdp.devices.shards import hashed, on_host
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.entries import SEEDED
+from jaxdp.ledger.ledger import Shown
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, canary_inputs, stored
@@ -28,6 +31,7 @@ from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 
 Enough = Callable[[Row], bool]
+_NO_COMPONENTS = (FileNotFoundError, ValueError, TypeError, EOFError)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -269,41 +273,51 @@ def _check_several(config: RunConfig) -> None:
 
 
 def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.Dataset:
-    """The projected data; the components are charged, released and kept in that order."""
+    """The projected data; the components are charged, kept, written down and published in turn."""
+    directory, events = run.directory, config.once()
+    if not events:
+        return dataset
     kind = "pca" if config.whiten_noise_multiplier is None else "whitening"
-    directory, stream = run.directory, f"{run.name}/{kind}"
-    kept = directory.secret / directory.components.name
-    if directory.components.exists() and not kept.exists():
-        kept = directory.components  # the release itself
-    with stored.reading(kept):
-        released = np.load(kept) if kept.exists() else None
-    charged = any(entry.stream == stream for entry in run.ledger.entries)
-    if released is not None and not charged:
+    stream, kept = f"{run.name}/{kind}", directory.secret / directory.components.name
+    shown = run.ledger.shown(stream)
+    if shown is not None:
+        found = _as_shown(shown, (directory.components, kept))
+        dataset, components = assemble.projected(config, dataset, run.secret, found)
+    elif directory.components.exists():  # published once the line was on disk
         raise ValueError(
-            f"{directory.ledger} must hold the charge of {directory.components}, but it is "
+            f"{directory.ledger} must hold the release of {directory.components}, but it is "
             "missing: what was released can no longer be accounted for"
         )
-    if released is None and run.ledger.shown(stream) is not None:
-        raise ValueError(
-            f"{directory.components} must be there to go on with this run, or its copy {kept}, but "
-            "both are missing: the components were shown, and others are another release, which "
-            "the budget does not hold. Put one of them back, or start a new run in another folder"
-        )
-    for event in () if charged else config.once():
-        # Once: nobody sees the components before they are kept, and until then they are made anew.
+    else:
+        # Nobody saw what a start before made: it is made again, within its charge. The line is this
+        # start's own: one that was read may never have reached the disk.
+        if any(entry.stream == stream for entry in run.ledger.entries):
+            run.ledger.trust(INTERRUPTED)
         note = SEEDED if run.secret.reproducible else ""
-        run.ledger.charge(event, stream=stream, source="mechanism", note=note)
-    if charged and released is None:
-        run.ledger.trust(INTERRUPTED)
-    secret = run.secret.child(f"{kind} {run.incarnation}")
-    dataset, components = assemble.projected(config, dataset, secret, released)
-    if components is not None:
-        with stored.writing(directory.secret / directory.components.name):
-            save_array(directory.secret / directory.components.name, components, mode=0o600)
-        run.ledger.show(stream, 1)
-        with stored.writing(directory.components):
-            save_array(directory.components, components)
+        for event in events:
+            run.ledger.charge(event, stream=stream, source="mechanism", again=True, note=note)
+        secret = run.secret.child(f"{stream} {run.incarnation}")
+        dataset, components = assemble.projected(config, dataset, secret, None)
+    with stored.writing(kept):
+        save_array(kept, components, mode=0o600)
+    run.shows_release(stream, bytes.fromhex(hashed(components)))
+    with stored.writing(directory.components):
+        save_array(directory.components, components)
     return dataset
+
+
+def _as_shown(shown: Shown, places: Sequence[Path]) -> np.ndarray:
+    """The components that were shown, from the first place that holds them and no others."""
+    for path in places:
+        with stored.reading(path), contextlib.suppress(*_NO_COMPONENTS):
+            found: np.ndarray = np.load(path)
+            if shown.past in (None, bytes.fromhex(hashed(found))):  # format 2 has no hash
+                return found
+    raise ValueError(
+        f"{places[0]}, or its copy {places[1]}, must hold the components that were shown to go on "
+        "with this run, but neither does: others are another release, which the budget does not "
+        "hold. Put one of them back, or start a new run in another folder"
+    )
 
 
 def _summary(infos: list[ClipInfo]) -> dict[str, float]:

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 _NO_SCRIPT = "a program or notebook with jaxdp.Run"
 # The keys of a history row that are no evaluated number.
-OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
+OF_EVERY_ROW = (
+    "step",
+    "update_norm",
+    "epsilon",
+    "proposals",
+    "accepted",
+    "forced",
+    "sensitive",
+    "canaries",
+)
 
 
 def today() -> str:

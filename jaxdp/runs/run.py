@@ -112,8 +112,8 @@ class RunPlan:
             it writes under ``secret/``.
         evaluate: from parameters that are durable to more of the row: a user's function, which may
             show what it sees.
-        durable: called with a step whose checkpoint is durable, and at the start with that of the
-            state that the run goes on from: what may be seen from now on.
+        durable: called with the row of a step whose checkpoint is durable, and at the start with
+            that of the state that the run goes on from: what may be seen from now on.
         energy: from a function that makes samplers on the run's ledger to what judges candidates.
         enough: from the public part of a durable block's row to whether the run ends there. Then
             all ``steps`` are charged before the first: how many are taken is itself a release.
@@ -139,7 +139,7 @@ class RunPlan:
     seen: Callable[[TrainState], jax.Array] | None = None
     block: Callable[[int, list[jax.Array], list[ClipInfo]], Row] | None = None
     evaluate: Callable[[PyTree], Row] | None = None
-    durable: Callable[[int], None] | None = None
+    durable: Callable[[Row], None] | None = None
     energy: Callable[[Callable[..., Sampler]], Energy] | None = None
     enough: Callable[[Row], bool] | None = None
     told: bool = False
@@ -202,9 +202,17 @@ class Started:
             past: of the state; b"" for a checkpoint that nobody could read.
         """
         self.ledger.show(self.stream, step, past)
-        if step != self.state.shown or self.state.head != self.ledger.head.hex():
-            head = self.ledger.head.hex()
-            self.state = dataclasses.replace(self.state, shown=step, head=head)
+        self._keep_head(step)
+
+    def shows_release(self, stream: str, digest: bytes) -> None:
+        """Writes down what was released before the first step, by its hash; it names no state."""
+        self.ledger.show(stream, 1, digest)
+        self._keep_head(self.state.shown)
+
+    def _keep_head(self, shown: int) -> None:
+        head = self.ledger.head.hex()
+        if (shown, head) != (self.state.shown, self.state.head):
+            self.state = dataclasses.replace(self.state, shown=shown, head=head)
             self.directory.save_state(self.state)
 
     def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
@@ -283,8 +291,8 @@ def _begun(
 
 
 def public(row: Row) -> Row:
-    """A row without its un-noised statistics, which no guarantee covers."""
-    return {name: value for name, value in row.items() if name != "sensitive"}
+    """A row without its un-noised statistics, which no guarantee covers, and without a hash."""
+    return {name: value for name, value in row.items() if name not in ("sensitive", "canaries")}
 
 
 def trained(
@@ -296,8 +304,8 @@ def trained(
         state, rows = _restored(checkpoints, run, plan)
         trainer = (plan.trainer or _trainer)(run, plan, state)
         run.shows(state.step, past_of(state))
-        if plan.durable is not None:
-            plan.durable(state.step)
+        if rows and plan.durable is not None:
+            plan.durable(rows[-1])
         if rows and plan.evaluate is not None:  # a crash may have come before it
             rows[-1] |= plan.evaluate(trainer.released(state))
         progress(state.step, public(rows[-1]) if rows else None)
@@ -405,8 +413,8 @@ class _Pending:
     past: bytes = b""
 
     def show_if_durable(self) -> None:
-        # Others than process 0 wait for it where all of them do, at the end of a block.
-        if self.row is not None and processes.index() == 0 and not self.checkpoints.is_saving:
+        # Several processes write it down together, at the end of a block.
+        if self.row is not None and processes.count() == 1 and not self.checkpoints.is_saving:
             self.show()
 
     def show(self) -> None:
@@ -415,7 +423,7 @@ class _Pending:
         self.checkpoints.wait()
         self.run.shows(self.row["step"], self.past)
         if self.plan.durable is not None:
-            self.plan.durable(self.row["step"])
+            self.plan.durable(self.row)
         self.progress(self.row["step"], public(self.row))
         self.row = None
 

@@ -8,6 +8,7 @@ number of links of ``secret/`` itself stand still while a search runs.
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -43,8 +44,9 @@ PARAMS = "params.msgpack"
 _AGAIN = "call it again: it goes on where it was"
 _NEVER = 1e9  # seconds that a compilation would have to take to be kept
 UNSEEN = (
-    "the number of tries stays secret: that nobody saw how long the search took, and that no "
-    "interruption of it depended on what a try drew, was not verified"
+    "the number of tries stays secret: that nobody saw how long the search took, that no "
+    "interruption of it depended on what a try drew, and that no copy of its folder was continued "
+    "was not verified"
 )
 # A try that fails is an answer too: that there was none, or which one was best of the others.
 FAILURES = (
@@ -127,6 +129,18 @@ class TuneDirectory:
         """Writes the secret state, durably and all at once."""
         with stored.writing(self.secret, _AGAIN):
             write_atomically(self._state, json.dumps(dataclasses.asdict(state)), mode=0o600)
+
+    def stream(self, state: SearchState) -> str:
+        """The name of the search in the ledger."""
+        return state.secret.stream("tuning").hex()
+
+    def opened(self, state: SearchState) -> Ledger:
+        """The ledger, every line of which was checked with the search's secret."""
+        return Ledger(self.ledger, key=state.secret.stream("ledger"))
+
+    def was_shown(self, state: SearchState) -> bool:
+        """True if the ledger says that a result was released."""
+        return self.opened(state).shown(self.stream(state)) is not None
 
     def take(self) -> TextIO:
         """Makes what is missing of the folder and takes it for this process."""
@@ -294,7 +308,8 @@ def searched(directory: TuneDirectory, search: Search) -> Chosen:
     with contextlib.closing(directory.take()):
         state = _kept(directory, search)
         state = _charged(directory, search, state)
-        state = _all_tried(directory, search, state)
+        if not directory.was_shown(state):
+            state = _all_tried(directory, search, state)
         return _released(directory, search, state, bound)
 
 
@@ -352,37 +367,27 @@ def _kept(directory: TuneDirectory, search: Search) -> SearchState:
 
 
 def _charged(directory: TuneDirectory, search: Search, state: SearchState) -> SearchState:
-    """The state with the time of the charge, which is made before the first try, or looked up."""
-    _charge(directory, search, state)
-    if state.left is not None and state.charged_at is None:
-        directory.reserve()
-        state = dataclasses.replace(state, charged_at=directory.ledger.stat().st_mtime_ns)
-        directory.save(state)
-    return state
-
-
-def _charge(directory: TuneDirectory, search: Search, state: SearchState) -> None:
-    """Charges the whole tuning, once, before its first try; a later call checks that it is there.
+    """The state with the time of the charge, which is made before the first try, or looked up.
 
     All lines are written at once: one that came later would tell of an interruption, and the more
     tries, the likelier is one.
     """
-    began = state.left is None or state.done > 0 or state.candidate is not None
-    name, key = state.secret.stream("tuning").hex(), state.secret.stream("ledger")
-    ledger = Ledger(directory.ledger, key=key)
-    try:
-        if any(e.stream == name and e.event == search.tuned for e in ledger.entries):
-            return
-        if began:
+    with contextlib.closing(directory.opened(state)) as ledger:
+        if state.left is not None and state.charged_at is None:
+            # A line of this call's own: one that was read may never have reached the disk.
+            for said in (UNSEEN, FAILURES, *search.trusted):
+                ledger.trust(said)
+            name = directory.stream(state)
+            ledger.charge(search.tuned, stream=name, source="mechanism", again=True)
+            directory.reserve()
+            state = dataclasses.replace(state, charged_at=directory.ledger.stat().st_mtime_ns)
+            directory.save(state)
+        elif not any(entry.event == search.tuned for entry in ledger.entries):
             raise ValueError(
                 f"{directory.ledger} must hold the charge of the tuning, but it is missing: what "
                 "was released can no longer be accounted for"
             )
-        for said in (UNSEEN, FAILURES, *search.trusted):
-            ledger.trust(said)
-        ledger.charge(search.tuned, stream=name, source="mechanism", again=True)
-    finally:
-        ledger.close()
+    return state
 
 
 def _one_more(directory: TuneDirectory, search: Search, state: SearchState) -> SearchState:
@@ -437,14 +442,30 @@ def _remove_all_but(work: Path, best: int | None) -> None:
             shutil.rmtree(folder)
 
 
-def _say_what_is_trusted(directory: TuneDirectory, state: SearchState) -> None:
-    """Adds to the ledger what the guarantee of the chosen try rests on, which is part of it."""
-    ledger = Ledger(directory.ledger, key=state.secret.stream("ledger"))
-    try:
+def _show(directory: TuneDirectory, state: SearchState, content: bytes) -> None:
+    """Writes down what is released, by its hash, and what the guarantee of it rests on.
+
+    Args:
+        directory: of the search.
+        state: after the last try.
+        content: the parameters.
+
+    Raises:
+        ValueError: something else was released before.
+    """
+    named = json.dumps([state.best_candidate, state.best_score]).encode()
+    digest = hashlib.blake2b(named + content, digest_size=16).digest()
+    with contextlib.closing(directory.opened(state)) as ledger:
+        shown = ledger.shown(directory.stream(state))
+        if shown is not None and shown.past != digest:
+            raise ValueError(
+                f"{directory.secret} must be what the tuning left, got an older copy: what it "
+                "leads to is another release than that of the ledger, and was not charged. The "
+                f"result is {directory.result} and {directory.params}"
+            )
         for said in state.best_trusted:
             ledger.trust(said)
-    finally:
-        ledger.close()
+        ledger.show(directory.stream(state), 1, digest)
 
 
 def _released(
@@ -455,6 +476,7 @@ def _released(
         content = b""
         if state.best is not None:
             content = (directory.work / f"try-{state.best}" / PARAMS).read_bytes()
+        _show(directory, state, content)
         directory.release(directory.params, content)
         row = {
             "candidate": state.best_candidate,
@@ -467,7 +489,6 @@ def _released(
             "about": dict(search.about),
         }
         directory.release(directory.result, json.dumps(row, indent=1).encode())
-        _say_what_is_trusted(directory, state)
         directory.hide_times(state.charged_at)
         directory.save(dataclasses.replace(state, left=None, done=0, best=None, charged_at=None))
     _remove_all_but(directory.work, None)  # also what a crash after the release left

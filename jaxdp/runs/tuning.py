@@ -24,7 +24,7 @@ from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
 from jaxdp.runs.budget import steps_within
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED
+from jaxdp.runs.run import INTERRUPTED, MOVED
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.sampling import as_source, fingerprint
@@ -148,7 +148,7 @@ def tune(
         )
         trained = on_host(run.fit(steps))
         # Interruptions are spoken of from the beginning: a line now would tell of one.
-        trusted = [said for said in run.unverified() if said != INTERRUPTED]
+        trusted = [said for said in run.unverified() if said not in (INTERRUPTED, MOVED)]
         # Fresh randomness for the noise that a charged score adds.
         fresh = () if score_event is None else (np.random.default_rng(),)
         return trained, float(score(trained, *fresh)), trusted

@@ -449,7 +449,7 @@ def test_a_run_is_charged_whole_at_its_first_step(event):
     ledger.charge(event, stream="again")
     assert event_counts(Ledger.from_json(ledger.to_json()).entries) == {event: 3}
     assert ledger.epsilon(1e-5, SPECIAL) == acc.epsilon(acc.Repeated(event, 3), 1e-5, SPECIAL)
-    with pytest.raises(ValueError, match="event must be one for all steps of an epoch"):
+    with pytest.raises(ValueError, match="event must be one for all steps of a block"):
         ledger.charge(acc.PoissonSampled(GAUSS, 0.1), stream="s", first_step=4)
 
 

@@ -7,7 +7,9 @@ records: their bound, noise and charge, and that each judges once.
 import copy
 import dataclasses
 import itertools
+import json
 import pickle
+import shutil
 from functools import partial
 
 import jax
@@ -18,12 +20,15 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp import runs
+from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import PrivatizeState
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import DrawnEnergy, PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from tests.laws import are_uncorrelated, is_binomial, is_gaussian
 from tests.refusing import all_refused, refused
+from tests.runs import small
 
 KEY = jax.random.key(3)
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
@@ -182,9 +187,9 @@ def test_every_candidate_has_a_coin_of_its_own():
 PARAMS = {"w": jnp.zeros(1)}
 
 
-def private(noise=2.0, ledger=None, batch=20):
+def private(noise=2.0, ledger=None, batch=20, **options):
     mech = energy_mechanism(noise, 0.5, batch, 60)
-    sampler = mech.sampler(60, ledger=ledger, physical_batch_size=8)
+    sampler = mech.sampler(60, ledger=ledger, physical_batch_size=8, **options)
     return PrivateEnergy(first, jnp.linspace(-1.0, 1.0, 60), mech, sampler)
 
 
@@ -238,6 +243,78 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     assert algorithm.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
     assert list(algorithm.events(2, 3)) == ["", "energy"]
     assert trainer.unverified() == []
+
+
+def steps_of(ledger):
+    """The number of steps that each mechanism's event is charged for, by its noise."""
+    return {e.event.event.noise_multiplier: e.steps for e in ledger.entries}
+
+
+def test_a_refused_step_has_burnt_the_energys_ticket_alone_and_close_ends_both(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    energy = private(ledger=ledger, reserve=8)
+    given = {"source": np.asarray(energy.data), "energy": energy, "physical_batch_size": 64}
+    algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
+    trainer = jaxdp.Trainer(first, algorithm, ledger=ledger, reserve=4, **given)
+    state, batches = trainer.init({"w": jnp.zeros(3)}), trainer.batches(6)
+    batch = next(batches)
+    refused("batch must be as trainer.batches", trainer.step, state, dataclasses.replace(batch))
+    assert energy.sampler.step == 0  # that batch was refused before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "examine", lambda params: 1 / 0)
+        refused("", trainer.step, state, batch, error=ZeroDivisionError)
+    state, _ = trainer.step(state, batch)
+    trainer.step(state, next(batches))
+    assert steps_of(ledger) == {1.0: 2, 2.0: 3}
+    both = [acc.Repeated(m.event, n) for m, n in ((MECH, 2), (energy.mechanism, 3))]
+    assert trainer.epsilon(1e-5).upper == acc.epsilon(acc.Composed(tuple(both)), 1e-5).upper
+    assert steps_of(jaxdp.Ledger(path)) == {1.0: 4, 2.0: 8}  # what a crash would cost
+    trainer.close()
+    assert steps_of(jaxdp.Ledger(path)) == {1.0: 2, 2.0: 3}
+    assert ledger.unverified()[0].startswith("1 of 5 steps: drawn")
+
+
+def test_the_energy_of_a_run_is_charged_with_each_block_and_anew_where_the_gradient_is(
+    tmp_path, monkeypatch
+):
+    """Of 4 steps, evaluated after every 3, 6 of the energy were charged before."""
+    used, prepare, settings = [], PrivateEnergy.prepare, {"energy_noise": 3.0, "energy_bound": 0.1}
+    cfg = small.config(algorithm="sa-dpsgd-private", steps=4, settings=settings)
+
+    def watched(self):
+        used.append(prepare(self))
+        return used[-1]
+
+    def lines(folder):
+        """(part of the run's name, [first, end)) of every charge in the file, in order."""
+        rows = map(json.loads, (folder / "ledger.jsonl").read_text().splitlines())
+        rows = [row for row in rows if "event" in row]
+        starts = [(row["stream"].partition("/")[2], row["first_step"]) for row in rows]
+        return [(*start, start[1] + row["steps"]) for start, row in zip(starts, rows, strict=True)]
+
+    monkeypatch.setattr(PrivateEnergy, "prepare", watched)
+    folder, begun = tmp_path / "r", [("energy", 0, 3), ("", 0, 3)]
+    small.crash(folder, cfg, 2)
+    assert lines(folder) == begun
+    result = small.go(folder, cfg)
+    assert lines(folder) == [*begun, *begun, ("energy", 3, 4), ("", 3, 4)]
+    assert steps_of(result.ledger) == {1.0: 4, 3.0: 4}
+    # The state of step 3, which was shown, is gone on from once more.
+    shutil.rmtree(folder / "secret" / "checkpoints" / "4")
+    result = small.go(folder, cfg)
+    assert lines(folder)[6:] == [("1/energy", 3, 4), ("1", 3, 4)]
+    assert result.ledger.steps == 4 + 4 + 1 + 1
+    assert [drawn.ticket.step for drawn in used] == [0, 1, 0, 1, 2, 3, 3]
+    assert len({drawn.ticket.tag.tobytes() for drawn in used}) == 7
+    assert len({drawn.indices[drawn.mask].tobytes() for drawn in used}) == 7
+    # Where releases decide how many steps are taken, all of both count, for good.
+    folder = runs.RunDirectory(tmp_path / "enough")
+    given = (cfg, folder, small.dataset())
+    runs.start(*given, Secret.from_seed(5), small.ignore, enough=lambda row: True)
+    assert lines(folder.path) == [("energy", 0, 4), ("", 0, 4)]
+    assert steps_of(runs.resume(*given, small.ignore).ledger) == {1.0: 4, 3.0: 4}
+    assert [e.whole for e in jaxdp.Ledger(folder.ledger).entries] == [True, True]
 
 
 def test_a_gradient_and_an_energy_of_one_secret_share_neither_draws_nor_noise():

@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import sys
+from collections import Counter
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +16,12 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from jaxdp import accounting as acc
+from jaxdp.ledger import entries, file, issuer, ledger
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import agd, agd_releases, choices
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
+from jaxdp.sampling import Poisson, sampler
 from jaxdp.sampling.sampler import pad
 from tests.laws import is_binomial
 from tests.runs import small
@@ -93,6 +98,57 @@ def test_what_does_not_fit_is_not_released(monkeypatch):
     np.testing.assert_allclose(average, (1 + 0.1 * 12) / 1.1, rtol=1e-6)
     squares = sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(better))
     assert squares == pytest.approx(1, rel=1e-5)
+
+
+def interrupted(deed, at):
+    """True if Ctrl-C came, at the ``at``-th line of what charges and draws."""
+    lines = itertools.count(1)
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line" and next(lines) == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        deed()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+FILES = {m.__file__ for m in (agd_releases, sampler, issuer, ledger, entries, file)}
+
+
+def test_a_step_that_an_interrupt_took_is_passed_over_as_what_was_decided_for_it(monkeypatch):
+    """Before: what was asked next was another event for a step that was held, refused for ever."""
+    at, charged, charge = 0, [], acc.RenyiFilter.charge
+    record = lambda self, event: charge(self, event) or charged.append(event)  # noqa: E731
+    monkeypatch.setattr(acc.RenyiFilter, "charge", record)
+    passed = 0
+    while True:
+        at, charged[:] = at + 1, []
+        releases = agd_releases.Releases(acc.RenyiFilter(50.0, 1e-5), 0.2)
+        draws = sampler.Sampler(Poisson(0.2), 200, 64, issuer.issuer_of(releases))
+        if not interrupted(partial(releases.gradient, draws, 4.0), at):
+            break
+        again = interrupted(partial(releases.choice, draws, Fraction(1, 4)), at % 60 + 1)
+        drawn = [releases.choice(draws, Fraction(1, 2)), releases.gradient(draws, 8.0)]
+        held = {n: e.event for e in draws.ledger.entries for n in range(e.first_step, e.end)}
+        # Each ticket is of its own event, and every step that the ledger holds was paid for.
+        assert again
+        assert [held[draw.step] for draw in drawn] == charged[-2:]
+        assert [draw.ticket.multipliers for draw in drawn] == [{"choice": 0.0}, {"gradient": 8.0}]
+        assert all(count <= Counter(charged)[e] for e, count in Counter(held.values()).items())
+        assert drawn[1].step == drawn[0].step + 1 == max(held)
+        passed += len(held) > 2
+    assert at > 100
+    assert passed > 20
 
 
 def test_a_record_adds_at_most_one_bound_to_the_loss_of_every_step():

@@ -17,6 +17,7 @@ from jaxdp.batches import placed
 from jaxdp.cli import main
 from jaxdp.devices import processes
 from jaxdp.devices.placement import Placement
+from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import queue
@@ -24,6 +25,7 @@ from jaxdp.recipes import features
 from jaxdp.recipes.preprocess import Whitening, whitened
 from jaxdp.runs import RunDirectory, assemble, described, export, loop
 from jaxdp.runs.rehearsal import rehearse
+from jaxdp.runs.run import INTERRUPTED
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
@@ -83,32 +85,73 @@ def test_a_finished_run_shows_nothing_sensitive_and_can_be_exported(tmp_path):
     assert export.export_params(directory, tmp_path / "params.msgpack") == 1
 
 
-def test_the_energys_draws_are_others_and_components_whose_charge_is_lost_are_not_made_again(
-    tmp_path, monkeypatch
-):
-    """Before: made again with other noise, within the charge of those that were shown."""
-    cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
-    small.crash(tmp_path / "r", cfg, 0)
-    directory = RunDirectory(tmp_path / "r")
-    assert not directory.sensitive.exists()
-    charged = directory.ledger.read_bytes()
-    directory.ledger.unlink()
-    refused("must hold the charge of", small.go, tmp_path / "r", cfg)
-    directory.ledger.write_bytes(charged)
-    assert small.go(tmp_path / "r", cfg).ledger.steps == cfg.steps + 1
-    # The energy's draws are not the gradient's.
+def test_the_energys_draws_are_not_the_gradients(tmp_path, monkeypatch):
     cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
-    drawn, draw = {}, Sampler.drawn
+    made, drawn = Sampler.drawn, []
 
     def watched(self, step):
-        drawn[self, step] = draw(self, step)
-        return drawn[self, step]
+        found = made(self, step)
+        drawn.append((self.issuer.stream, step, set(found.indices[found.mask])))
+        return found
 
     monkeypatch.setattr(Sampler, "drawn", watched)
     small.go(tmp_path / "e", cfg)
-    assert len(drawn) == 8
-    first = [set(d.indices[d.mask]) for (_, step), d in drawn.items() if step == 0]
-    assert first[0] != first[1]
+    assert len(drawn) == len({(stream, step) for stream, step, _ in drawn}) == 8
+    one, two = (records for _, step, records in drawn if step == 0)
+    assert one != two
+
+
+class NotShown(BaseException):
+    """A kill once the components are kept and before the ledger says that they were shown."""
+
+
+@pytest.mark.parametrize("kind", ["pca", "whitening"])
+def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path, monkeypatch, kind):
+    """A keeps some and is killed; B makes and shows others; then A's are put back."""
+    given = {"pca_dimensions": 5, "pca_noise_multiplier": 4.0}
+    if kind == "whitening":
+        given = {"features": "scattering", "whiten_noise_multiplier": 4.0}
+    cfg, run = config("dp-sgd", **given), RunDirectory(tmp_path / "r")
+    kept, public = run.secret / run.components.name, run.components
+    show = Ledger.show
+
+    def dies(self, stream, *state):
+        if stream.endswith(kind):
+            raise NotShown
+        return show(self, stream, *state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "show", dies)
+        with pytest.raises(NotShown):
+            small.go(run.path, cfg, seed=None)
+    first = kept.read_bytes()
+    assert not public.exists()
+    small.crash(run.path, cfg, 0, seed=None)
+    second = public.read_bytes()
+    assert kept.read_bytes() == second != first
+    kept.write_bytes(first)
+    small.crash(run.path, cfg, 3, seed=None)
+    assert kept.read_bytes() == public.read_bytes() == second
+    for left in (b"", first):  # others are another release
+        kept.write_bytes(first)
+        public.write_bytes(left)
+        refused("must hold the components that were shown", small.go, run.path, cfg)
+    # What lost lines hide is no reason to make them again.
+    lines = run.ledger.read_text().splitlines(keepends=True)
+    charged = next(i for i, line in enumerate(lines) if f'{kind}"' in line)
+    run.ledger.write_text("".join(lines[: charged + 1]))
+    refused("steps that were shown, but some are missing", small.go, run.path, cfg)
+    state = run.load_state()
+    run.save_state(dataclasses.replace(state, head=None, shown=0))
+    refused("must hold the release of", small.go, run.path, cfg)
+    run.save_state(state)
+    run.ledger.write_text("".join(lines))
+    public.unlink()
+    kept.write_bytes(second)
+    result = small.go(run.path, cfg)
+    assert public.read_bytes() == second
+    assert result.ledger.epsilon(1e-5).upper == acc.epsilon(cfg.total(4), 1e-5).upper
+    assert INTERRUPTED in result.ledger.unverified()
 
 
 def test_without_proof_the_report_says_so(tmp_path):

@@ -104,10 +104,11 @@ def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, tossed):
     # Changed or lost coins and rows are refused.
     refused("changed: canaries", small.go, stopped.path, config(canaries=M + 1))
     kept = stopped.secret / stopped.canary_gradients.name
-    rows = kept.read_bytes()
-    np.save(kept, np.load(kept)[:4])
-    refused("must hold the 6 steps before, got 4", small.go, stopped.path, config())
-    kept.write_bytes(rows)
+    rows = np.load(kept)
+    for changed in (rows[:4], rows + (np.arange(len(rows)) == 5)[:, None]):
+        np.save(kept, changed)
+        refused("gradients of the 6 steps that the check", small.go, stopped.path, config())
+    np.save(kept, rows)
     row = json.loads(before)
     row["included"][0] = 1 - row["included"][0]
     edited = (json.dumps(row), "it was changed: the canaries of a run cannot be")
@@ -130,6 +131,28 @@ def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, tossed):
     canaries.placed(directory, canaries.tossed(M, Secret.from_seed(2)))
     refused("what is left of an audit", small.go, directory.path, config())
     assert directory.coins.read_bytes() == before
+
+
+def test_gradients_of_another_start_are_not_published_beside_a_checkpoint(tmp_path):
+    """Two starts go on from step 3; the file that one left is put beside what the other shows."""
+    one, two = (RunDirectory(tmp_path / name) for name in ("one", "two"))
+    cfg = config(steps=9)
+    small.crash(one.path, cfg, 5, seed=None)
+    shutil.copytree(one.path, two.path)
+    for each in (one, two):
+        small.crash(each.path, cfg, 8)
+    kept, other = (each.secret / each.canary_gradients.name for each in (one, two))
+    np.testing.assert_array_equal(np.load(kept)[:3], np.load(other)[:3])
+    assert not np.any(np.load(kept)[3:] == np.load(other)[3:])
+    mine, before = kept.read_bytes(), one.canary_gradients.read_bytes()
+    kept.write_bytes(other.read_bytes())
+    refused("they are another release", small.go, one.path, cfg)
+    assert one.canary_gradients.read_bytes() == before
+    kept.write_bytes(mine)
+    result = small.go(one.path, cfg)
+    np.testing.assert_array_equal(canaries.released(one)[:6], np.load(kept)[:6])
+    assert all("canaries" not in row for row in result.history)
+    assert "canaries" not in one.history.read_text()
 
 
 def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_path, monkeypatch):

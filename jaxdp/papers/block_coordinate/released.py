@@ -152,9 +152,12 @@ class Charged:
     algorithm: ReleasedBlocks
 
     def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
-        """A sweep's event, and the noise multiplier of all its blocks together."""
+        """A sweep's event, the noise multiplier of all its blocks together, and up to where."""
+        event, end = self.algorithm.event(step), step + 1
+        while end < step + 100 and self.algorithm.event(end) == event:
+            end += 1
         joint = acc.events.joint_gaussian(self.algorithm.multipliers(step))
-        return self.algorithm.event(step), {"sweep": float(joint.noise_multiplier)}, step + 1
+        return event, {"sweep": float(joint.noise_multiplier)}, end
 
 
 def train(

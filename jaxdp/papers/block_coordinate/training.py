@@ -81,11 +81,9 @@ class SweepTrainer(_Charging):
         self._sampler = Sampler(algorithm.sampling, count, algorithm.physical_batch_size, issuer)
 
     def batches(self, steps: int) -> Iterator[Draw]:
-        """The next draws, each charged when it is handed out; no step beyond them is charged."""
-        end = self.issuer.next + steps
-        while (step := self.issuer.next) < end:
-            if (ticket := self.issuer.take(step, end)) is not None:
-                yield self._sampler.drawn(step).drawn_by(ticket)
+        """The next draws, each charged when it is handed out; the run has reserved them."""
+        for _ in range(steps):
+            yield self._sampler.draw()
 
     def step_and_look(self, state: TrainState, draw: Draw, told: bool = False) -> Step:
         """One sweep; nothing un-noised is told."""

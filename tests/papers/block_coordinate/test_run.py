@@ -1,5 +1,6 @@
 """Runs of block coordinate descent in a folder: resumed, copied back, looked at, charged."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -16,6 +17,7 @@ from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
 from jaxdp.papers.block_coordinate.command import configured, train_blocks
 from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.released import Charged
 from jaxdp.papers.block_coordinate.run import BlockRun, command_of
 from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.runs import RunDirectory
@@ -155,6 +157,55 @@ def test_a_hidden_run_that_crashes_stays_one_hidden_state(tmp_path, monkeypatch)
     assert len({key for _, key in found}) == 8
 
 
+def test_of_every_training_one_version_is_seen_wherever_what_was_kept_is_put_back(
+    tmp_path, monkeypatch
+):
+    """A and B are killed before the same training; C goes on from what A kept, and shows it."""
+    event, trained, left = hidden().blocks().event(), [], []
+
+    def train(algorithm, block, weights, batches, key, sweep, watch):
+        if not left:
+            raise Stop
+        left.pop()
+        words = np.asarray(jax.random.key_data(key))
+        trained.append((np.asarray(batches[0]).tobytes(), words.tobytes()))
+        return (*weights[:block], weights[block] + 2.0 ** len(trained), *weights[block + 1 :])
+
+    def started(trainings):
+        """The trainings, counted from 1, that are seen at the end; None without an end."""
+        left[:] = range(trainings)
+        with contextlib.suppress(Stop):
+            run, result = go(folder, hidden())
+            first = run._blocks.init(run._secret.jax_key("init"))
+            ends = zip(result.params.values(), first, strict=True)
+            bits = sum(round(float(np.mean(end - begin))) for end, begin in ends)
+            assert result.ledger.event == acc.Composed((acc.Repeated(event, charged),))
+            return [n for n in range(bits.bit_length()) if bits >> n & 1]
+
+    monkeypatch.setattr(training, "train_block", train)
+    for killed in (1, 2, 3):
+        trained.clear()
+        folder, charged = tmp_path / str(killed) / "r", 1
+        blocks = folder / "secret" / "blocks.json"
+        assert started(killed) is None
+        kept_by_a, put_back = blocks.read_bytes(), kept(folder)
+        blocks.unlink()
+        assert started(killed) is None
+        blocks.write_bytes(kept_by_a)
+        seen = started(9)
+        assert seen == [*range(1, killed + 1), *range(2 * killed + 1, len(trained) + 1)]
+        assert len(seen) == 4
+        blocks.write_bytes(kept_by_a)
+        assert started(0) == seen
+        assert len({partition for partition, _ in trained}) == 1
+        # As a whole the secrets of before are charged anew: nothing that A kept is seen again.
+        put_back()
+        charged, before = 2, len(trained)
+        assert started(9) == [before + n for n in range(1, 5)]
+        assert len({partition for partition, _ in trained}) == 2
+        assert len({key for _, key in trained}) == len(trained)
+
+
 def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(tmp_path):
     schedule = bc.SweepSchedule((1.0, 0.5, 1.0), steps_each=2)
     blocks = config().blocks()
@@ -164,6 +215,11 @@ def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(t
         parts = blocks.events(steps).events
         assert {part.event: part.count for part in parts} == {e: each.count(e) for e in each}
     assert sum(part.count for part in blocks.events(10**12).events) == 10**12
+    for first, stretches in ((0, 4), (1, 4), (3, 3)):  # as an issuer charges them, a line for each
+        found = Charged(blocks).events(first, 8)
+        each = [(n, event) for event, start, count in found for n in range(start, start + count)]
+        assert each == [(n, blocks.event(n)) for n in range(first, first + 8)]
+        assert len(found) == stretches
     # One seed gives one run.
     for cfg in (sweeps(), hidden()):
         ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]
