@@ -1,14 +1,15 @@
-"""A small disk that is filled at random moments, under a ledger alone and under a whole ``Run``.
+"""A small disk that is filled at random moments, under a ledger, its tickets and a whole ``Run``.
 
 ``python -m benchmarks.full_disk [--fillings 100] [--runs 100] [--mount FOLDER ...]`` mounts a tmpfs
 and an ext4 with blocks of 4 KiB in a file (root alone may), or takes file systems of a few
 megabytes that are mounted already and hold nothing. On each, another thread takes all room at a
 random moment while steps are charged, until a charge fails. Then there is room again. Half of the
 ledgers go on, the others are opened by a new object, and every one must hold exactly the steps that
-``charge`` returned for. A ``Run`` is started again by the same program until it is finished, with
-another filling or two on its way: its folder must then have the epsilon of a run that was never
-interrupted, to the bit, and its ledger exactly the run's steps. Prints JSON, and keeps it in
-``results/full_disk.json``.
+``charge`` returned for. Where tickets are handed out the open ledger must count those alone, its
+file what was reserved for them and no more, and once it was closed in order just as many. A ``Run``
+is started again by the same program until it is finished, with another filling or two on its way:
+its folder must then have the epsilon of a run that was never interrupted, to the bit, and its
+ledger exactly the run's steps. Prints JSON, and keeps it in ``results/full_disk.json``.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from jaxdp.ledger.issuer import issuer_of
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -142,6 +144,44 @@ def fill_ledger(folder, rng):
     return told
 
 
+def handing_out(issuer):
+    """Hands out tickets until one fails; (how many, error)."""
+    count = 0
+    try:
+        while True:
+            issuer.take()
+            count += 1
+    except ValueError as error:
+        return count, str(error)
+
+
+def fill_tickets(folder, rng):
+    """Fills the disk three times while tickets are handed out; the numbers of what happened."""
+    told, path, most = collections.Counter(), folder / "ledger.jsonl", rng.randrange(1, 9)
+    ledger = jaxdp.Ledger(path)
+    issuer = issuer_of(mechanism(), ledger, reserve=most)
+    for _ in range(3):
+        filling = Filling(folder, rng.uniform(0.0, 0.02), rng.choice([0, rng.randrange(1, 9999)]))
+        with Torn() as torn:
+            count, said = handing_out(issuer)
+            if rng.random() < 0.5:  # there is no room to say where it ended: all counts
+                with contextlib.suppress(ValueError):
+                    issuer.close()
+        told["of them in the middle of a line"] += torn.count
+        told["fillings"] += 1
+        told["tickets"] += count
+        assert "No space left" in said, said
+        assert ledger.steps == issuer.next == told["tickets"], "a step more or less"
+        filling.end()
+        assert told["tickets"] <= jaxdp.Ledger(path).steps <= told["tickets"] + most
+    issuer.take()
+    issuer.close()
+    ledger.close()
+    assert jaxdp.Ledger(path).steps == told["tickets"] + 1
+    path.unlink()
+    return told
+
+
 def mechanism():
     return jaxdp.dp_sgd(2.0, 1.0, BATCH, N)
 
@@ -210,10 +250,11 @@ def fillings(folder, ledgers, runs, seed):
         raise SystemExit(f"--mount must be a small file system, at most {SMALL} bytes: {folder}")
     if any(path.name != "lost+found" for path in folder.iterdir()):
         raise SystemExit(f"--mount must hold nothing, since it is filled: {folder}")
-    told = {"ledger": collections.Counter(), "run": collections.Counter()}
+    told = {kind: collections.Counter() for kind in ("ledger", "tickets", "run")}
     rng = random.Random(seed)
-    while told["ledger"]["fillings"] < ledgers:
-        told["ledger"] += fill_ledger(folder, rng)
+    for kind, fill in (("ledger", fill_ledger), ("tickets", fill_tickets)):
+        while told[kind]["fillings"] < ledgers:
+            told[kind] += fill(folder, rng)
     if runs:
         for _ in range(2):  # the first compiles
             began = time.perf_counter()

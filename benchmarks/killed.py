@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of ``jaxdp.Run`` and of a ``Trainer`` with a checkpoint of its own.
+"""SIGKILL at random moments of ``jaxdp.Run``, of a ``Trainer``, and of a bare ledger's tickets.
 
 ``python -m benchmarks.killed [--kills 100] [--kinds run run-epochs ...]`` trains a model without a
 gradient, so that what moves the parameters is the noise, in a child process; kills the child after
@@ -8,7 +8,7 @@ done and every run was finished. It asserts, and prints as JSON (``results/kille
 two noises that anybody could have seen are correlated; the ledger on disk held, before each release
 was seen, at least the releases seen by then; a finished ``Run`` has the epsilon of one that was
 never interrupted, and everything that it ever showed is in it, bit for bit; kills alone begin no
-new stream and set no checkpoint aside.
+new stream and set no checkpoint aside; one of a bare ledger costs no more than a reservation.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 
 WIDTH, N, BATCH, STEPS, DELTA = 2_000, 60, 20, 24, 1e-5
-KINDS = ["run", "run-epochs", "run-correlated", "run-grid", "trainer"]
+AHEAD = 3  # steps that a trainer, or a bare issuer, reserves at a time
+KINDS = ["run", "run-epochs", "run-correlated", "run-grid", "trainer", "bare"]
 SIGMAS = 7  # of a correlation of independent noises: passed by one of 4e11 pairs
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu"}
 
@@ -120,7 +121,7 @@ def live_trainer(folder, _):
     loss, optimizer, data, params = problem()
     ledger, kept = folder / "ledger.jsonl", folder / "state.npz"
     every = json.loads((folder / "every").read_text())
-    trainer = jaxdp.Trainer(loss, mechanism(), optimizer, data, ledger=ledger, reserve=3)
+    trainer = jaxdp.Trainer(loss, mechanism(), optimizer, data, ledger=ledger, reserve=AHEAD)
     state = trainer.init(params)
     leaves, structure = jax.tree.flatten(state)
     if kept.exists():
@@ -136,6 +137,25 @@ def live_trainer(folder, _):
             np.savez(folder / "next.npz", *jax.tree.leaves(jax.device_get(state)))
             (folder / "next.npz").replace(kept)
     trainer.close()
+
+
+def live_bare(folder, _):
+    """One life of a loop without a trainer: tickets of a ledger, whose noise is seen at once."""
+    import jaxdp
+    from jaxdp.ledger.tickets import issuer_of
+
+    path, seen = folder / "ledger.jsonl", folder / "seen"
+    ledger = jaxdp.Ledger(path)
+    issuer = issuer_of(mechanism(), ledger, reserve=AHEAD)
+    for step in range(len(noted(seen)[0]), STEPS):
+        words = issuer.take().key().words
+        note(seen, path, step, np.random.default_rng(words.ravel()).normal(size=WIDTH))
+        ledger.assume(f"the parameter {step}")
+        time.sleep(0.005)
+        if step % 5 == 4:
+            issuer.close()  # and goes on
+    issuer.close()
+    ledger.close()
 
 
 def noted(path):
@@ -227,9 +247,17 @@ def check_trainer(folder, *_):
     return seen
 
 
+def check_bare(folder, *_):
+    """Asserts what ``check_trainer`` does, and that no kill has cost more than a reservation."""
+    seen, kills = check_trainer(folder), len((folder / "killed").read_text())
+    assert charged(folder / "ledger.jsonl").steps <= len(seen) + AHEAD * kills
+    return seen
+
+
 def killed(kind, kills, base, rng):
     """Runs of one kind until ``kills`` kills were done and the last run is finished."""
-    check = check_trainer if kind == "trainer" else check_run
+    check = {"trainer": check_trainer, "bare": check_bare}.get(kind, check_run)
+    is_run = check is check_run
     noises, told, lives, done, runs, taken, extra = [], {0: [], 1: []}, 0, 0, 0, [], 0
     one_life(kind, made(base / f"{kind}-warm", 3), None)  # compiles
     whole, training, _ = one_life(kind, made(base / f"{kind}-whole", 3), None, from_up=True)
@@ -242,8 +270,10 @@ def killed(kind, kills, base, rng):
             _, seconds, again = one_life(kind, folder, None if done >= kills else after, from_up)
             lives, done = lives + 1, done + again
             told[from_up] += [seconds / (training if from_up else whole)] * again
+            with (folder / "killed").open("a") as file:
+                file.write("x" * again)
             before = noted(folder / "seen")[2]
-            if kind == "trainer" and len(before):
+            if not is_run and len(before):
                 held = charged(folder / "ledger.jsonl").steps
                 assert held >= len(before), "seen before it was charged"
         rows = folder / "rows"
@@ -252,7 +282,7 @@ def killed(kind, kills, base, rng):
         extra += max(0, len(taken[-1]) - STEPS)
         runs += 1
         print(f"{kind}: {done} kills, {runs} runs", file=sys.stderr, flush=True)
-    repeated = sum(len(n) - STEPS for n in noises) if kind == "trainer" else 0
+    repeated = sum(len(n) - STEPS for n in noises) if not is_run else 0
     seen, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
     found = {
         "kills": done,
@@ -266,10 +296,10 @@ def killed(kind, kills, base, rng):
         "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
         "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
-    if kind != "trainer":
+    if is_run:
         every = np.concatenate(taken)
         found |= {"steps done again": extra, "noises made, seen or not": len(every)}
-    if kind not in ("trainer", "run-correlated"):  # whose moves are correlated
+    if is_run and kind != "run-correlated":  # whose moves are correlated
         found["largest correlation of two of them"] = largest(every)
         assert largest(every) < most, "a noise was used twice"
     assert largest(seen) < most, "a noise was seen twice"
@@ -298,7 +328,8 @@ def main():
         assert jaxdp.Run
         assert jaxdp.Trainer
         (Path(folder) / "up").touch()
-        (live_trainer if kind == "trainer" else live_run)(Path(folder), kind)
+        live = {"trainer": live_trainer, "bare": live_bare}.get(kind, live_run)
+        live(Path(folder), kind)
         return
     rng, kept = random.Random(given.seed), Path(__file__).with_name("results") / "killed.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}  # of the other kinds

@@ -14,15 +14,17 @@ from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import event_counts
-from jaxdp.ledger.ledger import Guard, alone
-from jaxdp.ledger.tickets import Ticket
+from jaxdp.ledger.ledger import ProcessLock, alone
+from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler, Source
 from jaxdp.sampling.prefetching import Prefetched, prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
-from jaxdp.types import Draw, PyTree, frozen
+from jaxdp.types import Draw, PyTree, frozen, made, same
 
+# (step, its batch or what making it failed with; None behind the last).
+_Made = tuple[int, "ChargedBatch | BaseException | None"]
 # NumPy arrays up to this size are put on the device whole.
 _SMALL_BYTES = 256 * 2**20
 # Draws made ahead: of positions only, so many positions in all, and of batches whose rows are in
@@ -35,56 +37,28 @@ class ChargedBatch:
     """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
-        draw: which records, and the ticket.
+        draw: which records.
         rows: for every physical batch what was gathered on the host; None where the data are on the
         device.
     """
 
     draw: Draw = dataclasses.field(repr=False)
-    rows: list[PyTree] | None = dataclasses.field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        frozen(self.rows)
+    rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
+    # The ticket, and the arrays of the rows as it was handed out.
+    _handed: tuple[Ticket, list[Any]] | None = dataclasses.field(
+        default=None, init=False, repr=False
+    )
 
     def charged(self, ticket: Ticket) -> "ChargedBatch":
         """A batch of these rows that carries its ticket, as it is handed out."""
-        batch = ChargedBatch(self.draw.drawn_by(ticket), self.rows)
-        object.__setattr__(batch, "_made_of", (batch.draw, *jax.tree.leaves(batch.rows)))
-        return batch
+        batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
+        return made(batch, _handed=(ticket, jax.tree.leaves(self.rows)))
 
     @property
-    def untouched(self) -> bool:
-        """True if no field was replaced since ``Trainer.batches`` made it."""
-        made = getattr(self, "_made_of", None)
-        found = (self.draw, *jax.tree.leaves(self.rows))
-        if made is None or len(made) != len(found):
-            return False
-        return all(a is b for a, b in zip(made, found, strict=True))
-
-    def check(self) -> None:
-        """Raises ValueError if the batch was used before, or cannot be used in this process."""
-        ticket = self.draw.ticket
-        if ticket is None or ticket.usable:
-            return
-        why = (
-            "one that a step used before"
-            if ticket.spent
-            else ("one of a loop that has ended, or of the process that this one was forked from")
-        )
-        raise ValueError(
-            "batch must be one that trainer.batches() just handed out, for one step: the noise of "
-            f"a batch is released once. Got {why}. Take one batch for every step: "
-            "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
-        )
-
-    def check_untouched(self) -> None:
-        """Raises ValueError if a field was replaced since ``Trainer.batches`` made it."""
-        if not self.untouched:
-            raise ValueError(
-                "batch must be as trainer.batches() handed it out, got one with other records or "
-                "rows: what they were computed from, nobody has seen. Augment inside the loss, "
-                "which sees one example"
-            )
+    def ticket(self) -> Ticket | None:
+        """The right to release it once; None unless it is as ``Trainer.batches`` handed it out."""
+        ticket, arrays = self._handed or (None, [])
+        return ticket if same(arrays, self.rows) else None
 
     @property
     def step(self) -> int:
@@ -92,60 +66,78 @@ class ChargedBatch:
         return self.draw.step
 
 
-def check_batch(batch: Any) -> None:
-    """Raises ValueError for what is no batch of a trainer, or one that cannot be used any more."""
+def check_batch(batch: Any, issuer: Issuer) -> Ticket:
+    """The ticket of a batch, which an issuer has handed out and which can still be spent.
+
+    Raises:
+        ValueError: it is no batch, one of other rows, another trainer's, or one that was used.
+    """
     if not isinstance(batch, ChargedBatch):
         raise ValueError(
             "batch must be one that trainer.batches() hands out, charged and drawn, got "
             f"{type(batch).__name__}"
         )
-    batch.check()
+    ticket = batch.ticket
+    if ticket is None:
+        raise ValueError(
+            "batch must be as trainer.batches() handed it out, got one with other records or "
+            "rows: what they were computed from, nobody has seen. Augment inside the loss, "
+            "which sees one example"
+        )
+    if not ticket.usable:
+        why = "that a step used before" if ticket.spent else "of the process that was forked"
+        raise ValueError(
+            "batch must be one that trainer.batches() just handed out, for one step: the noise of "
+            f"a batch is released once. Got one {why}. Take one batch for every step: "
+            "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
+        )
+    if ticket.issuer is not issuer:
+        raise ValueError("batch must be of this trainer, got one of another trainer")
+    return ticket
 
 
 class Batches(Iterator[ChargedBatch]):
     """An iterator over charged batches, drawn and gathered ahead of time.
 
-    ``Trainer.batches`` returns it. A batch is charged when it is handed out; what was drawn ahead
-    and is not handed out costs nothing. It hands out the steps from the issuer's next one on, each
-    that no other iterator hands out before.
+    ``Trainer.batches`` returns it. It hands out each step from the issuer's next one to the last
+    that no other iterator, and no other thread, has handed out. A batch is charged when it is
+    handed out; what was drawn ahead and never is costs nothing. A batch that cannot be made counts
+    as handed out; the error is raised at its turn, and nowhere else.
 
     Args:
         sampler: draws the records.
         source: the records to draw from.
-        count: the number of steps.
+        end: the step after the last.
         place: the devices that share the rows of a batch; None for one.
     """
 
-    def __init__(
-        self, sampler: Sampler, source: Source, count: int, place: Placement | None = None
-    ):
-        self._issuer, self.guard = sampler.issuer, Guard()
-        self._end = self._issuer.next + count
+    def __init__(self, sampler: Sampler, source: Source, end: int, place: Placement | None = None):
+        self.guard, self._issuer, self._end = ProcessLock(), sampler.issuer, end
+        sampler.arrange()  # it may read all records, which must not fail in the middle
         # Not of this object, which a thread that makes batches must not keep alive.
-        self._from = functools.partial(_prefetched, sampler, source, place, self._end)
-        sampler.arrange()
+        self._from = functools.partial(_prefetched, sampler, source, place, end)
         self._made = self._from(self._issuer.next)
-        self._held: tuple[int, ChargedBatch | BaseException] | None = None  # the first one made
+        self._held: _Made | None = None  # the first one made, until the issuer has answered
 
     @alone
     def __next__(self) -> ChargedBatch:
         while (step := self._issuer.next) < self._end:
-            if self._held is None:
-                self._held = next(self._made)
+            self._held = self._held or next(self._made, (self._end, None))
             at, made = self._held
-            if at > step:  # an interrupt has lost the one between
+            if at > step:  # an interrupt has lost what was made of this one
                 self._made.close()
                 self._made, self._held = self._from(step), None
             elif at < step or (ticket := self._issuer.take(step, self._end)) is None:
                 self._held = None  # another has handed it out
-            elif isinstance(made, BaseException):
+            elif isinstance(made, ChargedBatch):
+                self._held = None
+                return made.charged(ticket)
+            else:
                 # That it failed may depend on its draw: it is not drawn again, and counts.
                 ticket.spend("a batch that could not be made", verified=True)
                 self._held = None
+                assert made is not None
                 raise made
-            else:
-                self._held = None
-                return made.charged(ticket)
         self._made.close()
         raise StopIteration
 
@@ -153,24 +145,31 @@ class Batches(Iterator[ChargedBatch]):
         """The number of batches still to come; a progress bar takes its total from it."""
         return max(0, self._end - self._issuer.next)
 
+    @alone
     def close(self) -> None:
-        """Stops drawing ahead."""
+        """Ends the iterator, and the thread that draws ahead."""
+        self._end = 0
         self._made.close()
 
 
 def _prefetched(
     sampler: Sampler, source: Source, place: Placement | None, end: int, first: int
-) -> Prefetched[tuple[int, ChargedBatch | BaseException]]:
+) -> Prefetched[_Made]:
     """Makes the batches of the steps [first, end) ahead of time, or what each failed with."""
 
-    def produced() -> Iterator[tuple[int, ChargedBatch | BaseException]]:
-        for step in range(first, end):
+    def produced() -> Iterator[_Made]:
+        step = first
+        while (step := max(step, sampler.step)) < end:  # others may be far ahead
+            found: ChargedBatch | BaseException
             try:
-                found: ChargedBatch | BaseException = _gathered(sampler.drawn(step), source, place)
-            except Exception as error:  # told at its turn
+                found = _gathered(sampler.drawn(step), source, place)
+            except StopIteration:
+                found = RuntimeError("a record, or a draw, must not end in StopIteration, got one")
+            except BaseException as error:  # told at its turn, whatever it is
                 found = error
             yield step, found
             del found
+            step += 1
 
     return prefetch(produced(), size=_ahead(sampler, source))
 
@@ -183,9 +182,9 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
         return _in_buckets(draw, source, place)
     passes = zip(draw.indices, draw.mask, strict=True)
     if place is None:
-        return ChargedBatch(draw, [source.gather(*each) for each in passes])
-    rows = [shards.gathered(source.gather, *each, place.of_rows) for each in passes]
-    return ChargedBatch(draw, rows)
+        return ChargedBatch(draw, tuple(source.gather(*each) for each in passes))
+    rows = (shards.gathered(source.gather, *each, place.of_rows) for each in passes)
+    return ChargedBatch(draw, tuple(rows))
 
 
 def _ahead(sampler: Sampler, source: Source) -> int:
@@ -207,7 +206,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
         indices, mask = indices[:, order], mask[:, order]
         rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
-    return ChargedBatch(parted, rows)
+    return ChargedBatch(parted, tuple(rows))
 
 
 def placed(source: Source, place: Placement | None = None) -> Source:
@@ -271,21 +270,20 @@ def steps_left(
     return steps
 
 
-def charged(ledger: Ledger, mechanism: Mechanism) -> int:
-    """The number of steps of this mechanism that a ledger holds already, epochs counted whole.
+def charged(ledger: Ledger, mechanism: Mechanism, besides: str | None = None) -> int:
+    """The number of steps of this mechanism that a ledger holds, reserved ones and epochs whole.
 
     A new stream begins with an epoch of its own: what is left of the last one is lost.
+
+    Args:
+        ledger: the ledger.
+        mechanism: whose events are counted.
+        besides: a stream that is left out.
     """
+    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
+    if not others:
+        return 0
     noise = mechanism.noise_multiplier
     length = 1 if isinstance(noise, (int, float)) else noise.steps
     events = {event for event, _, _ in mechanism.events(0, length)}
-    return sum(n * e.block for e, n in event_counts(ledger.entries).items() if e in events)
-
-
-def first_step(ledger: Ledger, mechanism: Mechanism) -> tuple[int, int]:
-    """(the first step of another trainer on this ledger, steps that are behind it besides).
-
-    Correlated noise begins anew: what it would go on from is in no ledger.
-    """
-    before = charged(ledger, mechanism)
-    return (before, 0) if mechanism.strategy is None else (0, before)
+    return sum(n * e.block for e, n in event_counts(others).items() if e in events)

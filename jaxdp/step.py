@@ -200,7 +200,7 @@ class PrivateStep:
             self._programs.append((kind, plan))
         captured.report(ticket, plan)
         if self.links.others:
-            ticket.trust(OTHERS)
+            ticket.note("trusted", OTHERS)
         key = ticket.spend("a step of the trainer", verified=True)
         return whole(params, opt_state, *rows, key, rng, taken_apart(extra), met)
 
@@ -315,7 +315,7 @@ never_flattened(_Handed)
 
 
 def _handed(summed: Summed) -> Summed:
-    return _Handed(summed.value, summed.l2, summed.unscale, summed.votes, summed.ticket)
+    return _Handed(summed.value, summed.l2, summed.unscale, summed.votes)
 
 
 @contextlib.contextmanager
@@ -402,9 +402,9 @@ def _across_jit(
         if key is None and ticket is not None:
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
-                ticket.trust(OTHERS)
+                ticket.note("trusted", OTHERS)
             if assuming and isinstance(extra.get("energy"), PublicEnergy):
-                ticket.assume(PublicEnergy.ASSUMED)
+                ticket.note("assumed", PublicEnergy.ASSUMED)
             if assuming:
                 tell_handed(ticket, extra)
         once = opened(summed, key), taken_apart(extra), met

@@ -29,7 +29,7 @@ from jaxdp._state import (
     replaced,
 )
 from jaxdp.audit.start import Guard, planned
-from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
+from jaxdp.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
@@ -38,7 +38,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, among, placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import Issuer, issuer_of
+from jaxdp.ledger.tickets import Issuer, Ticket, issuer_of
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -142,7 +142,7 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        self._plan, self._before = None, 0  # the steps of other trainers with this ledger
+        self._plan = None
         # Of the parameters that it was given, and whether a step was taken.
         self._start, self._moved = secrets.token_bytes(8), False
         self._tried: set[bool] = set()  # the optimizer, without and with a public value
@@ -150,6 +150,8 @@ class Trainer:
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             self.mechanism.check_source(self.source)
+        # The first step, in a ledger that other trainers may charge too; None in a run.
+        self._first: int | None = None
         issuer = issuer or self._new_issuer(reserve)
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)
@@ -253,9 +255,12 @@ class Trainer:
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        count = left_of(self.mechanism, self._before + self._sampler.step, steps, epochs, beyond)
-        processes.agree(step=self._sampler.step, steps=count)
-        return Batches(self._sampler, self.source, count, self._place)
+        first, others = self._sampler.step, 0
+        if self._first is not None:  # asked at every call: other trainers may have begun
+            others = charged(self.ledger, self.mechanism, self._sampler.issuer.stream) - self._first
+        count = left_of(self.mechanism, others + first, steps, epochs, beyond)
+        processes.agree(step=first, steps=count)
+        return Batches(self._sampler, self.source, first + count, self._place)
 
     def step(
         self, state: TrainState, batch: ChargedBatch, *, public_value: ArrayLike | None = None
@@ -295,14 +300,12 @@ class Trainer:
             public_value: as for ``step``.
         """
         valued = _valued(public_value)
-        self._check(state, batch, valued)
-        state, draw = self._laid(state), batch.draw
-        assert draw.ticket is not None
-        rng = None
-        if getattr(self._grad_fn, "takes_rng", False):
-            rng = draw.ticket.rng("examples")
-        extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
-        take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
+        ticket = self._check(state, batch, valued)
+        state = self._laid(state)
+        rng = ticket.rng("examples") if getattr(self._grad_fn, "takes_rng", False) else None
+        extra = valued | judging(self.energy, ticket, self.mechanism.leak)
+        one = self._is_whole and len(batch.draw.indices) == 1
+        take = self._at_once if one else self._by_passes
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
         with among(self._place), captured.looked_at(self._guard.look):
@@ -370,10 +373,8 @@ class Trainer:
         extra: dict[str, PyTree],
         told: bool,
     ) -> Any:
-        draw, ticket = batch.draw, batch.draw.ticket
-        assert ticket is not None
+        draw, ticket = batch.draw, check_batch(batch, self._sampler.issuer)
         data = self._data if batch.rows is None else batch.rows[0]
-        ticket.check()
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
             ticket,
@@ -405,9 +406,8 @@ class Trainer:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
-            # The trainer itself gathered the rows.
-            known = isinstance(self._grad_fn, ClippedGrad)
-            summed = summed.of_draw(summed.ticket, summed.passes or (), known=known)
+            if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
+                summed = summed.of_draw(batch.ticket, range(len(batch.rows)))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -416,21 +416,19 @@ class Trainer:
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 
-    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> None:
-        check_batch(batch)
-        if batch.draw.ticket is None or batch.draw.ticket.issuer is not self._sampler.issuer:
-            raise ValueError("batch must be of this trainer, got one of another trainer")
+    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> Ticket:
+        """The ticket of the batch; refuses a batch or a state that is not this trainer's."""
+        ticket = check_batch(batch, self._sampler.issuer)
         check_state(state, batch.draw.step if self.mechanism.strategy else None)
-        batch.check_untouched()
         check_past(state, self.ledger)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
-        ticket = batch.draw.ticket
         for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
-            ticket.trust(what)
+            ticket.note("trusted", what)
         for what in self.algorithm.on_trust():
-            ticket.trust(what)
+            ticket.note("trusted", what)
         tell_handed(ticket, {"public_value": valued.get("value")})
+        return ticket
 
     def _check_optimizer(
         self, params: PyTree, opt_state: PyTree, valued: dict[str, PyTree]
@@ -458,8 +456,10 @@ class Trainer:
     def _new_issuer(self, reserve: int | None) -> Issuer:
         self.ledger.join()
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
-        first, self._before = first_step(self.ledger, self.mechanism)
-        options = {"reserve": usual if reserve is None else reserve, "first_step": first}
+        # Correlated noise begins anew: what it would go on from is in no ledger.
+        anew = self.mechanism.strategy is not None
+        self._first = 0 if anew else charged(self.ledger, self.mechanism)
+        options = {"reserve": usual if reserve is None else reserve, "first_step": self._first}
         return issuer_of(self.mechanism, self.ledger, self._secret, **options)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:

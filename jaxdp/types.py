@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,12 +16,6 @@ PyTree = Any
 LossFn = Callable[..., jax.Array]
 
 
-# Set on what jaxdp made; a copy with other fields (dataclasses.replace) does not have it.
-_AS_MADE = "_as_made"
-# Set on a sum of parts: what compensates the next addition.
-_LOST = "_rounded_away"
-# Set likewise on a sum whose number of records nobody declared: its clip bound and its rows.
-_UNDECLARED = "_of_undeclared_rows"
 _NOT_TAKEN_APART = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
     "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
@@ -55,19 +49,25 @@ class Summed:
             gradients were divided before clipping, multiplied back after the noise.
         votes: scalar, or None: a sum of ½ for every record whose gradient is within ``l2`` and -½
             for every other, **un-noised**. One record adds at most ½ in absolute value.
-        ticket: the draw's ticket; None inside ``jit``.
-        passes: which physical batches of the draw are in it; None where that is not known.
         leaked: **un-noised** means that set later clip bounds, as some papers have it; None in
             whatever has a guarantee (a mechanism that names its ``leak`` has none).
+        ticket: the draw's ticket, where jaxdp saw that the sum is that of the draw's records,
+            clipped one by one. None inside ``jit``, in a sum made by hand, and in what was rebuilt
+            with other fields (``dataclasses.replace``), as in all that follow.
+        passes: which physical batches of the draw are in it.
+        undeclared: (clip bound, rows) of a sum whose largest number of records nobody declared.
+        lost: of a sum of parts, what rounding took from ``value``.
     """
 
     value: PyTree
     l2: float | jax.Array
     unscale: PyTree | None = None
     votes: jax.Array | None = None
-    ticket: Ticket | None = None
-    passes: frozenset[int] | None = None
     leaked: PyTree = None
+    ticket: Ticket | None = dataclasses.field(default=None, init=False)
+    passes: frozenset[int] = dataclasses.field(default=frozenset(), init=False)
+    undeclared: tuple[float | jax.Array, int] | None = dataclasses.field(default=None, init=False)
+    lost: PyTree = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.l2, jax.Array):
@@ -78,48 +78,22 @@ class Summed:
         if not isinstance(other, Summed):
             raise TypeError(f"a Summed can be added to a Summed only, got {type(other).__name__}")
         _check_parts(self, other)
-        passes = None if self.passes is None else self.passes | (other.passes or frozenset())
-        whole = self.untouched and other.untouched
         mine, others = self.votes, other.votes
         votes = None if mine is None or others is None else mine + others
-        value, lost = _rows.added((self.value, self._lost()), (other.value, other._lost()))
-        added = dataclasses.replace(self, value=value, votes=votes, passes=passes)
-        object.__setattr__(added, _LOST, lost)
-        return _as_made(added) if whole else added
-
-    def _lost(self) -> PyTree:
-        """The error that rounding left in a sum of parts; zeros where none was added."""
         zeros = jax.tree.map(lambda leaf: 0.0, self.value)
-        return getattr(self, _LOST, zeros)
+        parts = ((x.value, zeros if x.lost is None else x.lost) for x in (self, other))
+        value, lost = _rows.added(*parts)
+        added = dataclasses.replace(self, value=value, votes=votes)
+        return made(added, ticket=self.ticket, passes=self.passes | other.passes, lost=lost)
 
-    @property
-    def untouched(self) -> bool:
-        """True if jaxdp computed it from its draw, and no field was replaced since."""
-        return hasattr(self, _AS_MADE)
-
-    def of_draw(self, ticket: Ticket | None, passes: Iterable[int], *, known: bool) -> "Summed":
-        """A copy that carries the ticket and the physical batches of its draw.
+    def of_draw(self, ticket: Ticket | None, passes: Iterable[int]) -> "Summed":
+        """A copy that carries the ticket of its draw; for whoever saw what is summed.
 
         Args:
             ticket: the draw's ticket.
-            passes: the physical batches that are in it.
-            known: True if jaxdp saw that the records of these batches alone are in the sum.
+            passes: the physical batches whose records, and no others, are in the sum.
         """
-        found = dataclasses.replace(self, ticket=ticket, passes=frozenset(passes))
-        return _as_made(found) if known else found
-
-    def of_undeclared(self, bound: float | jax.Array, rows: int) -> "Summed":
-        """Itself, noted as a sum of so many rows clipped to ``bound``.
-
-        A copy with other fields (``dataclasses.replace``) does not have the note.
-        """
-        object.__setattr__(self, _UNDECLARED, (bound, rows))
-        return self
-
-    @property
-    def undeclared(self) -> tuple[float | jax.Array, int] | None:
-        """(clip bound, rows) of a sum whose largest number of records nobody declared; or None."""
-        return getattr(self, _UNDECLARED, None)
+        return made(dataclasses.replace(self), ticket=ticket, passes=frozenset(passes))
 
     def __contains__(self, key: Any) -> bool:
         """False: it has no keys; Flax's TrainState looks for one of its own."""
@@ -145,12 +119,18 @@ def never_flattened(cls: type) -> type:
 never_flattened(Summed)
 
 
-def _as_made(value: Any, by: Any = True) -> Any:
-    object.__setattr__(value, _AS_MADE, by)
+_Made = TypeVar("_Made")
+
+
+def made(value: _Made, **fields: Any) -> _Made:
+    """Sets fields, which no constructor takes, of a value that jaxdp just made; returns it."""
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
     return value
 
 
-def _same(some: Any, others: Any) -> bool:
+def same(some: PyTree, others: PyTree) -> bool:
+    """True for two trees of the very same arrays."""
     one, two = jax.tree.leaves(some), jax.tree.leaves(others)
     return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
 
@@ -179,14 +159,12 @@ def filled(moved: PyTree, params: PyTree) -> PyTree:
 
 def _check_parts(one: Summed, other: Summed) -> None:
     """Raises ValueError unless two sums are disjoint parts of one draw."""
-    if one.ticket is None or one.ticket is not other.ticket or None in (one.passes, other.passes):
+    if one.ticket is None or one.ticket is not other.ticket:
         raise ValueError(
             "sums can be added only where they are known to be parts of one draw: those of the "
             "batches of draw.batches(data), outside jit. Got sums of two draws, or of batches made "
-            "by hand: one noise does not cover them"
+            "by hand, changed or gathered from other data: one noise does not cover them"
         )
-    assert one.passes is not None
-    assert other.passes is not None
     if both := one.passes & other.passes:
         raise ValueError(
             f"a physical batch can be in a sum once, got batch {min(both)} of the draw twice: its "
@@ -212,8 +190,6 @@ class Batch:
     Attributes:
         data: pytree of arrays [m, ...], one row an example.
         mask: bool [m]; False marks padding, which contributes nothing.
-        origin: (ticket, number of the batch in its draw), or None. It stays on the host: a batch
-            inside ``jit`` has none.
 
     Raises:
         ValueError: the leaves have unequal numbers of rows, or the mask has another shape or dtype.
@@ -223,16 +199,23 @@ class Batch:
 
     data: PyTree
     mask: Any
-    origin: tuple[Ticket, int] | None = None
+    # The ticket, the number of the batch in its draw, and the arrays that were gathered.
+    _gathered: tuple[Ticket, int, list[Any]] | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves((self.data, self.mask))):
             _rows.check_mask(self.mask, _rows.rows("data", self.data))
 
     @property
-    def untouched(self) -> bool:
-        """True if it holds the rows and the mask that ``Draw.batches`` gathered."""
-        return _same(getattr(self, _AS_MADE, ()), (self.data, self.mask))
+    def origin(self) -> tuple[Ticket, int] | None:
+        """(ticket, number in its draw) of a batch as ``Draw.batches`` gathered it; else None.
+
+        It stays on the host: a batch inside ``jit`` has none.
+        """
+        if self._gathered is None:
+            return None
+        ticket, number, arrays = self._gathered
+        return (ticket, number) if same(arrays, (self.data, self.mask)) else None
 
     def __repr__(self) -> str:
         # Records: a stray print or log line must not show them.
@@ -242,10 +225,7 @@ class Batch:
 def _rebuilt(_: None, parts: Any) -> Batch:
     """A batch of whatever JAX puts in: arrays with more axes, tracers, None or placeholders."""
     batch = object.__new__(Batch)
-    object.__setattr__(batch, "data", parts[0])
-    object.__setattr__(batch, "mask", parts[1])
-    object.__setattr__(batch, "origin", None)
-    return batch
+    return made(batch, data=parts[0], mask=parts[1])
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -275,15 +255,20 @@ class Draw:
         mask: bool [passes, physical_batch_size]; False marks padding.
         step: the step that this draw belongs to.
         num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
-        ticket: the right to release it once, charged to the ledger; None for a draw made by hand,
-            to whose sum jaxdp adds no noise.
+        ticket: the right to release it once, charged to the ledger. A draw that was made by hand,
+            or rebuilt with other fields (``dataclasses.replace``), has none, and jaxdp adds no
+            noise to its sum.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
     mask: np.ndarray = dataclasses.field(repr=False)
     step: int
     num_records: int = dataclasses.field(repr=False)
-    ticket: Ticket | None = dataclasses.field(default=None, compare=False)
+    ticket: Ticket | None = dataclasses.field(default=None, init=False, compare=False)
+    # What its batches are gathered from: one for a draw and its copies (``copy.copy``).
+    _data: dict[str, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def key(self) -> NoiseKey:
         """Spends the draw's ticket: the noise key, for an update that the caller compiles.
@@ -326,24 +311,17 @@ class Draw:
 
     def _gathered(self, data: PyTree) -> Iterator[Batch]:
         # In other data, or in another order, a record could be in two batches.
-        first = self.__dict__.setdefault("_data", jax.tree.leaves(data))
-        known = self.untouched and _same(first, data)
-        each = enumerate(zip(self.indices, self.mask, strict=True))
-        ticket = self.ticket
-        for number, (rows, mask) in each:
-            found = frozen(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
-            batch = Batch(found, mask, None if ticket is None else (ticket, number))
-            yield _as_made(batch, jax.tree.leaves((found, mask))) if known else batch
-
-    @property
-    def untouched(self) -> bool:
-        """True if no field was replaced since the sampler drew it."""
-        return hasattr(self, _AS_MADE)
+        first = self._data.setdefault("first", jax.tree.leaves(data))
+        ticket = self.ticket if same(first, data) else None
+        for number, (rows, mask) in enumerate(zip(self.indices, self.mask, strict=True)):
+            batch = Batch(frozen(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)), mask)
+            arrays = jax.tree.leaves((batch.data, mask))
+            yield batch if ticket is None else made(batch, _gathered=(ticket, number, arrays))
 
     def drawn_by(self, ticket: Ticket) -> "Draw":
         """A read-only copy that carries its ticket, as the sampler hands it out."""
-        frozen((self.indices, self.mask))
-        return _as_made(dataclasses.replace(self, ticket=ticket))
+        self.indices.flags.writeable = self.mask.flags.writeable = False
+        return made(dataclasses.replace(self), ticket=ticket)
 
 
 @functools.partial(

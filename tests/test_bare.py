@@ -18,7 +18,7 @@ from jaxdp.data.specs import TFDS
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-HIDDEN = {"arguments", "cli", "tickets"}  # the command line, and what is not for users
+HIDDEN = {"arguments", "cli", "devices"}  # the command line, and what is not for users
 
 # Run before the program: what is not of the four distributions cannot be found.
 REFUSE = """

@@ -17,7 +17,7 @@ def late():
     from jaxdp.noise.grid import distance
 """
     names = {f"jaxdp.{name}" for name in ("trainer", "step", "ledger", "noise.grid", "seeds")}
-    found = house._imports("jaxdp.ledger.seeds", tmp_path / "seeds.py", ast.parse(text), names)
+    found = house._imports("jaxdp.seeds", tmp_path / "seeds.py", ast.parse(text), names)
     assert found == {"jaxdp.trainer", "jaxdp.step", "jaxdp.noise.grid"}
 
 

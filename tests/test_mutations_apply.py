@@ -6,7 +6,7 @@ from benchmarks.mutations import Mutant, mutants
 
 ALL = mutants()
 ROOMS = {"clipping", "noise", "sampling", "ledger", "trainer", "accounting", "audit"}
-ROOMS |= {"correlated", "grid", "optimizers", "papers", "tuning"}
+ROOMS |= {"correlated", "grid", "optimizers", "papers", "runs", "tuning"}
 
 
 def test_every_mutant_can_be_applied_and_names_tests_that_are_there():

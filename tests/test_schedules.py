@@ -87,8 +87,9 @@ def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
         for link, given_key in ((tx, wrong), (plain, key))
     )
     sampler = MECH.sampler(100, first_step=1, reserve=9)  # that begins later
-    assert sampler.draw(until=3).key().multipliers == [5.0]
-    assert sampler.ledger.event == acc.Composed((acc.Repeated(MECH.event_at(1), 2),))
+    assert sampler.draw().key().multipliers == [5.0]
+    assert [(e.first_step, e.end) for e in sampler.ledger.reserved] == [(1, 3)]
+    assert sampler.ledger.event == acc.Composed((acc.Repeated(MECH.event_at(1), 1),))
 
 
 def test_a_schedule_costs_its_heterogeneous_composition():

@@ -150,11 +150,7 @@ def test_a_batch_is_used_once_whatever_the_state(rows):
     (three,), states = train.batches(1), [train.init(PARAMS) for _ in range(4)]
     stepped = at_once(4, lambda: train.step(states.pop(), three))
     assert (len(stepped), stepped.count(None), train.ledger.steps) == (4, 3, 3)
-    # A batch that was drawn ahead and handed to nobody, and a copy of one.
-    state, batches = train.init(PARAMS), train.batches(3)
-    ahead = jaxdp.batches.ChargedBatch(batches._sampler.draw())
-    train._sampler.close(1)
-    refused("^(?!.*sampler.draw).*one of a loop that has ended", train.step, state, ahead)
+    # A copy of one.
     (one,) = train.batches(1)
     ticket, words = one.draw.ticket, "draw or sum (its ticket) cannot be copied"
     for way, what in ((copy.deepcopy, ticket), (copy.copy, ticket), (copy.deepcopy, one)):
@@ -179,39 +175,6 @@ def test_a_state_stands_for_its_charges_and_a_batch_or_state_of_another_trainer_
     assert not one.draw.ticket.spent
     assert not its.draw.ticket.spent
     train.step(state, its)
-
-
-def test_what_was_drawn_ahead_is_given_back():
-    train = trainer(reserve=5)
-    state = train.init(PARAMS)
-    for n, one in zip(range(1, 8), train.batches(50), strict=False):
-        state, _ = train.step(state, one)
-        assert train.epsilon(1e-5).upper == train.mechanism.epsilon(n, 1e-5).upper
-        assert train.unverified() == []
-    assert train.epsilon(1e-5).upper == train.mechanism.epsilon(7, 1e-5).upper  # after a break
-    train.close()
-    assert train.ledger.steps == 7
-    assert train.unverified() == []
-    # Before: the slower of two threads that take batches took the faster one's step out.
-    train = trainer(reserve=10)
-    batches = train.batches(10)
-    for _ in range(3):
-        next(batches)
-    train._sampler.issuer.handed_out(1)
-    assert train.epsilon(1e-5).upper == train.mechanism.epsilon(3, 1e-5).upper
-    dropped = trainer()
-    next(dropped.batches(30))
-    dropped.close()
-    assert dropped.ledger.steps == 1
-    # None is left for a state at the end; a batch that nobody stepped with is told.
-    train = trainer()
-    state = train.init(PARAMS)
-    assert list(train.batches(0)) == []
-    assert train.ledger.steps == 0
-    one, _ = train.batches(2)
-    train.step(state, one)
-    assert train.ledger.steps == 2
-    assert [line[:13] for line in train.unverified()] == ["1 of 2 steps:"]
 
 
 def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):

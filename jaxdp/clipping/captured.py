@@ -307,7 +307,7 @@ def report(ticket: Ticket | None, plan: Sequence[LeafPlan]) -> None:
     if ticket is not None:
         for entry in plan:
             if entry.assumed:
-                ticket.assume(entry.assumed)
+                ticket.note("assumed", entry.assumed)
 
 
 def _key(array: ArrayLike) -> Any:

@@ -115,7 +115,7 @@ class ClippedGrad:
         ticket, number = origin
         captured.report(ticket, info.plan)
         options.report(ticket, lambda: self.rule.l2(self.trained(params)), *given)
-        return summed.of_draw(ticket, [number], known=batch.untouched), info
+        return summed.of_draw(ticket, [number]), info
 
     def sum(
         self,
@@ -170,7 +170,8 @@ class ClippedGrad:
     ) -> tuple[Summed, list[ClipInfo]]:
         """As ``sum``, with the data of each physical batch of the draw given separately.
 
-        These are all records each time or, if ``gathered``, the rows that ``draw.indices`` names.
+        These are all records each time or, if ``gathered``, the rows that ``draw.indices`` names,
+        whose sum brings no ticket.
         """
         options.check_arrays(params)
         options.check_rng(rng, self.form.rng)
@@ -199,9 +200,9 @@ class ClippedGrad:
         total = placement.as_it_was(total, params)
         drawn = not gathered or (place is not None and place.fed)
         summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
-        # Rows that the caller gathered are not seen to be those of the draw.
-        known = draw.untouched and not gathered
-        return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos
+        if gathered:  # elsewhere: that these are the rows of the draw is not seen
+            return summed, infos
+        return summed.of_draw(draw.ticket, range(len(draw.indices))), infos
 
     def one_pass(
         self,

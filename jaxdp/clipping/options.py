@@ -269,9 +269,9 @@ def report(
         return
     own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit())
     if not own and past_of(bound) not in (b"", start_of(limit())):
-        ticket.trust(_BY_THE_CALLER.format("the clip bound (bound=)"))
+        ticket.note("trusted", _BY_THE_CALLER.format("the clip bound (bound=)"))
     if any(past_of(leaf) != b"" for leaf in jax.tree.leaves(scale)):
-        ticket.trust(_BY_THE_CALLER.format("the scale (scale=)"))
+        ticket.note("trusted", _BY_THE_CALLER.format("the scale (scale=)"))
 
 
 def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:

@@ -44,6 +44,7 @@ class Entry:
         source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
         note: what a reader must know besides, such as that an auditor put records in; public.
         whole: True where releases decide how many of the steps are taken: all count, for good.
+        block: how many steps of an epoch are one event; 1 otherwise.
     """
 
     event: acc.Event
@@ -53,6 +54,7 @@ class Entry:
     source: str = "by hand"
     note: str = ""
     whole: bool = False
+    block: int = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, acc.Event):
@@ -68,6 +70,7 @@ class Entry:
             arguments.one_of("source", self.source, SOURCES)
         if not isinstance(self.note, str):
             raise ValueError(f"note must be a string, got {self.note!r}")
+        object.__setattr__(self, "block", _block_of(self.event))
 
     @property
     def end(self) -> int:
@@ -106,6 +109,11 @@ class Entry:
 
 # Nearly all rows have the event of the row before.
 @functools.lru_cache(maxsize=1_000)
+def _block_of(event: acc.Event) -> int:
+    return event.block
+
+
+@functools.lru_cache(maxsize=1_000)
 def _text_of(event: acc.Event) -> str:
     return json.dumps(acc.events.to_dict(event), sort_keys=True)
 
@@ -126,26 +134,37 @@ class Streams:
 
     def __init__(self) -> None:
         self._entries: dict[str | None, list[Entry]] = {}
+        self.whole: set[str | None] = set()  # where a line said so, of steps held or not
+        self._block = 1  # the largest of any event
 
     def __iter__(self) -> Iterator[Entry]:
-        return (entry for entries in self._entries.values() for entry in entries)
+        # A signal handler may charge while somebody looks.
+        return (entry for entries in tuple(self._entries.values()) for entry in entries)
 
     def of(self, stream: str | None) -> list[Entry]:
         """The entries of one stream."""
         return self._entries.get(stream, [])
 
+    def meeting(self, stream: str | None, first: int, end: int) -> list[Entry]:
+        """The entries of one stream that hold any of the steps [first, end)."""
+        known = self.of(stream)
+        start = bisect.bisect_right(known, first, key=lambda e: e.end)
+        return known[start : bisect.bisect_left(known, end, key=lambda e: e.first_step)]
+
     def missing(self, entry: Entry) -> list[Entry]:
         """The parts of an entry whose steps its stream does not hold."""
         gaps, start = [], entry.first_step
-        for other in self.of(entry.stream):
-            if start < other.end and other.first_step < entry.end:
-                if other.first_step > start:
-                    gaps.append(entry.between(start, other.first_step))
-                start = other.end
+        for other in self.meeting(entry.stream, entry.first_step, entry.end):
+            if other.first_step > start:
+                gaps.append(entry.between(start, other.first_step))
+            start = other.end
         return [*gaps, entry.between(start, entry.end)] if start < entry.end else gaps
 
     def insert(self, entry: Entry) -> None:
         """Adds the steps of an entry that its stream does not hold."""
+        if entry.whole:
+            self.whole.add(entry.stream)
+        self._block = max(self._block, entry.block)
         known = self._entries.setdefault(entry.stream, [])
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
             for part in self.missing(entry):
@@ -167,8 +186,11 @@ class Streams:
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        for other in self._entries.get(entry.stream, ()):
-            size = max(entry.event.block, other.event.block)
+        if not self._entries.get(entry.stream):
+            return
+        wide = max(self._block, entry.block)
+        for other in self.meeting(entry.stream, entry.first_step - wide, entry.end + wide):
+            size = max(entry.block, other.block)
             one, two = (blocks(e.first_step, e.end, size) for e in (entry, other))
             if entry.event != other.event and one[0] < two[1] and two[0] < one[1]:
                 what = f"all steps of a block of {size}" if size > 1 else "a step"
@@ -179,11 +201,11 @@ class Streams:
 
     def new_events(self, entry: Entry) -> int:
         """The number of events that an entry adds: its steps, or the blocks that it begins."""
-        size = entry.event.block
+        size = entry.block
         first, end = blocks(entry.first_step, entry.end, size)
         held = {
             number
-            for e in self.of(entry.stream)
+            for e in self.meeting(entry.stream, first * size, end * size)
             if e.event == entry.event
             for number in range(max(first, e.first_step // size), min(end, -(-e.end // size)))
         }
@@ -205,7 +227,7 @@ def event_counts(entries: Iterable[Entry]) -> dict[acc.Event, int]:
     ends: dict[tuple[str | None, acc.Event], int] = {}
     for entry in entries:
         event, name = entry.event, (entry.stream, entry.event)
-        first, end = blocks(entry.first_step, entry.end, event.block)
+        first, end = blocks(entry.first_step, entry.end, entry.block)
         counts[event] = counts.get(event, 0) + max(0, end - max(first, ends.get(name, 0)))
         ends[name] = max(end, ends.get(name, 0))
     return counts

@@ -43,7 +43,7 @@ def this_process() -> tuple[int, int]:
     return os.getpid(), _forks
 
 
-class Guard:
+class ProcessLock:
     """The lock of an object, the process that made it, and the frame that is inside."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Guard:
 class Guarded(Protocol):
     """An object with a guard, of its own or that of its ledger."""
 
-    guard: Guard
+    guard: ProcessLock
 
 
 _Self = TypeVar("_Self", bound=Guarded)
@@ -183,8 +183,9 @@ class Ledger:
         budget: acc.RenyiFilter | None = None,
         key: bytes | None = None,
     ):
-        self.guard = Guard()
-        self._budget, self._closed = budget, False
+        self.guard = ProcessLock()
+        self._budget = budget
+        self.closed = False  # True once ``close`` was called
         self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
         self._forget()
         self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
@@ -203,6 +204,12 @@ class Ledger:
             return tuple(self._streams)
         with self.guard.lock:
             return tuple(self._charged())
+
+    @property
+    def reserved(self) -> tuple[Entry, ...]:
+        """As ``entries``, with what was reserved and not handed out: so its file counts."""
+        with self.guard.lock:
+            return tuple(self._streams)
 
     @property
     def event(self) -> acc.Event:
@@ -230,11 +237,6 @@ class Ledger:
     def begun(self) -> tuple[str, ...]:
         """The names of the streams, and of a run's starts, in the order in which they began."""
         return tuple(self._begun)
-
-    @property
-    def closed(self) -> bool:
-        """True once ``close`` was called."""
-        return self._closed
 
     def shown(self, stream: str) -> Shown | None:
         """The state of a stream that was shown last, or that it began from; None without one."""
@@ -354,42 +356,44 @@ class Ledger:
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
-        held = [e for e in self._streams.of(stream) if _meet(e, entry)]
+        held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
                 "first_step must be one that stream "
                 f"{stream!r} was not charged for, got {max(first_step, held[0].first_step)}: two "
                 "releases from one draw are not two events"
             )
+        if others := {e.source for e in held} - {source}:
+            raise ValueError(
+                f"source must be that of the steps that stream {stream!r} holds, "
+                f"{others.pop()!r}, got {source!r}"
+            )
         self.reserve(entry)
 
     def assume(self, what: str) -> None:
-        """Writes down, once, something that the guarantee takes to be public without verifying it.
+        """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
+        self.note("assumed", what)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, any other assumption, a whole sentence; ``note("trusted", what)``."""
+        self.note("trusted", what)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes down, once, what the guarantee rests on and nobody verified.
 
         It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
         anew.
 
         Args:
-            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+            kind: "assumed" for what is taken to be public, such as "the frozen parameter
+                ['embedding']"; "trusted" for any other assumption, a whole sentence.
+            what: in words; public, one line.
 
         Raises:
-            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+            ValueError: an argument is none of these; the ledger is closed, or another process
+                writes.
         """
-        self.note("assumed", what)
-
-    def trust(self, what: str) -> None:
-        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
-
-        Args:
-            what: a whole sentence; public, one line.
-
-        Raises:
-            ValueError: as ``assume``.
-        """
-        self.note("trusted", what)
-
-    def note(self, kind: str, what: str) -> None:
-        """Writes down a line of words once: "assumed" to be public, or otherwise "trusted"."""
+        arguments.one_of("kind", kind, tuple(self._noted))
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
             raise ValueError(f"what must be one line of words, got {what!r}")
         if what not in self._noted[kind]:
@@ -428,7 +432,7 @@ class Ledger:
         if self._rows.is_open and self._seen != self._seen_on_disk:
             self._rows.append({"seen": self._seen})
         self._rows.close()
-        self._closed = True
+        self.closed = True
 
     # For issuers, which hold the lock.
 
@@ -463,7 +467,7 @@ class Ledger:
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
-        return any(entry.whole for entry in self._streams.of(stream))
+        return stream in self._streams.whole
 
     # As text, and how it is read.
 
@@ -477,7 +481,7 @@ class Ledger:
             "begun": list(self._begun),
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
-                for name, states in self._shown.items()
+                for name, states in tuple(self._shown.items())
             },
         }
         return json.dumps(content, sort_keys=True)
@@ -504,9 +508,9 @@ class Ledger:
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
         live = {} if self._rows.several else self._issuers
-        whole = {entry.stream for entry in self._streams if entry.whole}
         for entry in self._streams:
-            issuer = None if entry.stream in whole else live.get(str(entry.stream))
+            counts = entry.stream in self._streams.whole
+            issuer = None if counts else live.get(str(entry.stream))
             first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
@@ -515,7 +519,7 @@ class Ledger:
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
-        if self._closed:
+        if self.closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
         self._rows.open(self._read, self._forget)
 
@@ -576,7 +580,3 @@ class Ledger:
     def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
         if count := self._streams.new_events(entry):
             budget.charge(acc.Repeated(entry.event, count))
-
-
-def _meet(one: Entry, other: Entry) -> bool:
-    return one.first_step < other.end and other.first_step < one.end

@@ -116,7 +116,7 @@ class Ticket:
     def __init__(self, issuer: "Issuer", step: int, multipliers: dict[str, float], first: bool):
         self.issuer, self.step, self.first = issuer, step, first
         self.multipliers = dict(multipliers)
-        self._process = this_process()
+        self._process = issuer.guard.process  # not a fork that goes on with what it was making
         self._right = [True]  # taken out by whoever spends it, which needs no lock
         self._by = ""
 
@@ -200,13 +200,9 @@ class Ticket:
             np.zeros(8, np.uint32) if _long_key(self.multipliers) else None,
         )
 
-    def trust(self, what: str) -> None:
-        """Tells the ledger another assumption of this release; see ``Ledger.trust``."""
-        self.issuer.ledger.trust(what)
-
-    def assume(self, what: str) -> None:
-        """Tells the ledger what this release takes to be public; see ``Ledger.assume``."""
-        self.issuer.ledger.assume(what)
+    def note(self, kind: str, what: str) -> None:
+        """Tells the ledger what this release rests on; see ``Ledger.note``."""
+        self.issuer.ledger.note(kind, what)
 
     def _derived(self) -> NoiseKey:
         words = [self._words(f"noise {part}") for part in self.multipliers]
@@ -304,13 +300,14 @@ class Issuer:
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
-        self._source, self._note, self._resumed = source, note, resumed
+        self._kind, self._resumed = (source, note), resumed
         self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
         ledger.register(stream, self)
         with contextlib.suppress(ValueError):  # it is told where the step is taken
-            Entry.from_dict(self._line(self.next, self.next + 1).to_dict())
+            event, _, _ = self._stretch(self.next)
+            Entry.from_dict(Entry(event, self.next, 1, stream, *self._kind).to_dict())
 
     @alone
     def take(self, step: int | None = None, until: int | None = None) -> Ticket | None:
@@ -352,26 +349,21 @@ class Issuer:
         try:
             while start < until:
                 try:
-                    line = self._line(start, until, whole)
+                    event, _, end = self._stretch(start)
                 except ValueError:  # the end of a schedule, or of a strategy
                     if start == first:
                         raise
                     until = start
                     break
-                self.ledger.reserve(line)
-                start = line.end
+                steps = min(end, until) - start
+                self.ledger.reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
+                start += steps
         except acc.BudgetExceededError:
             if whole or until == first + 1:
                 raise
             self._charge(first + 1)
             return
         self._end = until
-
-    def _line(self, start: int, until: int, whole: bool = False) -> Entry:
-        """The steps from ``start`` on that have its event, as the ledger charges them."""
-        event, _, end = self._stretch(start)
-        steps = min(end, until) - start
-        return Entry(event, start, steps, self.stream, self._source, self._note, whole)
 
     def _stretch(self, step: int) -> Stretch:
         """As ``Chargeable.stretch``; asked anew where it is one step, which releases may decide."""

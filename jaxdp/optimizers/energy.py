@@ -19,7 +19,7 @@ from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import LossFn, PyTree
+from jaxdp.types import LossFn, PyTree, frozen, made
 
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -137,8 +137,9 @@ class PrivateEnergy:
         held = 1 << (passes - 1).bit_length()
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
         indices[:passes], mask[:passes] = draw.positions(False), draw.mask
+        frozen((indices, mask))
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
-        return DrawnEnergy(
+        drawn = DrawnEnergy(
             self.data,
             indices,
             mask,
@@ -149,14 +150,14 @@ class PrivateEnergy:
             self.mechanism.l2(None),
             self.mechanism.noise_multiplier,
             self.mechanism.batch_size,
-            ticket=draw.ticket,
         )
+        return made(drawn, ticket=draw.ticket)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["data", "indices", "mask", "passes", "words", "tag"],
-    meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size", "ticket"],
+    meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnEnergy:
@@ -176,7 +177,8 @@ class DrawnEnergy:
         noise_multiplier: z.
         batch_size: the public divisor.
         tag: uint32 [2]; a name of the key that does not reveal it.
-        ticket: the right to release it once; None once it is spent.
+        ticket: the right to release it once; None once it is spent, inside ``jit``, and in what was
+            rebuilt with other fields (``dataclasses.replace``).
     """
 
     data: PyTree = dataclasses.field(repr=False)
@@ -190,7 +192,7 @@ class DrawnEnergy:
     noise_multiplier: float
     batch_size: int
     tag: ArrayLike | None = None
-    ticket: Ticket | None = None
+    ticket: Ticket | None = dataclasses.field(default=None, init=False)
 
     def spent(self, *, verified: bool = False) -> "DrawnEnergy":
         """The draw with its noise key, for one update that the caller compiles.
@@ -203,19 +205,25 @@ class DrawnEnergy:
                 compiled in.
         """
         if isinstance(jnp.zeros([]), jax.core.Tracer):
-            raise ValueError(
-                "energy must not be used inside jit as it is drawn: every call would judge by one "
-                "draw and one noise. Pass drawn.spent() in as an argument, another for every call"
-            )
+            raise ValueError(_AS_DRAWN)
         if self.ticket is None:
-            raise ValueError("energy must be as it was drawn to be spent, got one that is spent")
+            raise ValueError(
+                "energy must be as it was drawn to be spent, got one that is spent or was changed"
+            )
         key = self.ticket.spend("the judging of a candidate", verified=verified)
-        return dataclasses.replace(self, words=key.words[0], tag=key.tag, ticket=None)
+        return dataclasses.replace(self, words=key.words[0], tag=key.tag)
 
     def blank(self) -> "DrawnEnergy":
         """The draw with a key of zeros, to trace an update with; nothing is spent."""
+        if self.ticket is None:
+            self.check_spent()
         zeros = np.zeros(2, np.uint32)
-        return dataclasses.replace(self, words=zeros, tag=zeros, ticket=None)
+        return dataclasses.replace(self, words=zeros, tag=zeros)
+
+    def check_spent(self) -> None:
+        """Raises ValueError if it has no key: inside ``jit`` as it was drawn, or changed."""
+        if self.words is None:
+            raise ValueError(_AS_DRAWN)
 
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
@@ -226,6 +234,7 @@ class DrawnEnergy:
             ValueError: it judged a candidate before.
         """
         del last
+        self.check_spent()
         self.once()
         std = self.noise_multiplier * self.l2
         words = jnp.asarray(self.words)
@@ -279,6 +288,11 @@ class DrawnEnergy:
         return rounding.compensated(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))
 
 
+_AS_DRAWN = (
+    "energy must not be used inside jit as it is drawn, nor with other fields "
+    "(dataclasses.replace): every call would judge by one draw and one noise, or by records that "
+    "nobody drew. Pass drawn.spent() in as an argument, another for every call"
+)
 # An energy that may judge an update.
 Judge = PublicEnergy | DrawnEnergy
 
@@ -309,7 +323,7 @@ def judging(
         leak: of the gradient's mechanism, which says more than any assumption.
     """
     if isinstance(energy, PublicEnergy) and not leak:
-        ticket.assume(PublicEnergy.ASSUMED)
+        ticket.note("assumed", PublicEnergy.ASSUMED)
     return {} if energy is None else {"energy": energy.prepare()}
 
 

@@ -113,9 +113,8 @@ def quantile_clip(
         _links.adds("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
         count = noised(updates.votes, 0.5 * multiplier * fresh, words)
-        mean, noise_state = inner.update(
-            dataclasses.replace(updates, ticket=None), state.privatize, params, key=key, **extra
-        )
+        spent = dataclasses.replace(updates)  # it has no ticket
+        mean, noise_state = inner.update(spent, state.privatize, params, key=key, **extra)
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.

@@ -1,10 +1,10 @@
 """Prefetching: a background thread makes the next items while the device works."""
 
-import collections
+import contextlib
+import queue
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, NoReturn, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, NoReturn, TypeVar
 
 from jaxdp import arguments
 from jaxdp.ledger.ledger import this_process
@@ -21,11 +21,11 @@ class Prefetched(Iterator[Item]):
     """
 
     def __init__(self, lane: "_Lane[Item]") -> None:
-        self._lane = lane
-        # Not of the object itself: the thread holds the lane only, so that this can be collected.
-        self._abandon = weakref.finalize(self, lane.abandon)
-        self._abandon.atexit = False  # the thread notices by itself that the program ends
+        self._lane = lane  # which is all that the thread holds, so that this can be collected
         lane.thread.start()
+
+    def __del__(self) -> None:
+        self._lane.stop()
 
     def __next__(self) -> Item:
         return self._lane.take()
@@ -35,7 +35,6 @@ class Prefetched(Iterator[Item]):
 
         An item that is just being made is finished first. A second call does nothing.
         """
-        self._abandon.detach()
         self._lane.close()
 
     def __enter__(self) -> "Prefetched[Item]":
@@ -71,88 +70,82 @@ def prefetch(producer: Iterable[Item], size: int = 2) -> Prefetched[Item]:
 
 
 class _Lane(Generic[Item]):
-    """A bounded queue of items, and the thread that fills it."""
+    """A bounded queue of items, and the thread that fills it.
+
+    Nobody holds a lock: an interrupt in the middle of ``with condition`` would leave it held, and
+    the other side would wait for ever.
+    """
 
     def __init__(self, producer: Iterable[Item], size: int) -> None:
-        self._producer, self._size = producer, size
-        self._items: collections.deque[Item] = collections.deque()
-        self._changed = threading.Condition()
-        self._stop = False  # no item will be taken any more
-        self._made_all = self._orphaned = False
-        self._failure: BaseException | None = None  # raised where the next item would be
+        self._size = size
+        # (item, None), and last (None, what is raised in place of the next one).
+        self._items: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stopped = self._orphaned = False
         self._process = this_process()
         self._consumer = threading.current_thread()
         # No daemon: it would run on into an interpreter that is being taken down.
-        self.thread = threading.Thread(target=self._run, name="jaxdp-prefetch", daemon=False)
-
-    # What the consumer calls.
+        self.thread = threading.Thread(
+            target=self._run, args=(producer,), name="jaxdp-prefetch", daemon=False
+        )
 
     def take(self) -> Item:
         """The next item, waiting for it if need be."""
         if this_process() != self._process:
-            # Before the lock: the thread may have held it when the process was forked.
+            # The thread may have been in the middle of something when the process was forked.
             raise RuntimeError("prefetched items belong to the process that began to make them")
-        with self._changed:
-            self._consumer = threading.current_thread()
-            while not (self._items or self._made_all or self._stop):
+        self._consumer = threading.current_thread()
+        while not self._stopped:
+            try:
                 # With a limit, so that an interrupt is noticed on every system.
-                self._changed.wait(_LOOK_AGAIN)
-            if self._stop or not self._items:
-                raise self._ending()  # in no variable here: its traceback would hold itself
-            item = self._items.popleft()
+                item, error = self._items.get(timeout=_LOOK_AGAIN)
+            except queue.Empty:
+                continue
+            if error is not None:
+                self.stop()
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback would hold itself
             # Waking the thread for every item costs the consumer more than the items.
-            if len(self._items) <= self._size // 2:
-                self._changed.notify_all()
+            if self._items.qsize() <= self._size // 2:
+                self._woken.put(None)
             return item
+        if self._orphaned:
+            raise RuntimeError("prefetched items were dropped: the program was ending")
+        raise StopIteration
+
+    def stop(self) -> None:
+        """Lets the thread end; no item is taken any more. Finalizers and signal handlers may."""
+        self._stopped = True
+        self._woken.put(None)
 
     def close(self) -> None:
-        if this_process() != self._process:
-            return
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self.thread:
-            self.thread.join()
+        """Stops the thread and waits for it."""
+        if this_process() == self._process:
+            self.stop()
+            if threading.current_thread() is not self.thread:
+                self.thread.join()
 
-    def abandon(self) -> None:
-        """Stops the thread without waiting and without the lock, for the garbage collector."""
-        self._stop = True
-
-    def _ending(self) -> BaseException:
-        """The exception at the end of the items: the failure once, then StopIteration."""
-        if self._orphaned:
-            return RuntimeError("prefetched items were dropped: the program was ending")
-        failure, self._failure = self._failure, None
-        return StopIteration() if failure is None or self._stop else failure
-
-    # What the thread does.
-
-    def _run(self) -> None:
+    def _run(self, producer: Iterable[Item]) -> None:
+        """Fills the queue, in the thread."""
         try:
-            for item in self._producer:
-                with self._changed:
-                    self._items.append(item)
-                    self._changed.notify_all()
-                    del item  # or it would be held while the next one is made
-                    self._rest_until(lambda: len(self._items) < self._size)
-                    if self._stop:
-                        break
+            for item in producer:
+                self._items.put((item, None))
+                del item  # or it would be held while the next one is made
+                while self._items.qsize() >= self._size and not self._stopped:
+                    # Once the program waits only for its last threads, of which this may be one,
+                    # nobody is left to take an item.
+                    user, main = self._consumer, threading.main_thread()
+                    if main.is_alive() or (user.is_alive() and not user.daemon):
+                        with contextlib.suppress(queue.Empty):
+                            self._woken.get(timeout=_LOOK_AGAIN)
+                    else:
+                        self._orphaned = self._stopped = True
+                if self._stopped:
+                    break
+            self._items.put((None, StopIteration()))
         except BaseException as error:  # for the consumer, whatever it is
-            self._failure = error
-        with self._changed:
-            self._made_all = True
-            self._changed.notify_all()
-            if self._stop:
-                self._items.clear()
-
-    def _rest_until(self, ready: Callable[[], bool]) -> None:
-        """Waits, with the lock, for ``ready()``, for the end, or for the end of the program."""
-        while not ready() and not self._stop:
-            # Once the program waits only for its last threads, of which this may be one, nobody
-            # is left to take an item.
-            user = self._consumer
-            taker = threading.main_thread().is_alive() or (user.is_alive() and not user.daemon)
-            if not taker:
-                self._orphaned = self._stop = True
-            else:
-                self._changed.wait(_LOOK_AGAIN)
+            self._items.put((None, error))
+        if self._stopped:
+            self._items = queue.SimpleQueue()

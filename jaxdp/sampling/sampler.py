@@ -68,6 +68,7 @@ class Sampler:
         if self._by_run:
             sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
+        self._dtype = _rows.position_dtype(num_records)
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
 
@@ -119,9 +120,10 @@ class Sampler:
             ValueError: the step cannot be charged, or, of a run with correlated noise, records not
                 be told apart; nothing is charged then.
         """
-        self.arrange()
-        while (ticket := self._issuer.take()) is None:
-            pass
+        if self._by_run:
+            self.arrange()
+        ticket = self._issuer.take()
+        assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
 
     def drawn(self, step: int) -> Draw:
@@ -142,7 +144,8 @@ class Sampler:
                 self._epoch = number, batches
             chosen = batches[place]
         least = getattr(rule, "cap", 0)
-        return pad(chosen, self._physical_batch_size, step, self._num_records, least)
+        sizes = self._physical_batch_size, step, self._num_records, least
+        return pad(chosen, *sizes, self._dtype)
 
     def arrange(self) -> Any:
         """The order of the records of a run with correlated noise, made once; None for others.
@@ -174,7 +177,12 @@ class Sampler:
 
 
 def pad(
-    chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int, least: int = 0
+    chosen: np.ndarray,
+    physical_batch_size: int,
+    step: int,
+    num_records: int,
+    least: int = 0,
+    dtype: type[np.signedinteger] | None = None,
 ) -> Draw:
     """The positions [k] as a draw of as many physical batches as they need, at least one.
 
@@ -184,9 +192,11 @@ def pad(
         step: of the draw.
         num_records: the number of records drawn from.
         least: rows that every draw has, however few it needs.
+        dtype: of positions; None is what the number of records needs.
     """
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    indices = np.zeros(passes * physical_batch_size, _rows.position_dtype(num_records))
+    dtype = dtype or _rows.position_dtype(num_records)
+    indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
     mask = np.zeros(len(indices), bool)
     mask[: len(chosen)] = True

@@ -1,5 +1,6 @@
 """What the tests of ledgers, tickets and releases share."""
 
+import json
 import threading
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import optax
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp.ledger.tickets import Issuer
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
 OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)
@@ -26,6 +28,34 @@ def charged_on(path, event=STEP, steps=1, **options):
     ledger = jaxdp.Ledger(path, **options)
     ledger.charge(event, steps)
     ledger.close()
+
+
+def reserved(ledger):
+    """The ledger as everybody else counts it: whole, whatever was handed out."""
+    return jaxdp.Ledger.from_json(ledger.to_json())
+
+
+def lines(path):
+    """(first, end) of every charge in a file, and ("ended", n) of every end."""
+    rows = map(json.loads, path.read_text().splitlines())
+    return [
+        ("ended", row["ended"]) if "ended" in row else (row["first_step"], _end(row))
+        for row in rows
+        if "ended" in row or "event" in row
+    ]
+
+
+def _end(row):
+    return row["first_step"] + row["steps"]
+
+
+OF_FIFTY = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
+
+
+def issuer(mechanism=OF_FIFTY, secret=None, step=0, ledger=None, **options):
+    """An issuer of the stream "a", of a seed that was chosen."""
+    given = (ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), "a")
+    return Issuer(mechanism, *given, first_step=step, **options)
 
 
 def at_once(count, deed):

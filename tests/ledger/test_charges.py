@@ -1,8 +1,10 @@
-"""Charges of a ledger, what adds up or is given back; and its durable file of one writer."""
+"""Charges of a ledger, what adds up or is ended; and its durable file of one writer."""
 
 import contextlib
 import json
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from jaxdp.ledger import entries
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
 
+FORMER = Path(__file__).parent / "former"
 MECH, SEED = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
 
 
@@ -34,44 +37,23 @@ def test_charges_without_a_stream_and_of_several_always_add_up():
         ledger.charge(STEP, 10, stream=stream)
     assert ledger.steps == 48
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 46), acc.Repeated(OTHER, 2)))
-    # Of what was charged ahead that of its own stream alone is left out.
-    less = acc.Composed((acc.Repeated(STEP, 39), acc.Repeated(OTHER, 2)))
-    assert ledger.epsilon(1e-5, without=("a", 3)) == acc.epsilon(less, 1e-5)
-    assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=30))
-def test_replays_cost_nothing_and_nothing_is_lost_nor_becomes_another_event(charges):
+def test_what_is_held_costs_nothing_again_and_nothing_is_lost_nor_becomes_another_event(charges):
     ledger, steps = jaxdp.Ledger(), set()
     for first, count in charges:
         at = {"steps": count, "stream": "a", "first_step": first}
-        ledger.charge(STEP, **at, replay=True)
+        ledger.charge(STEP, **at, again=True)
         steps |= set(range(first, first + count))
         assert ledger.steps == len(steps)
     covered = [s for e in ledger.entries for s in range(e.first_step, e.end)]
     assert sorted(covered) == sorted(steps)
-    words = f"event for step {first} must be PoissonSampled"
-    refused(words, ledger.charge, OTHER, replay=True, **at)
-    refused(words, ledger.charge, STEP, replay=True, source="mechanism", **at)
+    refused("event must be one for a step of stream", ledger.charge, OTHER, again=True, **at)
+    words = "source must be that of the steps that stream 'a' holds, 'by hand', got 'mechanism'"
+    refused(words, ledger.charge, STEP, again=True, source="mechanism", **at)
     refused(f"was not charged for, got {first}", ledger.charge, STEP, **at)
     assert ledger.steps == len(steps)
-
-
-def test_covering_is_step_by_step_and_unrelated_runs_do_not_cover_each_other():
-    """Streams were names of a secret once: any two runs of one event covered each other."""
-    whole, part, other, one, two = (jaxdp.Ledger() for _ in range(5))
-    whole.charge(STEP, 10, stream="a")
-    part.charge(STEP, 4, stream="a", first_step=3)
-    other.charge(OTHER, 4, stream="a", first_step=3)
-    for ledger in (one, two):
-        sampler = MECH.sampler(50, ledger=ledger, secret=SEED)
-        for _ in range(3):
-            sampler.draw()
-    assert whole.covers(part)
-    assert one.covers(jaxdp.Ledger.from_json(one.to_json()))
-    for first, second in ((part, whole), (whole, other), (jaxdp.Ledger(), part), (one, two)):
-        assert not first.covers(second)
-    assert not two.covers(one)
 
 
 events = st.one_of(
@@ -89,7 +71,7 @@ def test_json_round_trip(charges):
         ledger.charge(event, steps, stream=stream, first_step=1000 * i)
     copy = jaxdp.Ledger.from_json(ledger.to_json())
     assert copy.entries == ledger.entries
-    assert json.loads(ledger.to_json())["format"] == 2
+    assert json.loads(ledger.to_json())["format"] == 3
 
 
 def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(path):
@@ -113,13 +95,25 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(path):
     ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
     ledger.close()
     assert jaxdp.Ledger(path).steps == 6
+    # A closed one takes nothing, in a file or in memory.
+    (memory := jaxdp.Ledger()).close()
+    for closed in (ledger, memory):
+        for way, *args in (
+            (closed.charge, STEP),
+            (closed.assume, "a"),
+            (closed.new_stream,),
+            (closed.show, "a", 3),
+            (closed.join,),
+        ):
+            refused("ledger must be open to charge, got one that was closed", way, *args)
+    assert (jaxdp.Ledger(path).steps, memory.entries) == (6, ())
 
 
 def test_notes_are_kept_and_change_no_charge_and_that_a_seed_was_chosen_is_said_beside_them(path):
     note, memory = "two canaries", jaxdp.Ledger()
     ledger = jaxdp.Ledger(path)
     ledger.charge(STEP, 3, stream="a", note=note)
-    ledger.charge(STEP, 5, stream="a", replay=True, note=note)
+    ledger.charge(STEP, 5, stream="a", again=True, note=note)
     ledger.charge(STEP, 2, stream="b")
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 7),))
     assert ledger.notes() == jaxdp.Ledger.from_json(ledger.to_json()).notes() == [note]
@@ -144,45 +138,42 @@ def test_an_empty_ledger_has_no_epsilon(path):
             ledger.new_stream()  # begun, and nothing charged
         ledger.charge(STEP, 2, stream="a")
         assert ledger.epsilon(1e-5).upper > 0
-        ledger.give_back("a", 0, 2)
+        ledger.end("a", 0)
         refused(words, ledger.epsilon, 1e-5)
 
 
-def test_only_the_last_steps_of_a_stream_are_given_back(path):
+def test_what_is_ended_are_the_last_steps_of_its_stream_alone(path):
     ledger = charged(path, 10)
     ledger.charge(OTHER, 5, stream="a", first_step=10)
-    ledger.charge(STEP, 3, stream="gap", first_step=5)
-    ledger.charge(STEP, 2, stream="gap")
-    before = ledger.to_json()
-    rows = [("a", *steps) for steps in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]]
-    rows += [("b", 0, 1), ("gap", 1, 8), ("gap", 4, 8)]  # of a gap: some were never charged
-    for stream, first, end in rows:
-        words = f"must be the last steps charged to stream '{stream}"
-        refused(words, ledger.give_back, stream, first, end)
-        assert ledger.to_json() == before, (stream, first, end)
-    assert ledger.steps == 20
-    ledger.give_back("gap", 6, 8)
-    assert ledger.steps == 18
-    ledger.give_back("a", 7, 15)
-    assert ledger.event == acc.Composed((acc.Repeated(STEP, 10),))
+    ledger.charge(STEP, 3, stream="b", first_step=5)
+    ledger.charge(STEP, 2)
+    written, before = path.read_bytes(), ledger.to_json()
+    for stream, step in (("a", 15), ("a", 20), ("b", 8), ("c", 0)):
+        ledger.end(stream, step)  # nothing is there
+    assert (path.read_bytes(), ledger.to_json()) == (written, before)
+    for stream, step, left in (("b", 7, 19), ("a", 7, 11), ("a", 7, 11), ("b", 0, 9)):
+        ledger.end(stream, step)
+        assert ledger.steps == jaxdp.Ledger(path).steps == left
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 9),))
+    assert len(path.read_bytes().splitlines()) == len(written.splitlines()) + 3
+    # What was ended is charged anew, as whatever it then is.
+    ledger.charge(OTHER, 1, stream="a", first_step=7)
     ledger.close()
-    again = jaxdp.Ledger(path)
-    assert again.entries == ledger.entries
-    again.charge(OTHER, 1, stream="a", first_step=7)
-    assert again.steps == 11
-    again.close()
+    for found in (jaxdp.Ledger(path), jaxdp.Ledger.from_json(ledger.to_json())):
+        assert found.entries == ledger.entries
+        assert found.steps == 10
 
 
-def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
-    ledger, looked = jaxdp.Ledger(), []
-    for n in range(300):  # two kinds in turn: nothing merges
+def test_a_charge_looks_at_few_earlier_entries(monkeypatch):
+    ledger = jaxdp.Ledger()
+    for n in range(1_000):  # two kinds in turn: nothing merges
         ledger.charge((STEP, OTHER)[n % 2], stream="a", first_step=n)
-    assert len(ledger.entries) == 300
-    was = entries.Entry.continues
-    monkeypatch.setattr(entries.Entry, "continues", lambda *two: looked.append(1) or was(*two))
-    monkeypatch.setattr(entries.Streams, "missing", None)
-    ledger.charge(STEP, stream="a", first_step=300)
-    assert len(looked) == 1
+    assert len(ledger.entries) == 1_000
+    looked, end = [], entries.Entry.end
+    counted = property(lambda entry: looked.append(entry) or end.fget(entry))
+    monkeypatch.setattr(entries.Entry, "end", counted)
+    ledger.charge(STEP, stream="a", first_step=1_000)
+    assert len(looked) < 100
 
 
 def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(path):
@@ -212,7 +203,7 @@ def test_a_charge_is_on_disk_before_it_returns_and_its_cost_does_not_grow(path, 
     assert len(synced[-1].splitlines()) == 3
     issuer, before = MECH.sampler(50, ledger=again, reserve=100).issuer, len(synced)
     for _ in range(10_000):
-        issuer.issue()
+        issuer.take()
     assert len(synced) - before == 100
     again.close()
     for found in (again, jaxdp.Ledger(path)):
@@ -308,11 +299,10 @@ def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path)
     assert len(path.read_bytes().splitlines()) == 6
     copy = jaxdp.Ledger.from_json(again.to_json())
     assert copy.unverified() == said
-    assert again.covers(copy)
     # What was seen of steps that a sampler drew.
     again.charge(STEP, 10, stream="b", source="sampler")
     for step in range(7):
-        (again.verified if step < 3 else again.opened)("b", step)
+        again.count("b", verified=step < 3)
     told = again.unverified()
     seen = [line.split(":")[0] for line in told if line not in said]
     assert seen == ["4 of 10 steps", "3 of 10 steps"]
@@ -321,13 +311,37 @@ def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path)
         assert found.unverified() == told
 
 
+def test_what_is_shown_names_a_state_and_stays_when_a_ledger_is_read_again(path):
+    ledger = jaxdp.Ledger(path)
+    assert [ledger.new_stream("run"), ledger.new_stream("a start")] == [("run", 0), ("a start", 1)]
+    start = past = ledger.head
+    for _ in range(2):
+        ledger.show("run", 4, past)
+    written = len(path.read_bytes().splitlines())
+    assert ledger.new_stream("run/1", (4, past)) == ("run/1", 2)
+    assert len(path.read_bytes().splitlines()) == written + 1 == 5
+    for found in (ledger, jaxdp.Ledger(path), jaxdp.Ledger.from_json(ledger.to_json())):
+        assert found.begun == ("run", "a start", "run/1")
+        for stream in ("run", "run/1"):
+            assert found.shown(stream)[:2] == (4, past)
+            assert found.was_shown(stream, 4, past)
+            for other in ((5, past), (4, b""), (4, ledger.head)):
+                assert not found.was_shown(stream, *other)
+        assert found.shown("a start") is None
+    again = jaxdp.Ledger(path)
+    assert (again.shown("run").start, again.shown("run/1").start) == (start, ledger.head)
+    ledger.show("run/1", 6)  # one that nobody could read: nothing goes on from it
+    ledger.close()
+    assert jaxdp.Ledger(path).shown("run/1")[:2] == (6, b"")
+
+
 def test_ledgers_of_before_read_as_they_did_and_go_on(path):
     """Format 1 had neither header nor chain."""
     old = json.loads(jaxdp.Ledger().to_json())
     del old["assumed"], old["seen"]
     assert jaxdp.Ledger.from_json(json.dumps({**old, "format": 1})).unverified() == []
-    later = json.dumps({**old, "format": 3})
-    refused("ledger format must be 2, got 3", jaxdp.Ledger.from_json, later)
+    later = json.dumps({**old, "format": 4})
+    refused("ledger format must be 3, got 4", jaxdp.Ledger.from_json, later)
     entry = charged().entries[0].to_dict()
     rows = [{"assumed": "a table"}, {"assumed": "a table"}, entry, {**entry, "first_step": 4}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -338,6 +352,27 @@ def test_ledgers_of_before_read_as_they_did_and_go_on(path):
     again = jaxdp.Ledger(path)
     assert [entry.steps for entry in again.entries] == [8, 1]
     assert sum("assumed" in line for line in again.unverified()) == 1
+
+
+def test_an_older_version_refuses_what_a_newer_one_wrote_to(path):
+    """It knows no line "ended", nor what a state is named by: it takes either file for damaged."""
+    shutil.copy(FORMER / "given_back.jsonl", path)
+    ledger, before = jaxdp.Ledger(path), path.read_bytes()
+    ledger.charge(OTHER, stream="new")
+    ledger.charge(OTHER, stream="newer")
+    ledger.close()
+    assert path.read_bytes().startswith(before)
+    first, *charges = map(json.loads, path.read_bytes()[len(before) :].splitlines())
+    assert {name: first[name] for name in first.keys() - {"chain"}} == {"format": 3}
+    assert [row["stream"] for row in charges] == ["new", "newer"]
+    refused("event", entries.Entry.from_dict, first, error=KeyError)  # as that version reads it
+    path.unlink()
+    charged(path).close()
+    assert json.loads(path.read_text().splitlines()[0])["ledger"] == 3
+    # And so does this one, of what comes after it.
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0].replace(b'"ledger": 3', b'"ledger": 4'), *lines[1:]]))
+    refused("line 1, must not begin a ledger of format 4", jaxdp.Ledger, path)
 
 
 NOISE = b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'

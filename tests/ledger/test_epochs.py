@@ -18,6 +18,7 @@ from jaxdp.ledger.tickets import Ticket
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
+from tests.ledger.small import issuer, reserved
 from tests.refusing import refused
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
@@ -27,9 +28,9 @@ N = 50
 DATA = {"x": jnp.ones((N, 3)), "y": jnp.ones(N)}
 
 
-def counts(ledger, without=None):
+def counts(ledger):
     """Epochs (or steps) by event."""
-    return event_counts(ledger.entries, without)
+    return event_counts(ledger.entries)
 
 
 def test_an_epoch_counts_once_and_whole_of_every_stream_and_every_charge_by_hand(tmp_path):
@@ -47,29 +48,43 @@ def test_an_epoch_counts_once_and_whole_of_every_stream_and_every_charge_by_hand
     ledger.close()
     assert counts(ledger) == {EPOCH: 2 + 1 + 1 + 2 + 1 + 1, STEP: 3}
     assert counts(Ledger(tmp_path / "ledger.jsonl")) == counts(ledger)
-    # What is given back or left out leaves the epoch that was begun.
-    ledger = Ledger()
-    ledger.charge(EPOCH, 20, stream="s")
-    for step, epochs in ((0, 0), (1, 1), (5, 1), (6, 2), (20, 4)):
-        assert counts(ledger, ("s", step)).get(EPOCH, 0) == epochs, step
-    ledger.give_back("s", 6, 20)
+    # Of what is reserved those that were begun count, and stay when it is ended.
+    made = issuer(mechanism(), reserve=20)
+    for epochs in (1, 1, 1, 1, 1, 2, 2):
+        made.take()
+        assert counts(made.ledger) == {EPOCH: epochs}, made.next
+        assert counts(reserved(made.ledger)) == {EPOCH: 4}
+    made.close()
+    for _ in range(3):
+        assert counts(made.ledger) == counts(reserved(made.ledger)) == {EPOCH: 2}
+        made.take(until=10)
+
+
+def test_a_first_step_within_an_epoch_costs_the_whole_and_has_a_draw_of_its_own():
+    ledger, drawn = Ledger(), []
+    for ended, epochs in ((True, 1), (False, 3)):
+        sampler = mechanism().sampler(N, ledger=ledger, first_step=7, reserve=8)
+        draws = [sampler.draw() for _ in range(2)]
+        assert [draw.step for draw in draws] == [7, 8]
+        drawn.append(np.concatenate([draw.indices[draw.mask] for draw in draws]))
+        if ended:
+            sampler.close()
+        assert counts(reserved(ledger)) == {EPOCH: epochs}
     assert counts(ledger) == {EPOCH: 2}
-    ledger.charge(EPOCH, 4, stream="s", first_step=6)
-    assert counts(ledger) == {EPOCH: 2}
+    assert not np.array_equal(*drawn)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9)), max_size=12))
 def test_epochs_are_those_that_a_charged_step_is_in(moves):
     ledger, held = Ledger(), set()
-    for back, first, steps in moves:
-        wanted = set(range(first, first + steps))
-        if not back:
-            ledger.charge(EPOCH, steps, stream="s", first_step=first, replay=True, source="sampler")
-            held |= wanted
-        elif held and max(held) >= first and set(range(first, max(held) + 1)) <= held:
-            ledger.give_back("s", first, max(held) + 1)
-            held -= set(range(first, max(held) + 1))
+    for ended, first, steps in moves:
+        if ended:
+            ledger.end("s", first)
+            held = {step for step in held if step < first}
+        else:
+            ledger.charge(EPOCH, steps, stream="s", first_step=first, again=True)
+            held |= set(range(first, first + steps))
     assert counts(ledger) == ({EPOCH: len({s // 5 for s in held})} if held else {})
 
 
@@ -81,7 +96,7 @@ class Budget(list):
 
 def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_path):
     for other in (OTHER, STEP):
-        ledger, words = Ledger(), "event must be one for all steps of an epoch of stream"
+        ledger, words = Ledger(), "event must be one for all steps of a block of 5 of stream"
         ledger.charge(EPOCH, 3, stream="s")
         refused(words, ledger.charge, other, stream="s", first_step=4)
         ledger.charge(other, stream="s", first_step=5)
@@ -93,7 +108,7 @@ def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_pa
     for first in (0, 2, 4, 7, 13, 10):
         ledger.charge(EPOCH, 2, stream="s", first_step=first)
     ledger.close()
-    assert budget == [acc.Repeated(EPOCH, n) for n in (1, 0, 1, 0, 1, 0)]
+    assert budget == [acc.Repeated(EPOCH, 1)] * 3
     Ledger(path, budget=(again := Budget()))
     assert again == budget
 
@@ -126,14 +141,13 @@ def trained(one, steps, leave_after=None):
 def test_a_loop_that_is_left_goes_on_with_its_epoch(sampling, reserve):
     one = trainer(sampling, reserve=reserve)
     first = trained(one, 12, leave_after=3)
-    one.end_batches()
     (event,) = counts(one.ledger)
     assert counts(one.ledger) == {event: 1}
     drawn = first + trained(one, 2)
     assert counts(one.ledger) == {event: 1}
     assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
     trained(one, 1)
-    assert counts(one.ledger, one._sampler.issuer.ahead()) == {event: 2}
+    assert counts(one.ledger) == {event: 2}
 
 
 def test_another_trainer_begins_another_epoch(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.ledger import durable, entries, file
+from jaxdp.ledger import ledger as ledger_module
 from jaxdp.ledger.durable import StorageError
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
 from tests.refusing import all_refused, refused
@@ -128,7 +129,7 @@ def test_whatever_call_fails_the_ledger_opens_again_and_misses_nothing(
                     disk.make_room()
                     assert jaxdp.Ledger(path, key=KEY).steps == ledger.steps
                     assert lasts or ledger.steps == step  # where it could be cut, nothing counts
-                    ledger.charge(STEP, stream="s", first_step=step, replay=True)
+                    ledger.charge(STEP, stream="s", first_step=step, again=True)
                 disk.returned += 1
                 disk.note(disk.durable)
             calls = disk.calls
@@ -154,7 +155,7 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
         trace = interrupting(at, reached)
         for deed, done in (
             (functools.partial(ledger.charge, STEP, 3, stream="s", first_step=2), 5),
-            (functools.partial(ledger.give_back, "s", 4, 5), 4),
+            (functools.partial(ledger.end, "s", 4), 4),
             (ledger.new_stream, None),
         ):
             if interrupted(deed, trace):
@@ -167,7 +168,7 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
     assert at > 200
 
 
-FILES = {module.__file__ for module in (durable, entries, file, jaxdp.ledger)}
+FILES = {module.__file__ for module in (durable, entries, file, ledger_module)}
 
 
 def interrupting(at, reached):
@@ -221,69 +222,6 @@ def test_two_interrupts_are_made_good_and_a_failed_charge_leaves_the_budget(path
     ledger.charge(STEP, 400)
     assert budget.spent() > before
     ledger.close()
-
-
-def interrupted_after(deed):
-    """Ctrl-C comes when it is done, the first time."""
-    come = []
-
-    def done(*args, **options):
-        value = deed(*args, **options)
-        if not come:
-            come.append(value)
-            raise KeyboardInterrupt
-        return value
-
-    return done
-
-
-# What fails below an issuer, and what is said of it.
-FAULTS = {
-    "write": "nothing was charged",
-    "fsync": "nothing was charged",
-    "fsync ftruncate": "could not be removed and counts",
-    "ctrl-c after the fsync": "",
-    "ctrl-c after the line": "",
-}
-
-
-def inject(patch, fault, ledger):
-    if "ctrl-c" not in fault:
-        for name in fault.split():
-            patch.setattr(os, name, full)
-    for one, name in ((os, "fsync"), (ledger, "charge"), (ledger, "give_back")):
-        if fault == f"ctrl-c after the {'fsync' if one is os else 'line'}":
-            patch.setattr(one, name, interrupted_after(getattr(one, name)))
-
-
-# Before: Ctrl-C in a charge, or a full disk, left an issuer that was refused its own steps, or forgot
-# what it had given back (5 more draws, nothing charged), or gave back for ever what was not held.
-@pytest.mark.parametrize("when", ["charging", "giving back"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_issuer_goes_on_after_a_fault_and_each_step_counts_once(path, monkeypatch, when, fault):
-    drawn = 4 if when == "charging" else 5
-    for last in (drawn, 9):  # closed at once, or much later
-        path.unlink(missing_ok=True)
-        sampler = jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler(50, ledger=jaxdp.Ledger(path), reserve=4)
-        ledger, issuer = sampler.ledger, sampler.issuer
-        for _ in range(drawn):
-            sampler.draw()
-        with monkeypatch.context() as patch:
-            inject(patch, fault, ledger)
-            step = sampler.draw if when == "charging" else sampler.close
-            refused(FAULTS[fault], step, error=(StorageError, KeyboardInterrupt))
-        assert ledger.steps == jaxdp.Ledger(path).steps >= drawn
-        assert issuer.ahead() in (None, (issuer.stream, drawn))
-        for step in range(drawn, last):
-            assert sampler.draw().ticket.step == step
-            assert jaxdp.Ledger(path).steps >= step + 1
-        if last == 9:
-            assert ledger.steps == (12 if when == "charging" else 9)
-        sampler.close()
-        ledger.close()
-        found = jaxdp.Ledger(path).entries
-        assert [(entry.first_step, entry.end) for entry in found] == [(0, last)]
-        charged_on(path)  # nobody holds it
 
 
 # Before: a line in the page cache alone was counted, and its step released with nothing on disk.
@@ -366,28 +304,28 @@ def test_a_place_that_cannot_be_read_or_written_is_told_in_words(tmp_path, monke
 # signal handler within another fitted no chain, and nobody could open the ledger again.
 def test_storage_without_locks_a_lock_in_use_and_a_signal_handler_are_told(path, monkeypatch):
     ledger = charged(path)
-    after, found = file.Chain.after, []
+    after, found = entries.Chain.after, []
 
     def interrupted(self, row):
         value = after(self, row)
         if "first_step" in row and not found:
             found.append(row)
-            refused("of a signal handler", ledger.charge, OTHER)
+            refused("by a signal handler", ledger.charge, OTHER)
         return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(file.Chain, "after", interrupted)
+        patch.setattr(entries.Chain, "after", interrupted)
         ledger.charge(OTHER)
     assert found
     assert jaxdp.Ledger(path).steps == ledger.steps == 5
     ledger.close()
     # In memory it would be charged for the steps of the charge that it has interrupted.
-    ledger, append = jaxdp.Ledger(), jaxdp.Ledger._append
+    ledger, append = jaxdp.Ledger(), entries.LedgerRows.append
     with monkeypatch.context() as patch:
         patch.setattr(
-            jaxdp.Ledger,
-            "_append",
-            lambda *of: (refused("of a signal handler", ledger.charge, OTHER), append(*of)),
+            entries.LedgerRows,
+            "append",
+            lambda *of: (refused("by a signal handler", ledger.charge, OTHER), append(*of)),
         )
         ledger.charge(OTHER)
     ledger.charge(OTHER)

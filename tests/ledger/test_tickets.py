@@ -1,38 +1,33 @@
-"""Tickets: what they derive is their own, each is spent once, and each is charged before."""
+"""Tickets: what they derive is their own, and each is spent once."""
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-import os
 import pickle
-import subprocess
-import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from jaxdp import accounting as acc
-from jaxdp.devices import processes
-from jaxdp.ledger.tickets import Issuer, issuer_of, simulated_key
-from tests.ledger.small import at_once
+from jaxdp.ledger.tickets import issuer_of, simulated_key
+from tests.ledger.small import OF_FIFTY as MECH
+from tests.ledger.small import at_once, issuer, reserved
 from tests.refusing import all_refused, refused
 
-MECH = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
 VOTES = dataclasses.replace(MECH, count_noise_multiplier=10.0)
 
 
-def issuer(mechanism=MECH, secret=None, step=0, ledger=None, **options):
-    given = (ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), "a")
-    return Issuer(mechanism, *given, first_step=step, **options)
+def drawn(made, *step_and_block):
+    return made.generator(*step_and_block).integers(0, 2**63, 2).astype(np.uint64)
 
 
-def randomness(ticket):
-    """Everything that a ticket derives: its draw, its noise words and tag, its use for dropout."""
+def randomness(made):
+    """Everything that a step derives: its draw, its noise words and tag, its use for dropout."""
+    ticket = made.take()
     use = np.asarray(jax.random.key_data(ticket.rng("examples")))
-    draw = ticket.generator().integers(0, 2**63, 2).astype(np.uint64)
+    draw = drawn(made, ticket.step)
     key = ticket.key()
     words = [*key.words, key.tag, use, draw]
     return [np.asarray(w).tobytes() for w in words]
@@ -43,12 +38,23 @@ def test_everything_that_a_ticket_derives_is_its_own():
     others += [{"incarnation": "1"}, {"incarnation": "2"}, {"mechanism": VOTES}]
     for change in ({"noise_multiplier": 1.5}, {"rule": jaxdp.clip(0.2)}):
         others.append({"mechanism": dataclasses.replace(MECH, **change)})
-    found = [word for other in others for word in randomness(issuer(**other).issue())]
+    found = [word for other in others for word in randomness(issuer(**other))]
     assert len(found) == 4 * len(others) + 1  # one has two parts
     assert len(set(found)) == len(found)
-    words = np.concatenate([issuer(step=n).issue().key().words for n in range(8)])
+    words = np.concatenate([issuer(step=n).take().key().words for n in range(8)])
     assert len(np.unique(words)) == 16  # 64 bits a key, not 32 of them twice
-    assert randomness(issuer().issue()) == randomness(issuer().issue())
+    assert randomness(issuer()) == randomness(issuer())
+
+
+def test_the_draw_of_a_block_is_that_of_all_its_steps_and_of_no_other_block():
+    made = issuer(incarnation="1")
+    others = (issuer(incarnation="2"), 7, 5), (made, 4, 5), (made, 10, 5), (made, 7, 4), (made, 7)
+    found = {drawn(*one).tobytes() for one in ((made, 5, 5), (made, 7, 5), (made, 9, 5), *others)}
+    assert len(found) == 1 + len(others)
+    # In a run it is the same at every start.
+    starts = [issuer(incarnation=name, draws="run") for name in "12"]
+    assert len({drawn(start, 7, 5).tobytes() for start in starts}) == 1
+    assert len({drawn(start, 7).tobytes() for start in starts}) == 2
 
 
 def test_no_two_streams_share_a_key():
@@ -58,7 +64,7 @@ def test_no_two_streams_share_a_key():
         ledgers = [jaxdp.Ledger(), jaxdp.Ledger()]
         for ledger in ledgers:
             each = [issuer_of(MECH, ledger, secret) for _ in range(3)]
-            words = [randomness(each[n].issue()) for n in (0, 1, 2, 0)]
+            words = [randomness(each[n]) for n in (0, 1, 2, 0)]
             found.append(set(itertools.chain(*words)))
             assert len(found[-1]) == 16
     new, other, chosen, again = found
@@ -67,8 +73,19 @@ def test_no_two_streams_share_a_key():
     assert chosen == again  # a figure can be made again
 
 
+def test_two_threads_that_begin_streams_of_one_seed_have_places_of_their_own(monkeypatch):
+    """Whoever counts the streams after both have begun finds one number twice."""
+    both, new_stream = threading.Barrier(2), jaxdp.Ledger.new_stream
+    monkeypatch.setattr(
+        jaxdp.Ledger, "new_stream", lambda *of: (new_stream(*of), both.wait(timeout=60))[0]
+    )
+    ledger, seed = jaxdp.Ledger(), jaxdp.Secret.from_seed(5)
+    one, two = at_once(2, lambda: randomness(issuer_of(MECH, ledger, seed)))
+    assert not set(one) & set(two)
+
+
 def test_a_ticket_is_spent_once_also_by_twenty_threads_each_of_which_gets_steps_of_its_own():
-    ticket = issuer().issue()
+    ticket = issuer().take()
     assert not ticket.spent
     ticket.key()
     assert ticket.spent
@@ -76,17 +93,18 @@ def test_a_ticket_is_spent_once_also_by_twenty_threads_each_of_which_gets_steps_
     for way in (ticket.key, lambda: ticket.spend("another"), ticket.check):
         refused(words, way)
     for _ in range(20):
-        won = at_once(20, issuer().issue().key)
+        won = at_once(20, issuer().take().key)
         assert (len(won), won.count(None)) == (20, 19)
     made = issuer(reserve=3)
-    steps = at_once(20, lambda: [made.issue().step for _ in range(10)])
+    steps = at_once(20, lambda: [made.take().step for _ in range(10)])
     assert sorted(itertools.chain(*steps)) == list(range(200))
-    assert made.ledger.steps == 201  # in blocks of three
+    assert made.ledger.steps == 200
+    assert reserved(made.ledger).steps == 201  # three at a time
 
 
 def test_tickets_and_issuers_are_not_copied():
     """Before: both copies of an issuer handed out the same draw and the same noise, charged once."""
-    ticket, sampler = issuer().issue(), MECH.sampler(50, reserve=5)
+    ticket, sampler = issuer().take(), MECH.sampler(50, reserve=5)
     draw = sampler.draw()
     # Copies of a list, a dict or a draw hold the very same ticket.
     deep = [[ticket], {"a": ticket}, draw]
@@ -99,15 +117,15 @@ def test_tickets_and_issuers_are_not_copied():
 
 
 def test_keys_have_the_parts_that_were_charged_and_neither_repr_nor_tag_give_the_words_away():
-    ticket = issuer(secret=jaxdp.Secret.new()).issue()
+    ticket = issuer(secret=jaxdp.Secret.new()).take()
     key = ticket.key()
     assert repr(ticket) == "Ticket(step=0, spent=True)"
     assert repr(key) == "NoiseKey(<secret>, parts=('gradient',))"
-    keys = [issuer(step=n).issue().key() for n in range(50)]
+    keys = [issuer(step=n).take().key() for n in range(50)]
     words = {int(w) for key in keys for w in key.words.ravel()}
     assert not words & {int(w) for key in keys for w in key.tag}
     refused(r"part must be among .*'gradient',\), got 'votes'", key.part, "votes")
-    words, multiplier = issuer(VOTES).issue().key().part("votes")
+    words, multiplier = issuer(VOTES).take().key().part("votes")
     assert (words.shape, multiplier) == ((2,), 10.0)
     # Simulated ones likewise.
     split, parts = jax.random.split(jax.random.key(0)), {"a": 1.0, "b": 2.0}
@@ -115,104 +133,6 @@ def test_keys_have_the_parts_that_were_charged_and_neither_repr_nor_tag_give_the
     assert (one.parts, one.part("b")[1], one.step) == (("a", "b"), 2.0, 3)
     found = [np.asarray(w).tobytes() for k in (one, two) for w in (*k.words, k.tag)]
     assert len(set(found)) == 6
-
-
-def test_a_block_is_charged_ahead_and_what_is_left_given_back(tmp_path):
-    made = issuer(ledger=jaxdp.Ledger(path := tmp_path / "ledger.jsonl"), reserve=10)
-    for n in range(13):
-        assert made.issue().step == n == made.step - 1
-        # On disk too: a crash counts at most the reserve too much.
-        assert made.ledger.steps == jaxdp.Ledger(path).steps == 10 * (1 + n // 10)
-        made.handed_out(n)
-        assert made.ahead() == ("a", n + 1) or (n + 1) % 10 == 0
-    made.close()
-    assert made.ledger.steps == 13
-    made.close()  # nothing more
-    assert made.ledger.steps == 13
-    assert made.ahead() is None
-    assert made.issue().step == 13
-    made = issuer(reserve=10)  # no step from ``until`` on is charged ahead
-    made.issue(until=4)
-    assert made.ledger.steps == 4
-    for _ in range(4):
-        made.issue(until=4)  # beyond: what is asked for is charged
-    assert made.ledger.steps == 5
-
-
-def test_tickets_that_nobody_saw_are_given_back_and_issued_again_and_none_that_was_spent():
-    made = issuer(reserve=4)
-    tickets = [made.issue() for _ in range(6)]
-    tickets[3].key()
-    made.close(unused=2)
-    assert made.ledger.steps == made.step == 4
-    # Two tickets of one step, both spent, would be two releases for one charge.
-    for kept in tickets[4:]:
-        refused("given back", kept.key)
-    again = made.issue()
-    again.key()
-    assert (again.step, made.ledger.steps) == (4, 8)
-    made = issuer()
-    made.issue().key()
-    made.issue()
-    kept = made.issue()
-    refused("unused must be at most 2, .* got 3", made.close, unused=3)
-    assert made.ledger.steps == 3
-    refused("given back", kept.key)  # over-counted, never released
-    made.close(unused=2)
-    assert made.ledger.steps == 1
-    sampler = MECH.sampler(50)
-    sampler.draw().key()
-    refused("unused must be at most 0", sampler.close, unused=1)
-
-
-def test_what_cannot_be_charged_issues_nothing():
-    made = issuer(ledger=jaxdp.Ledger(budget=acc.RenyiFilter(epsilon=8.0, delta=1e-5)))
-    with contextlib.suppress(acc.BudgetExceededError):
-        for _ in range(10_000):
-            made.issue()
-    assert 0 < made.step == made.ledger.steps < 10_000
-
-
-FORKED = """
-import os, sys
-import jaxdp
-mech = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
-for path in (None, sys.argv[1]):
-    ledger = jaxdp.Ledger(path)
-    sampler = mech.sampler(50, ledger=ledger, reserve=8)
-    sampler.draw()  # the next ones are reserved
-    drawn = sampler.draw()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = []
-        for way in (drawn.key, sampler.draw, lambda: mech.sampler(50, ledger=ledger),
-                    ledger.new_stream, lambda: ledger.charge(mech.event),
-                    lambda: ledger.assume("a"), sampler.close):
-            try:
-                way()
-                said.append("done")
-            except ValueError as error:
-                said.append("refused" if "fork" in str(error) else str(error))
-        os.write(write, " ".join(said).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    print(os.read(read, 10_000).decode())
-    drawn.key(), sampler.draw().key()  # the parent goes on
-    ledger.charge(mech.event, stream="b")
-    assert ledger.steps == 9
-    sampler.close()
-    assert ledger.steps == 4
-"""
-
-
-def test_a_forked_process_draws_and_releases_nothing(tmp_path):
-    path = str(tmp_path / "ledger.jsonl")
-    command, env = [sys.executable, "-c", FORKED, path], {**os.environ, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == ["refused"] * 14
-    assert jaxdp.Ledger(path).steps == 4
 
 
 def test_no_flag_of_jax_changes_a_draw_or_a_noise():
@@ -236,15 +156,3 @@ def test_no_flag_of_jax_changes_a_draw_or_a_noise():
         assert released() == plain
     with jax.default_prng_impl("rbg"), jax.enable_x64(True):
         assert released() == plain
-
-
-def test_in_several_processes_what_is_reserved_counts_and_stays(monkeypatch):
-    ledger = jaxdp.Ledger()
-    with monkeypatch.context() as patch:
-        patch.setattr(processes, "count", lambda: 2)
-        several = issuer(ledger=ledger, reserve=8)
-    # As after a shutdown: another one may have handed out all of them.
-    several.handed_out(several.issue().step)
-    assert several.uncounted() is None
-    several.close()
-    assert ledger.steps == 8

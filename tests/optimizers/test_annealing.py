@@ -416,6 +416,17 @@ def test_a_drawn_energy_is_never_compiled_in():
     assert not drawn.ticket.spent
     step = jax.jit(lambda s, p, e: tx.update(p, s, p, energy=e))
     refused(inside, step, tx.init(PARAMS), PARAMS, drawn)
+    # Before: judged with less noise than was charged, or by other records, and without a word.
+    less, opened = dataclasses.replace(drawn, l2=1e-9), whole.init(PARAMS)
+    calls = (
+        partial(tx.update, PARAMS, tx.init(PARAMS), PARAMS, energy=less),
+        partial(update, PARAMS, opened, jaxdp.Summed(PARAMS, 1.0), key=key, energy=less),
+        less.spent,
+    )
+    all_refused(("with other fields|or was changed", call, n) for n, call in enumerate(calls))
+    for array in (drawn.indices, drawn.mask):
+        refused("read-only", array.fill, 0)
+    assert not drawn.ticket.spent
     assert int(step(tx.init(PARAMS), PARAMS, drawn.spent())[1].proposals) == 1
 
 

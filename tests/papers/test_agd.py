@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from jaxdp import accounting as acc
-from jaxdp.ledger import entries, file, issuer, ledger
+from jaxdp.ledger import entries, file, ledger, tickets
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import agd, agd_releases, choices
 from jaxdp.papers.agd_releases import Asked
@@ -122,7 +122,7 @@ def interrupted(deed, at):
     return False
 
 
-FILES = {m.__file__ for m in (agd_releases, sampler, issuer, ledger, entries, file)}
+FILES = {m.__file__ for m in (agd_releases, sampler, tickets, ledger, entries, file)}
 
 
 def test_a_step_that_an_interrupt_took_is_passed_over_as_what_was_decided_for_it(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_step_that_an_interrupt_took_is_passed_over_as_what_was_decided_for_it
     while True:
         at, charged[:] = at + 1, []
         releases = agd_releases.Releases(acc.RenyiFilter(50.0, 1e-5), 0.2)
-        draws = sampler.Sampler(Poisson(0.2), 200, 64, issuer.issuer_of(releases))
+        draws = sampler.Sampler(Poisson(0.2), 200, 64, tickets.issuer_of(releases))
         if not interrupted(partial(releases.gradient, draws, 4.0), at):
             break
         again = interrupted(partial(releases.choice, draws, Fraction(1, 4)), at % 60 + 1)

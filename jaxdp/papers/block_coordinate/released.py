@@ -153,11 +153,9 @@ class Charged:
 
     def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
         """A sweep's event, the noise multiplier of all its blocks together, and up to where."""
-        event, end = self.algorithm.event(step), step + 1
-        while end < step + 100 and self.algorithm.event(end) == event:
-            end += 1
         joint = acc.events.joint_gaussian(self.algorithm.multipliers(step))
-        return event, {"sweep": float(joint.noise_multiplier)}, end
+        multipliers = {"sweep": float(joint.noise_multiplier)}
+        return self.algorithm.event(step), multipliers, self.algorithm.schedule.end(step)
 
 
 def train(

@@ -28,6 +28,11 @@ class SweepSchedule:
         """The factor of a step."""
         return self.factors[min(step // self.steps_each, len(self.factors) - 1)]
 
+    def end(self, step: int) -> int:
+        """The first step after the stage that a step is in; the last stage has no end."""
+        stage = step // self.steps_each + 1
+        return stage * self.steps_each if stage < len(self.factors) else 10**18
+
     def stages(self, steps: int) -> list[tuple[int, int]]:
         """(first step, number of steps) of every stage that the first ``steps`` reach."""
         found, first = [], 0

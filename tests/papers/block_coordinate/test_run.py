@@ -215,11 +215,11 @@ def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(t
         parts = blocks.events(steps).events
         assert {part.event: part.count for part in parts} == {e: each.count(e) for e in each}
     assert sum(part.count for part in blocks.events(10**12).events) == 10**12
-    for first, stretches in ((0, 4), (1, 4), (3, 3)):  # as an issuer charges them, a line for each
-        found = Charged(blocks).events(first, 8)
-        each = [(n, event) for event, start, count in found for n in range(start, start + count)]
-        assert each == [(n, blocks.event(n)) for n in range(first, first + 8)]
-        assert len(found) == stretches
+    for step, end in ((0, 2), (1, 2), (2, 4), (3, 4), (4, 10**18), (9, 10**18)):
+        event, multipliers, found = Charged(blocks).stretch(step)  # as an issuer charges it
+        assert found == end
+        assert {event} == {blocks.event(n) for n in range(step, min(end, step + 5))}
+        assert event.event.noise_multiplier == multipliers["sweep"]
     # One seed gives one run.
     for cfg in (sweeps(), hidden()):
         ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]

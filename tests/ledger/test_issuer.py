@@ -1,0 +1,247 @@
+"""An issuer reserves each step before it hands it out, once, and takes out what nobody was handed."""
+
+import contextlib
+
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import Ledger
+from jaxdp import accounting as acc
+from jaxdp.schedules import NoiseSchedule
+from tests.ledger.small import OF_FIFTY, N, X, issuer, lines, loss_fn, reserved
+from tests.refusing import refused
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def test_a_step_is_reserved_before_its_ticket_and_the_rest_counts_for_all_others_alone(path):
+    made = issuer(ledger=Ledger(path), reserve=10)
+    for n in range(13):
+        assert made.take(n).step == n == made.next - 1
+        assert made.ledger.steps == n + 1
+        assert made.ledger.event == acc.Composed((acc.Repeated(OF_FIFTY.event, n + 1),))
+        # On disk, in another ledger of this process and in its text all that is reserved.
+        for other in (Ledger(path), reserved(made.ledger)):
+            assert other.steps == 10 * (1 + n // 10)
+    assert lines(path) == [(0, 10), (10, 20)]
+    made.close()
+    assert lines(path)[2:] == [("ended", 13)]
+    for found in (made.ledger, Ledger(path), reserved(made.ledger)):
+        assert found.steps == 13
+    # Closed once more it writes nothing; whoever draws afterwards reserves anew.
+    made.close()
+    assert made.take().step == 13
+    assert lines(path)[3:] == [(13, 23)]
+    made.ledger.charge(OF_FIFTY.event, 30, stream="b")  # whose steps 14 to 22 are its own
+    assert made.ledger.steps == 14 + 30
+    # No step from ``until`` on is reserved; beyond it what is asked for.
+    made = issuer(reserve=10)
+    for n, held in enumerate((4, 4, 4, 4, 5)):
+        assert made.take(until=4).step == n
+        assert reserved(made.ledger).steps == held
+
+
+def test_nothing_is_handed_out_but_the_next_step_and_of_a_closed_ledger_nothing(path):
+    made = issuer(ledger=Ledger(path), reserve=3)
+    for step, found in ((1, None), (0, 0), (0, None), (2, None), (1, 1)):
+        ticket = made.take(step)
+        assert (ticket if ticket is None else ticket.step) == found
+    assert lines(path) == [(0, 3)]
+    made.ledger.close()
+    refused("ledger must be open", made.take)  # also a step that it had reserved
+    made.close()  # nothing to say: the reservation stays
+    assert lines(path) == [(0, 3)]
+    assert Ledger(path).steps == 3
+    trainer = jaxdp.Trainer(loss_fn, mechanism(), optax.sgd(0.1), X, ledger=path.with_name("b"))
+    next(trainer.batches(3))
+    trainer.ledger.close()
+    trainer.close()
+
+
+def test_every_reservation_is_a_whole_line_of_its_own_whatever_its_stream_holds(path):
+    """A line of before may never have reached the disk, or the stream have a gap."""
+    first = issuer(ledger=Ledger(path), reserve=10, resumed=True)
+    first.take()
+    first.close()  # of a run, whose later starts do steps again
+    first.ledger.close()
+    assert lines(path) == [(0, 10)]
+    again = issuer(ledger=Ledger(path), step=2, reserve=4, resumed=True)
+    tickets = [again.take() for _ in range(9)]
+    assert lines(path)[1:] == [(2, 6), (6, 10), (10, 14)]
+    assert [ticket.step for ticket in tickets] == [*range(2, 11)]
+    assert Ledger(path).steps == 14
+    gap = Ledger()
+    for at in (2, 8):
+        gap.charge(OF_FIFTY.event, 2, stream="a", first_step=at, source="sampler")
+    across = issuer(ledger=gap, step=4, reserve=5, resumed=True)
+    for _ in range(5):
+        across.take()
+        assert reserved(gap).steps == 2 + 5 + 1
+
+
+def test_nobody_charges_a_stream_by_hand_whose_steps_an_issuer_hands_out():
+    """It would count as what the issuer has reserved, and be left out with it."""
+    made = issuer(reserve=10)
+    made.take()
+    for options in ({"first_step": 50}, {"first_step": 50, "again": True}, {"again": True}):
+        words = "stream must be one that no sampler or trainer charges, got 'a'"
+        refused(words, made.ledger.charge, OF_FIFTY.event, stream="a", **options)
+    refused(words, issuer, ledger=made.ledger)  # nor does another issuer
+    assert reserved(made.ledger).steps == 10
+
+
+def mechanism(**options):
+    return jaxdp.dp_sgd(1.0, 1.0, 20, N, **options)
+
+
+def test_a_schedule_and_a_strategy_reserve_to_their_end_a_line_for_each_event(path):
+    schedule = jaxdp.dp_sgd(NoiseSchedule([(2.0, 4), (1.0, 3), (0.5, 1)]), 1.0, 20, N)
+    in_order = jaxdp.dp_mf(1.0, 1.0, 20, N, "fixed_order", steps=6, strategy="identity")
+    for name, made, steps, found in (
+        ("each", schedule, 8, [(n, n + 1) for n in range(8)]),
+        ("three", schedule, 8, [(0, 3), (3, 4), (4, 6), (6, 7), (7, 8)]),
+        ("all", schedule, 8, [(0, 4), (4, 7), (7, 8)]),
+        ("strategy", in_order, 6, [(0, 6)]),
+    ):
+        path = path.with_name(name)
+        reserve = {"each": 1, "three": 3}.get(name, 64)
+        sampler = made.sampler(N, ledger=Ledger(path), reserve=reserve)
+        for step in range(steps):
+            assert sampler.draw().step == step
+            (held,) = [e for e in Ledger(path).entries if e.first_step <= step < e.end]
+            assert [(held.event, step, 1)] == made.events(step, 1), name
+        assert lines(path) == found, name
+        refused("must cover the 9 steps|must be within the 6", sampler.draw)
+        sampler.close()
+        assert lines(path) == found, name
+
+
+def test_what_releases_decide_about_or_a_run_does_again_is_not_taken_out(path):
+    made = issuer(ledger=Ledger(path), reserve=4)
+    made.reserve(20, whole=True)
+    for _ in range(3):
+        made.take()
+        for found in (made.ledger, Ledger(path), reserved(made.ledger)):
+            assert found.steps == 20  # counted whole, live too
+    made.close()
+    made.ledger.close()
+    later = issuer(ledger=Ledger(path), step=3, reserve=4)  # that nobody told
+    later.take()
+    later.close()
+    assert lines(path) == [(0, 20), (3, 7)]
+    assert later.ledger.steps == Ledger(path).steps == 20
+    later.ledger.end("a", 4)
+    assert later.ledger.steps == Ledger(path).steps == 20
+
+
+def budgeted(path=None, **given):
+    """A ledger of a budget."""
+    return Ledger(path, budget=acc.RenyiFilter(**given))
+
+
+def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(path):
+    budget, most = {"epsilon": 12.0, "delta": 1e-5}, []
+    for reserve in (1, 7, 10_000):
+        made = issuer(ledger=budgeted(path.with_name(f"{reserve}"), **budget), reserve=reserve)
+        with contextlib.suppress(acc.BudgetExceededError):
+            while True:
+                made.take()
+        most.append(made.next)
+        held = Ledger(path.with_name(f"{reserve}"), budget=acc.RenyiFilter(**budget))
+        assert held.steps == made.ledger.steps == made.next
+    assert 0 < most[0] < 10_000
+    assert most == most[:1] * 3
+    # All of a number that releases decide, or nothing.
+    made = issuer(ledger=budgeted(path, **budget))
+    refused("", made.reserve, most[0] + 1, whole=True, error=acc.BudgetExceededError)
+    assert (made.ledger.steps, made.next) == (0, 0)
+    # A step that is held costs nothing; what was ended is not paid back, also when read again.
+    made = issuer(ledger=budgeted(path.with_name("paid"), **budget), reserve=3)
+    held = acc.RenyiFilter(**budget)
+    held.charge(acc.Repeated(OF_FIFTY.event, 3))
+    for _ in range(2):
+        made.take()
+    made.reserve(3)
+    paid = made.ledger._budget
+    assert paid.spent() == held.spent()
+    made.close()
+    made.take()
+    held.charge(acc.Repeated(OF_FIFTY.event, 3))
+    again = acc.RenyiFilter(**budget)
+    Ledger(path.with_name("paid"), budget=again)
+    assert paid.spent() == held.spent() == again.spent()
+
+
+def test_in_several_processes_all_that_is_reserved_counts(monkeypatch):
+    """Another one may have handed out more of it."""
+    made = issuer(reserve=8)
+    made.take()
+    assert made.ledger.steps == 1
+    monkeypatch.setattr(made.ledger._rows, "several", True)
+    assert made.ledger.steps == 8
+
+
+ALLOCATION = jaxdp.dp_sgd(1.0, 1.0, 6, N, "allocation")  # blocks of ten steps
+CORRELATED = jaxdp.dp_mf(1.0, 1.0, 20, N, "fixed_order", steps=6, strategy="identity")
+
+
+def trainer(ledger, mechanism, **options):
+    return jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), X, ledger=ledger, **options)
+
+
+# What the first trainer has taken of how many that it had reserved, how it ended, where the next
+# one begins, and what everybody counts when that one has taken a step.
+NEXT = {
+    "closed": (mechanism(), 3, "closed", 3, 3 + 8),
+    "killed": (mechanism(), 3, "killed", 8, 8 + 8),
+    "live": (mechanism(), 3, "live", 8, 8 + 8),
+    "closed in a block": (ALLOCATION, 13, "closed", 20, 13 + 8),
+    "killed in a block": (ALLOCATION, 13, "killed", 20, 16 + 8),
+    "live in a block": (ALLOCATION, 13, "live", 20, 16 + 8),
+    "correlated, closed": (CORRELATED, 3, "closed", 0, 3 + 6),
+    "correlated, killed": (CORRELATED, 3, "killed", 0, 6 + 6),
+}
+
+
+@pytest.mark.parametrize(("mechanism", "taken", "how", "first", "held"), NEXT.values(), ids=NEXT)
+def test_the_next_trainer_of_a_mechanism_begins_behind_what_is_reserved(
+    path, mechanism, taken, how, first, held
+):
+    one = trainer(Ledger(path), mechanism, reserve=8)
+    batches = one.batches(None if mechanism is CORRELATED else 50)
+    steps = [next(batches).step for _ in range(taken)]
+    if how == "closed":
+        one.close()
+    elif how == "killed":
+        one.ledger.close()
+    two = trainer(one.ledger if how == "live" else path, mechanism, reserve=8)
+    steps.append(next(two.batches(6 if mechanism is CORRELATED else 50, beyond=True)).step)
+    assert steps == [*range(taken), first]
+    assert reserved(two.ledger).steps == held
+    # The bound is at least that of what both have handed out, and everybody else's at least that.
+    event, asked = (
+        acc.Composed((mechanism.total(taken), mechanism.total(1))),
+        (1e-5, two.mechanism.neighbours),
+    )
+    bounds = (
+        acc.epsilon(event, 1e-5, relation=asked[1]),
+        two.epsilon(*asked),
+        Ledger(path).epsilon(*asked),
+    )
+    assert sorted(bound.upper for bound in bounds) == [bound.upper for bound in bounds]
+
+
+def test_two_trainers_on_one_ledger_do_not_go_beyond_the_planned_steps():
+    sizes = {"l2_clip_norm": 1.0, "batch_size": 20, "dataset_size": N}
+    planned = jaxdp.dp_sgd(epsilon=8.0, delta=1e-5, steps=6, **sizes)
+    one, two = (trainer(ledger, planned) for ledger in [Ledger()] * 2)
+    assert len(list(one.batches(4))) == 4
+    refused("steps must be at most 2, what is left of the 6", two.batches, 3)
+    assert len(list(two.batches())) == 2
+    for each in (one, two):
+        refused("steps must be at most 0", each.batches, 1)
+    assert one.epsilon().upper <= 8.0
