@@ -64,6 +64,11 @@ class Light(Checkpoints):
             shutil.rmtree(self._folder / str(old))
         self.world.effect(f"checkpoint {state.step}")
 
+    def _put_aside(self, bad, then):
+        super()._put_aside(bad, then)
+        if bad:
+            self.world.effect("aside")
+
     def _read(self, step, like):
         if step in self.world.unreadable:
             raise OSError("Input/output error")
@@ -215,7 +220,7 @@ class World:
     def see(self, params):
         """Somebody looks at parameters; what they are made from must be charged by then."""
         charged = self.charged()
-        for step, (number, version) in enumerate(params):
+        for step, (number, version) in enumerate(np.asarray(params).tolist()):
             if number:
                 held = [first <= step < end for n, first, end in charged if n == number - 1]
                 assert any(held), "seen and not charged"
@@ -274,6 +279,13 @@ class World:
         step, copy = self.vault[number]
         shutil.rmtree(self.checkpoints / str(step), ignore_errors=True)
         shutil.copytree(copy, self.checkpoints / str(step))
+
+    def unseen(self):
+        """The numbers of the checkpoints that nobody has seen anything of."""
+        versions = {version for _, _, version in self.visible}
+        kept = [json.loads((copy / "state").read_text())["params"] for _, copy in self.vault]
+        last = [params[step - 1][1] for (step, _), params in zip(self.vault, kept, strict=True)]
+        return [number for number, version in enumerate(last) if version not in versions]
 
     def damage(self, step):
         """Makes a checkpoint's seal tell that it is damaged."""

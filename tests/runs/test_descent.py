@@ -318,20 +318,24 @@ def life(world, rng, kills_only=False):
     """One start of a random history: what was refused, in words."""
     world.unreadable = ()
     for _ in range(0 if kills_only else rng.choice([0, 1, 1, 2])):
-        deed, there = rng.randrange(8), world.steps()
+        deed, there = rng.randrange(9), world.steps()
         if deed == 0 and there:
             world.damage(rng.choice(there))
         elif deed == 1 and there:
             world.unreadable = (rng.choice(there),)
         elif deed == 2 and world.states:
             world.directory.state_file.write_bytes(rng.choice(world.states))
-        elif deed < 5 and there:  # the last is lost
+        elif deed < 6 and there:  # the last is lost
             world.take_away(there[-1])
-        elif world.vault:
-            world.put(rng.randrange(len(world.vault)))
-    kill = rng.choice([rng.randint(1, 20), f"checkpoint {rng.randint(1, STEPS)}"])
+        elif world.vault:  # one of any start is put back, and is the last
+            number = rng.choice([*range(len(world.vault)), *world.unseen() * 4])
+            later = [step for step in there if step > world.vault[number][0]]
+            if later:
+                world.take_away(*later)
+            world.put(number)
+    kill = rng.choice([rng.randint(1, 20), "checkpoint", "shown"])
     enough = rng.choice([None, None, lambda row: False, lambda row: row["step"] >= 6])
-    every, steps = rng.choice([1, 2, 3, 4]), rng.choice([6, STEPS])
+    every, steps = rng.choice([2, 3, 4]), rng.choice([6, STEPS])
     options = {name: rng.random() < 0.5 for name in ("give_up", "told", "slow")}
     try:
         world.start(kill, every=every, steps=steps, enough=enough, **options)
@@ -345,7 +349,7 @@ def history(folder, seed, kills_only=False):
     rng = random.Random(seed)
     world = World(folder, [POISSON, EPOCHS, IN_ORDER, CYCLIC][seed % 4])
     said = []
-    for _ in range(rng.randint(4, 10)):
+    for _ in range(rng.randint(6, 10)):
         said.append(life(world, rng, kills_only))
         world.check()
     return world, [words for words in said if words]
