@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from jaxdp.ledger.issuer import issuer_of
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp.ledger.tickets import issuer_of
 
 MIB = 1 << 20
 STEPS, DELTA, N, BATCH = 24, 1e-5, 60, 20

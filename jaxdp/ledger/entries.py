@@ -186,7 +186,7 @@ class Streams:
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        if not self._entries.get(entry.stream):
+        if entry.stream is None or not self.of(entry.stream):  # each a draw of its own
             return
         wide = max(self._block, entry.block)
         for other in self.meeting(entry.stream, entry.first_step - wide, entry.end + wide):
@@ -312,16 +312,13 @@ class LedgerRows:
         self.chain.take(head)
 
     def note(self, row: Row) -> None:
-        """As ``append``, for words that no two processes need to say alike."""
+        """As ``append``, for what no two processes need to say alike."""
         self.append(row)
 
-    def end(self, row: Row) -> None:
-        """As ``append``, for steps that nobody was handed."""
-        self.append(row)
-
-    def agreed(self, text: str) -> str:
-        """The text of process 0."""
-        return text
+    def end(self, stream: str, step: int, held: int) -> None:
+        """Takes out a stream's steps from this one on; it holds steps up to ``held``."""
+        if step < held:
+            self.append({"ended": step, "stream": stream})
 
     def close(self) -> None:
         """Closes the file, so that other processes can write."""
