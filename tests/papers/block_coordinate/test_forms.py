@@ -390,10 +390,10 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     assert are_uncorrelated(first[0], other[0])  # another sampler of the same secret
     assert are_uncorrelated(first[0].ravel()[:2000], first[1].ravel()[:2000])
     refused("ticket must be spent once", m.step, weights, (x, y), draws[0])
-    by_hand = jaxdp.types.Draw(draws[0].indices, draws[0].mask, 0, 64)
+    by_hand = dataclasses.replace(samplers[0].draw())
     refused("draw must come from sampler", m.step, weights, (x, y), by_hand)
-    assert ledger.steps == 3
-    assert ledger.unverified() == []
+    assert ledger.steps == 4
+    assert ["1 of 4 steps: drawn" in said for said in ledger.unverified()] == [True]
 
 
 def test_one_sweep_is_one_event_charged_before_its_draw_with_its_own_noise():
