@@ -53,11 +53,6 @@ def require_gathered(num_records: int) -> None:
         raise ValueError(ON_DEVICE)
 
 
-def position_dtype(num_records: int) -> type[np.signedinteger[Any]]:
-    """The dtype of positions: int32 as long as it reaches every record, else int64."""
-    return np.int32 if num_records <= MOST_ON_DEVICE else np.int64
-
-
 def for_device(indices: np.ndarray, num_records: int, gathered: bool) -> np.ndarray:
     """Positions [..., m] as a compiled function takes them.
 

@@ -1,14 +1,14 @@
 """Charged batches for a training loop, drawn and gathered ahead of time in a thread."""
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
@@ -18,10 +18,10 @@ from jaxdp.ledger.ledger import ProcessLock, alone
 from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler, Source
-from jaxdp.sampling.prefetching import Prefetched, prefetch
+from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.text import BucketedText
-from jaxdp.types import Draw, PyTree, frozen, made, same
+from jaxdp.types import Draw, OfTicket, PyTree, frozen
 
 # (step, its batch or what making it failed with; None behind the last).
 _Made = tuple[int, "ChargedBatch | BaseException | None"]
@@ -33,7 +33,7 @@ _DRAWS_AHEAD, _POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2**24, 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ChargedBatch:
+class ChargedBatch(OfTicket):
     """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
@@ -44,21 +44,11 @@ class ChargedBatch:
 
     draw: Draw = dataclasses.field(repr=False)
     rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
-    # The ticket, and the arrays of the rows as it was handed out.
-    _handed: tuple[Ticket, list[Any]] | None = dataclasses.field(
-        default=None, init=False, repr=False
-    )
 
     def charged(self, ticket: Ticket) -> "ChargedBatch":
         """A batch of these rows that carries its ticket, as it is handed out."""
         batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
-        return made(batch, _handed=(ticket, jax.tree.leaves(self.rows)))
-
-    @property
-    def ticket(self) -> Ticket | None:
-        """The right to release it once; None unless it is as ``Trainer.batches`` handed it out."""
-        ticket, arrays = self._handed or (None, [])
-        return ticket if same(arrays, self.rows) else None
+        return batch.carrying(ticket)
 
     @property
     def step(self) -> int:
@@ -114,8 +104,13 @@ class Batches(Iterator[ChargedBatch]):
     def __init__(self, sampler: Sampler, source: Source, end: int, place: Placement | None = None):
         self.guard, self._issuer, self._end = ProcessLock(), sampler.issuer, end
         sampler.arrange()  # it may read all records, which must not fail in the middle
+        # Draws that are made ahead: fewer where each is large.
+        size = _GATHERED_AHEAD
+        if isinstance(source, ArraySource) and source.on_device:
+            each = getattr(self._issuer.mechanism, "batch_size", 1)
+            size = min(_DRAWS_AHEAD, max(size, _POSITIONS_AHEAD // each))
         # Not of this object, which a thread that makes batches must not keep alive.
-        self._from = functools.partial(_prefetched, sampler, source, place, end)
+        self._from = lambda first: prefetch(_produced(sampler, source, place, first, end), size)
         self._made = self._from(self._issuer.next)
         self._held: _Made | None = None  # the first one made, until the issuer has answered
 
@@ -152,26 +147,22 @@ class Batches(Iterator[ChargedBatch]):
         self._made.close()
 
 
-def _prefetched(
-    sampler: Sampler, source: Source, place: Placement | None, end: int, first: int
-) -> Prefetched[_Made]:
-    """Makes the batches of the steps [first, end) ahead of time, or what each failed with."""
-
-    def produced() -> Iterator[_Made]:
-        step = first
-        while (step := max(step, sampler.step)) < end:  # others may be far ahead
-            found: ChargedBatch | BaseException
-            try:
-                found = _gathered(sampler.drawn(step), source, place)
-            except StopIteration:
-                found = RuntimeError("a record, or a draw, must not end in StopIteration, got one")
-            except BaseException as error:  # told at its turn, whatever it is
-                found = error
-            yield step, found
-            del found
-            step += 1
-
-    return prefetch(produced(), size=_ahead(sampler, source))
+def _produced(
+    sampler: Sampler, source: Source, place: Placement | None, first: int, end: int
+) -> Iterator[_Made]:
+    """The batches of the steps [first, end), or what each failed with, as nobody has them yet."""
+    step, issuer = first, sampler.issuer
+    while (step := max(step, issuer.next)) < end:  # others may be far ahead
+        found: ChargedBatch | BaseException
+        try:
+            found = _gathered(sampler.drawn(step), source, place)
+        except StopIteration:
+            found = RuntimeError("a record, or a draw, must not end in StopIteration, got one")
+        except BaseException as error:  # told at its turn, whatever it is
+            found = error
+        yield step, found
+        del found
+        step += 1
 
 
 def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBatch:
@@ -185,14 +176,6 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
         return ChargedBatch(draw, tuple(source.gather(*each) for each in passes))
     rows = (shards.gathered(source.gather, *each, place.of_rows) for each in passes)
     return ChargedBatch(draw, tuple(rows))
-
-
-def _ahead(sampler: Sampler, source: Source) -> int:
-    """The number of draws that are made ahead: fewer where each is large."""
-    if not (isinstance(source, ArraySource) and source.on_device):
-        return _GATHERED_AHEAD
-    each = getattr(sampler.issuer.mechanism, "batch_size", 1)
-    return min(_DRAWS_AHEAD, max(_GATHERED_AHEAD, _POSITIONS_AHEAD // each))
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:
@@ -270,20 +253,15 @@ def steps_left(
     return steps
 
 
-def charged(ledger: Ledger, mechanism: Mechanism, besides: str | None = None) -> int:
-    """The number of steps of this mechanism that a ledger holds, reserved ones and epochs whole.
+def charged(ledger: Ledger, events: set[acc.Event], besides: Container[str | None] = ()) -> int:
+    """The number of steps of these events that a ledger holds, reserved ones and epochs whole.
 
     A new stream begins with an epoch of its own: what is left of the last one is lost.
 
     Args:
         ledger: the ledger.
-        mechanism: whose events are counted.
-        besides: a stream that is left out.
+        events: of a mechanism.
+        besides: streams that are left out.
     """
-    others = [entry for entry in ledger.reserved if besides is None or entry.stream != besides]
-    if not others:
-        return 0
-    noise = mechanism.noise_multiplier
-    length = 1 if isinstance(noise, (int, float)) else noise.steps
-    events = {event for event, _, _ in mechanism.events(0, length)}
+    others = [entry for entry in ledger.reserved if entry.stream not in besides]
     return sum(n * e.block for e, n in event_counts(others).items() if e in events)

@@ -150,8 +150,8 @@ class Trainer:
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             self.mechanism.check_source(self.source)
-        # The first step, in a ledger that other trainers may charge too; None in a run.
-        self._first: int | None = None
+        # Events and first step, in a ledger that other trainers may charge too; None in a run.
+        self._shared: tuple[set[acc.Event], int] | None = None
         issuer = issuer or self._new_issuer(reserve)
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)
@@ -255,9 +255,14 @@ class Trainer:
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        first, others = self._sampler.step, 0
-        if self._first is not None:  # asked at every call: other trainers may have begun
-            others = charged(self.ledger, self.mechanism, self._sampler.issuer.stream) - self._first
+        issuer, others = self._sampler.issuer, 0
+        first = issuer.next
+        if self._shared is not None:  # asked at every call: other trainers may have begun
+            events, own = self._shared
+            streams = [issuer.stream]
+            if isinstance(self.energy, PrivateEnergy):  # its events may be the same
+                streams.append(self.energy.sampler.issuer.stream)
+            others = charged(self.ledger, events, streams) - own
         count = left_of(self.mechanism, others + first, steps, epochs, beyond)
         processes.agree(step=first, steps=count)
         return Batches(self._sampler, self.source, first + count, self._place)
@@ -407,7 +412,7 @@ class Trainer:
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
             if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
-                summed = summed.of_draw(batch.ticket, range(len(batch.rows)))
+                summed = summed.carrying(batch.ticket, passes=frozenset(range(len(batch.rows))))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -456,10 +461,13 @@ class Trainer:
     def _new_issuer(self, reserve: int | None) -> Issuer:
         self.ledger.join()
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        noise = self.mechanism.noise_multiplier
+        length = 1 if isinstance(noise, (int, float)) else noise.steps
+        events = {event for event, _, _ in self.mechanism.events(0, length)}
         # Correlated noise begins anew: what it would go on from is in no ledger.
-        anew = self.mechanism.strategy is not None
-        self._first = 0 if anew else charged(self.ledger, self.mechanism)
-        options = {"reserve": usual if reserve is None else reserve, "first_step": self._first}
+        first = 0 if self.mechanism.strategy is not None else charged(self.ledger, events)
+        self._shared = events, first
+        options = {"reserve": usual if reserve is None else reserve, "first_step": first}
         return issuer_of(self.mechanism, self.ledger, self._secret, **options)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -28,7 +28,44 @@ _NOT_TAKEN_APART = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Summed:
+class OfTicket:
+    """Base of what jaxdp makes of a charged draw: it brings the ticket as long as it is unchanged.
+
+    Attributes:
+        ticket: the right to release the draw once. None for what was made by hand or inside
+            ``jit``, rebuilt with other fields (``dataclasses.replace``), or has another array in
+            place of one that it was made with.
+    """
+
+    _made: tuple[Ticket, list[Any]] | None = dataclasses.field(default=None, init=False, repr=False)
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The right to release the draw once; None for what jaxdp did not make as it is."""
+        if self._made is None:
+            return None
+        ticket, arrays = self._made
+        return ticket if same(arrays, self._given()) else None
+
+    def carrying(self, ticket: Ticket | None, **more: Any) -> Self:
+        """A copy that carries a ticket; for whoever saw that it is made of that ticket's draw.
+
+        Args:
+            ticket: the draw's ticket.
+            more: values of other fields that the constructor does not take.
+        """
+        made = dataclasses.replace(self)
+        more["_made"] = None if ticket is None else (ticket, jax.tree.leaves(made._given()))
+        for name, value in more.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def _given(self) -> list[PyTree]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.init]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summed(OfTicket):
     """The sum of one draw's clipped per-example gradients, with its own sensitivity.
 
     Formal guarantee: adding one record to the draw, or removing one, changes ``value`` by at most
@@ -51,9 +88,7 @@ class Summed:
             for every other, **un-noised**. One record adds at most ½ in absolute value.
         leaked: **un-noised** means that set later clip bounds, as some papers have it; None in
             whatever has a guarantee (a mechanism that names its ``leak`` has none).
-        ticket: the draw's ticket, where jaxdp saw that the sum is that of the draw's records,
-            clipped one by one. None inside ``jit``, in a sum made by hand, and in what was rebuilt
-            with other fields (``dataclasses.replace``), as in all that follow.
+        ticket: the draw's, where jaxdp saw that its records were clipped one by one.
         passes: which physical batches of the draw are in it.
         undeclared: (clip bound, rows) of a sum whose largest number of records nobody declared.
         lost: of a sum of parts, what rounding took from ``value``.
@@ -64,7 +99,6 @@ class Summed:
     unscale: PyTree | None = None
     votes: jax.Array | None = None
     leaked: PyTree = None
-    ticket: Ticket | None = dataclasses.field(default=None, init=False)
     passes: frozenset[int] = dataclasses.field(default=frozenset(), init=False)
     undeclared: tuple[float | jax.Array, int] | None = dataclasses.field(default=None, init=False)
     lost: PyTree = dataclasses.field(default=None, init=False)
@@ -84,16 +118,7 @@ class Summed:
         parts = ((x.value, zeros if x.lost is None else x.lost) for x in (self, other))
         value, lost = _rows.added(*parts)
         added = dataclasses.replace(self, value=value, votes=votes)
-        return made(added, ticket=self.ticket, passes=self.passes | other.passes, lost=lost)
-
-    def of_draw(self, ticket: Ticket | None, passes: Iterable[int]) -> "Summed":
-        """A copy that carries the ticket of its draw; for whoever saw what is summed.
-
-        Args:
-            ticket: the draw's ticket.
-            passes: the physical batches whose records, and no others, are in the sum.
-        """
-        return made(dataclasses.replace(self), ticket=ticket, passes=frozenset(passes))
+        return added.carrying(self.ticket, passes=self.passes | other.passes, lost=lost)
 
     def __contains__(self, key: Any) -> bool:
         """False: it has no keys; Flax's TrainState looks for one of its own."""
@@ -117,16 +142,6 @@ def never_flattened(cls: type) -> type:
 
 
 never_flattened(Summed)
-
-
-_Made = TypeVar("_Made")
-
-
-def made(value: _Made, **fields: Any) -> _Made:
-    """Sets fields, which no constructor takes, of a value that jaxdp just made; returns it."""
-    for name, field in fields.items():
-        object.__setattr__(value, name, field)
-    return value
 
 
 def same(some: PyTree, others: PyTree) -> bool:
@@ -180,7 +195,7 @@ def _check_parts(one: Summed, other: Summed) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(OfTicket):
     """One physical batch: its rows, and which of them are records. **Sensitive**.
 
     A pytree, to be passed through ``jit`` as one argument, so that the rows and their mask cannot
@@ -190,6 +205,8 @@ class Batch:
     Attributes:
         data: pytree of arrays [m, ...], one row an example.
         mask: bool [m]; False marks padding, which contributes nothing.
+        number: of the batch in its draw.
+        ticket: the draw's, where ``Draw.batches`` gathered it.
 
     Raises:
         ValueError: the leaves have unequal numbers of rows, or the mask has another shape or dtype.
@@ -199,23 +216,11 @@ class Batch:
 
     data: PyTree
     mask: Any
-    # The ticket, the number of the batch in its draw, and the arrays that were gathered.
-    _gathered: tuple[Ticket, int, list[Any]] | None = dataclasses.field(default=None, init=False)
+    number: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves((self.data, self.mask))):
             _rows.check_mask(self.mask, _rows.rows("data", self.data))
-
-    @property
-    def origin(self) -> tuple[Ticket, int] | None:
-        """(ticket, number in its draw) of a batch as ``Draw.batches`` gathered it; else None.
-
-        It stays on the host: a batch inside ``jit`` has none.
-        """
-        if self._gathered is None:
-            return None
-        ticket, number, arrays = self._gathered
-        return (ticket, number) if same(arrays, (self.data, self.mask)) else None
 
     def __repr__(self) -> str:
         # Records: a stray print or log line must not show them.
@@ -225,7 +230,9 @@ class Batch:
 def _rebuilt(_: None, parts: Any) -> Batch:
     """A batch of whatever JAX puts in: arrays with more axes, tracers, None or placeholders."""
     batch = object.__new__(Batch)
-    return made(batch, data=parts[0], mask=parts[1])
+    object.__setattr__(batch, "data", parts[0])
+    object.__setattr__(batch, "mask", parts[1])
+    return batch
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -242,8 +249,8 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Draw:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw(OfTicket):
     """The records of one step, cut into physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
@@ -255,20 +262,16 @@ class Draw:
         mask: bool [passes, physical_batch_size]; False marks padding.
         step: the step that this draw belongs to.
         num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
-        ticket: the right to release it once, charged to the ledger. A draw that was made by hand,
-            or rebuilt with other fields (``dataclasses.replace``), has none, and jaxdp adds no
-            noise to its sum.
+        ticket: the right to release it once, charged to the ledger. To the sum of a draw that has
+            none jaxdp adds no noise.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
     mask: np.ndarray = dataclasses.field(repr=False)
     step: int
     num_records: int = dataclasses.field(repr=False)
-    ticket: Ticket | None = dataclasses.field(default=None, init=False, compare=False)
     # What its batches are gathered from: one for a draw and its copies (``copy.copy``).
-    _data: dict[str, Any] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _data: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def key(self) -> NoiseKey:
         """Spends the draw's ticket: the noise key, for an update that the caller compiles.
@@ -315,13 +318,12 @@ class Draw:
         ticket = self.ticket if same(first, data) else None
         for number, (rows, mask) in enumerate(zip(self.indices, self.mask, strict=True)):
             batch = Batch(frozen(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)), mask)
-            arrays = jax.tree.leaves((batch.data, mask))
-            yield batch if ticket is None else made(batch, _gathered=(ticket, number, arrays))
+            yield batch.carrying(ticket, number=number)
 
     def drawn_by(self, ticket: Ticket) -> "Draw":
         """A read-only copy that carries its ticket, as the sampler hands it out."""
         self.indices.flags.writeable = self.mask.flags.writeable = False
-        return made(dataclasses.replace(self), ticket=ticket)
+        return self.carrying(ticket)
 
 
 @functools.partial(

@@ -129,6 +129,18 @@ def test_a_state_of_another_step_is_refused_in_words_and_that_of_the_noise_alone
     state = state._replace(opt_state=(old.opt_state[0], *state.opt_state[1:]))
     state, _ = trainer.step(state, batch)
     assert np.isnan(state.params).all()
+    # A step whose batch cannot be made counts, and ends the run.
+    trainer = trainer_of(in_order())
+    drawn = trainer._sampler.drawn
+    trainer._sampler.drawn = lambda step: (
+        drawn(step) if step != 1 else exec("raise OSError('gone')")
+    )
+    batches, state = trainer.batches(3), trainer.init(PARAMS)
+    state, _ = trainer.step(state, next(batches))
+    all_refused([("gone", lambda: next(batches))], OSError)
+    last = next(batches)
+    all_refused([(words, lambda: trainer.step(state, last))])
+    assert not last.draw.ticket.spent
 
 
 def test_a_loop_of_ones_own_goes_through_the_chain_in_order_alone():

@@ -125,7 +125,8 @@ def test_randomness_of_the_loss_differs_between_steps(rows):
 
     # Everybody, no noise and no momentum: nothing else could differ.
     mech = jaxdp.dp_sgd(0.0, 1.0, 60, 60, "full_batch")
-    train = jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), jnp.zeros(60), physical_batch_size=rows)
+    chosen = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
+    train = jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), jnp.zeros(60), **chosen)
     _, norms = steps(train, 4, {"w": jnp.zeros(3)})
     assert np.diff(np.sort(norms)).min() > 1e-4
 

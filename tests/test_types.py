@@ -23,7 +23,7 @@ def test_repr_shows_no_value_and_summed_is_never_flattened():
     ticket = MECH.sampler(30).draw().ticket
     secret = {"w": jnp.full(2, 71.0)}
     summed = jaxdp.Summed(secret, 0.5, unscale={"w": jnp.ones(2)}, votes=jnp.float32(71.0))
-    shown = repr(summed.of_draw(ticket, [0]))
+    shown = repr(summed.carrying(ticket))
     assert shown == "Summed(value=<sensitive>, l2=0.5, unscale=True)"
     batch = jaxdp.Batch({"x": np.full((3, 1), 71.0)}, np.ones(3, bool))
     draw = jaxdp.types.Draw(np.full((1, 71), 71, np.int32), np.ones((1, 71), bool), 0, 71)
@@ -52,7 +52,7 @@ def test_parts_of_a_draw_add_up_to_its_sum_and_keep_the_sensitivity():
     assert total.ticket is whole.ticket
     assert total.passes == whole.passes == {0, 1, 2}
     one, two, none = (
-        jaxdp.Summed(SUMMED.value, 1.0, votes=votes).of_draw(whole.ticket, [n])
+        jaxdp.Summed(SUMMED.value, 1.0, votes=votes).carrying(whole.ticket, passes={n})
         for n, votes in enumerate((jnp.float32(1.5), jnp.float32(-4.0), None))
     )
     assert float((one + two).votes) == -2.5
@@ -94,8 +94,8 @@ def test_what_is_rebuilt_or_made_by_hand_has_no_ticket_and_a_copy_has_the_same()
     summed, _ = GRAD_FN(PARAMS, batch)
     charged = batch_of_a_trainer()
     for made, tickets in (
-        (draw, lambda draw: (draw.ticket, next(draw.batches(DATA)).origin)),
-        (batch, lambda batch: (batch.origin, GRAD_FN(PARAMS, batch)[0].ticket)),
+        (draw, lambda draw: (draw.ticket, next(draw.batches(DATA)).ticket)),
+        (batch, lambda batch: (batch.ticket, GRAD_FN(PARAMS, batch)[0].ticket)),
         (summed, lambda summed: (summed.ticket,)),
         (charged, lambda charged: (charged.ticket,)),
     ):
@@ -107,8 +107,8 @@ def test_what_is_rebuilt_or_made_by_hand_has_no_ticket_and_a_copy_has_the_same()
                 assert set(tickets(again)) == {None}, field.name
             else:
                 refused("init=False", dataclasses.replace, made, **{field.name: None})
-    assert batch.origin == (draw.ticket, 0)
-    assert jax.jit(lambda b: b)(batch).origin is None
+    assert (batch.ticket, batch.number) == (draw.ticket, 0)
+    assert jax.jit(lambda b: b)(batch).ticket is None
     assert GRAD_FN.sum(PARAMS, DATA, dataclasses.replace(draw))[0].ticket is None
     own = [DATA[rows] for rows in draw.indices]
     assert GRAD_FN.sum_passes(PARAMS, own, draw, gathered=True)[0].ticket is None
@@ -129,12 +129,14 @@ def test_rows_cannot_be_written_to_nor_exchanged():
         name = dataclasses.fields(one)[0].name
         refused("cannot assign", setattr, one, name, None, error=dataclasses.FrozenInstanceError)
     refused("item assignment", operator.setitem, charged.rows, 0, 1, error=TypeError)
-    for one, data in ((batch, batch.data), (charged, charged.rows[0])):
-        ticket = lambda one=one: one.origin if one is batch else one.ticket  # noqa: E731
-        kept, data["x"] = data["x"], data["x"] - data["x"].mean(0)
-        assert ticket() is None
-        data["x"] = kept
-        assert ticket() is not None
+    # Before: of a sum that was multiplied so nobody said a word.
+    total = GRAD_FN.sum(PARAMS, DATA, draw)[0]
+    for one, tree in ((batch, batch.data), (charged, charged.rows[0]), (total, total.value)):
+        ((name, kept),) = tree.items()
+        tree[name] = kept - kept.mean(0)
+        assert one.ticket is None
+        tree[name] = kept
+        assert one.ticket is not None
 
 
 def test_a_sum_of_rows_that_nobody_declared_says_so_until_it_is_rebuilt():

@@ -94,7 +94,6 @@ class ClippedGrad:
                 devices.
         """
         options.check_arrays(params)
-        origin = batch.origin if isinstance(batch, Batch) else None
         data, keep = options.rows_and_mask(batch, mask)
         options.check_rng(rng, self.form.rng)
         data, size = jax.tree.map(jnp.asarray, data), keep.shape[0]
@@ -110,12 +109,11 @@ class ClippedGrad:
             else:
                 clipped, info = self._of_no_rows(params, rows, scale, bound)
         summed = self.summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
-        if origin is None:
+        if not isinstance(batch, Batch) or (ticket := batch.ticket) is None:
             return summed, info
-        ticket, number = origin
         captured.report(ticket, info.plan)
         options.report(ticket, lambda: self.rule.l2(self.trained(params)), *given)
-        return summed.of_draw(ticket, [number]), info
+        return summed.carrying(ticket, passes=frozenset([batch.number])), info
 
     def sum(
         self,
@@ -202,7 +200,7 @@ class ClippedGrad:
         summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
         if gathered:  # elsewhere: that these are the rows of the draw is not seen
             return summed, infos
-        return summed.of_draw(draw.ticket, range(len(draw.indices))), infos
+        return summed.carrying(draw.ticket, passes=frozenset(range(len(draw.indices)))), infos
 
     def one_pass(
         self,

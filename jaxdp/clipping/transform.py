@@ -13,7 +13,7 @@ from jaxdp.clipping import options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices.placement import tracked_axes, varying
-from jaxdp.types import PyTree, Summed, made
+from jaxdp.types import PyTree, Summed
 
 # Records of a draw where nobody says how many there are at most.
 _MOST = 2**14
@@ -88,7 +88,9 @@ def clip_and_sum(
         limit = rule.l2(params) if bound is None else bound
         votes = None if bound is None else clipped.votes
         summed = Summed(clipped.total, limit * (1.0 + rounding.of_sum(most)), scale, votes)
-        return made(summed, undeclared=(limit, rows) if most_records is None else None), state
+        if most_records is None:
+            summed = summed.carrying(None, undeclared=(limit, rows))
+        return summed, state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

@@ -65,37 +65,37 @@ def check_alone(name: str) -> None:
         )
 
 
+class LostError(ValueError):
+    """Another process said nothing for too long, or has ended."""
+
+
 def tell(key: str, text: str) -> None:
-    """Gives a text to all processes, once, under a name of its own."""
-    _state().client.key_value_set(f"jaxdp/{key}", text)
+    """Gives a text to all processes under a name of its own; who was interrupted tells it again."""
+    _state().client.key_value_set(f"jaxdp/{key}", text, True)
 
 
-def heard(key: str, patience: float) -> str | None:
-    """The text that was told under this name, within so many seconds; None in vain."""
-    try:
-        wait = max(1, int(1_000 * patience))
-        found: str = _state().client.blocking_key_value_get(f"jaxdp/{key}", wait)
-        return found
-    except Exception:  # of XLA, whose types are not public
-        return None
-
-
-def hear(key: str) -> str:
+def hear(key: str, patience: float | None = None) -> str:
     """The text that was told under this name; waits for it.
 
+    Args:
+        key: the name.
+        patience: in seconds; None is ``PATIENCE``.
+
     Raises:
-        ValueError: nothing was told within ``PATIENCE``; the process that tells has ended.
+        LostError: nothing was told by then; the process that tells has ended.
     """
     began, said = time.monotonic(), False
+    patience = PATIENCE if patience is None else patience
+    wait = max(1, int(1_000 * min(patience, 5.0)))
     while True:
         try:
-            found: str = _state().client.blocking_key_value_get(f"jaxdp/{key}", 5_000)
+            found: str = _state().client.blocking_key_value_get(f"jaxdp/{key}", wait)
             return found
         except Exception as error:  # of XLA, whose types are not public
             waited = time.monotonic() - began
-            if "DEADLINE_EXCEEDED" not in str(error) or waited > PATIENCE:
+            if "DEADLINE_EXCEEDED" not in str(error) or waited >= patience:
                 why = str(error).splitlines()[0]
-                raise ValueError(_LOST.format(index(), waited, key, why)) from error
+                raise LostError(_LOST.format(index(), waited, key, why)) from error
         if waited > _SILENT and not said:
             said = True
             print(f"jaxdp: process {index()} waits for another one ({key})", file=sys.stderr)
@@ -148,7 +148,7 @@ def agree(**facts: Any) -> None:
         return
     facts = {name: fact() if callable(fact) else fact for name, fact in facts.items()}
     key = f"agree/{next(_asked)}"
-    mine = {name: _hash(str(value)) for name, value in facts.items()}
+    mine = {name: hashed(str(value)) for name, value in facts.items()}
     if index():
         tell(f"{key}/{index()}", json.dumps(mine))
     else:
@@ -185,5 +185,6 @@ def _shown(facts: dict[str, Any]) -> str:
 _HIDDEN = ("secret", "source", "params")
 
 
-def _hash(text: str) -> str:
+def hashed(text: str) -> str:
+    """A hash of a text, by which processes compare it."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -312,16 +312,13 @@ class LedgerRows:
         self.chain.take(head)
 
     def note(self, row: Row) -> None:
-        """As ``append``, for words that no two processes need to say alike."""
+        """As ``append``, for what no two processes need to say alike."""
         self.append(row)
 
-    def end(self, row: Row) -> None:
-        """As ``append``, for steps that nobody was handed."""
-        self.append(row)
-
-    def agreed(self, text: str) -> str:
-        """The text of process 0."""
-        return text
+    def end(self, stream: str, step: int, held: int) -> None:
+        """Takes out a stream's steps from this one on; it holds steps up to ``held``."""
+        if step < held:
+            self.append({"ended": step, "stream": stream})
 
     def close(self) -> None:
         """Closes the file, so that other processes can write."""

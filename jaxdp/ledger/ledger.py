@@ -14,6 +14,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.devices import processes
 from jaxdp.ledger.entries import (
     FORMAT,
     SEEDED,
@@ -184,7 +185,7 @@ class Ledger:
         key: bytes | None = None,
     ):
         self.guard = ProcessLock()
-        self._budget = budget
+        self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
         self._forget()
@@ -309,13 +310,14 @@ class Ledger:
         Returns:
             (name of the stream, its place among those begun).
         """
-        row: Row = {"begun": name if name is not None else self._rows.agreed(secrets.token_hex(8))}
-        check_stream(row["begun"])
+        name = processes.first(lambda: secrets.token_hex(8)) if name is None else name
+        row: Row = {"begun": name}
+        check_stream(name)
         if start is not None:
             row |= {"step": start[0], "past": start[1].hex()}
         self._open()
         self._rows.append(row)
-        return row["begun"], self._begun[row["begun"]]
+        return name, self._begun[name]
 
     @alone
     def charge(
@@ -430,7 +432,7 @@ class Ledger:
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
         if self._rows.is_open and self._seen != self._seen_on_disk:
-            self._rows.append({"seen": self._seen})
+            self._rows.note({"seen": self._seen})
         self._rows.close()
         self.closed = True
 
@@ -462,8 +464,8 @@ class Ledger:
     def end(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them."""
         self._open()
-        if any(entry.end > step for entry in self._streams.of(stream)):
-            self._rows.end({"ended": step, "stream": stream})
+        held = [entry.end for entry in self._streams.of(stream) if not entry.whole]
+        self._rows.end(stream, step, max(held, default=0))
 
     def whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
@@ -521,6 +523,12 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self.closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
+        if processes.count() != self._processes:
+            raise ValueError(
+                "ledger must be made after jax.distributed.initialize() and closed before "
+                f"shutdown(), got {processes.count()} processes and a ledger of {self._processes}: "
+                "each would miss what the others release"
+            )
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:

@@ -19,7 +19,7 @@ from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import LossFn, PyTree, frozen, made
+from jaxdp.types import LossFn, OfTicket, PyTree, frozen
 
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -151,7 +151,7 @@ class PrivateEnergy:
             self.mechanism.noise_multiplier,
             self.mechanism.batch_size,
         )
-        return made(drawn, ticket=draw.ticket)
+        return drawn.carrying(draw.ticket)
 
 
 @functools.partial(
@@ -160,7 +160,7 @@ class PrivateEnergy:
     meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class DrawnEnergy:
+class DrawnEnergy(OfTicket):
     """One draw of a ``PrivateEnergy``, for one update. **Secret**: it holds records, and its key.
 
     In ``jit`` it judges once it is ``spent``, which ``jaxdp.compile_update`` does itself.
@@ -177,8 +177,7 @@ class DrawnEnergy:
         noise_multiplier: z.
         batch_size: the public divisor.
         tag: uint32 [2]; a name of the key that does not reveal it.
-        ticket: the right to release it once; None once it is spent, inside ``jit``, and in what was
-            rebuilt with other fields (``dataclasses.replace``).
+        ticket: the right to release it once; None once it is spent.
     """
 
     data: PyTree = dataclasses.field(repr=False)
@@ -192,7 +191,6 @@ class DrawnEnergy:
     noise_multiplier: float
     batch_size: int
     tag: ArrayLike | None = None
-    ticket: Ticket | None = dataclasses.field(default=None, init=False)
 
     def spent(self, *, verified: bool = False) -> "DrawnEnergy":
         """The draw with its noise key, for one update that the caller compiles.

@@ -90,7 +90,7 @@ class RawGradient:
         value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
         unscale = None if self.unscale is None else self.unscale(raw)
         summed = Summed(value, self.l2(params), unscale, leaked=leaked)
-        return summed.of_draw(draw.ticket, range(len(infos))), infos
+        return summed.carrying(draw.ticket, passes=frozenset(range(len(infos)))), infos
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,6 +17,8 @@ _BITS = 64  # of one word
 _GUARD = 64  # further bits of the weights, for what a million roundings add up to
 # Fewer are left to NumPy, by Floyd's algorithm; it takes that up to a share of a fiftieth.
 _FEW, _RARE = 1024, 50
+# Numbers are drawn for so many standard deviations more than are needed on average.
+_DEVIATIONS = 4
 # Up to this share of a range numbers are drawn until enough are distinct, beyond all are permuted.
 _SHARE = 0.7
 # A table with a place for each position is used up to so many places, or so many for each number.
@@ -114,9 +116,17 @@ def subset(rng: np.random.Generator, below: int, size: int) -> np.ndarray:
         return rng.choice(below, size, replace=False)
     if size > _SHARE * below:
         return permutation(rng, below)[:size]
+    # Of so many numbers nearly always enough are distinct. A coupon collector needs
+    # n log(n / (n - k)) of them on average, with a variance of at most k^2 / (n - k). With
+    # x = k / (2n - k) the logarithm is 2 (x + x^3/3 + x^5/5 + ...), at most
+    # 2 (x + x^3 / 3(1 - x^2)). In whole numbers: a draw is the same on every system.
+    rest = 2 * below - size
+    mean = 2 * below * size // rest
+    mean += 2 * below * size**3 // (3 * rest * (rest * rest - size * size))
+    enough = max(size, mean + _DEVIATIONS * math.isqrt(size * size // (below - size)) + 8)
     kept = np.empty(0, np.int64)
     while len(kept) < size:
-        more = rng.integers(0, below, _enough(below, size) - len(kept))
+        more = rng.integers(0, below, enough - len(kept))
         kept = _distinct(np.concatenate([kept, more]) if len(kept) else more, below)
     return kept[:size]
 
@@ -170,19 +180,6 @@ def arranged(
             rng.shuffle(keys[start : end + 2])
     keys &= np.uint64(2**low - 1)
     return keys.view(np.int64)
-
-
-def _enough(below: int, size: int) -> int:
-    """The count of numbers of which nearly always ``size`` are distinct, below the whole range.
-
-    A coupon collector needs n log(n / (n - k)) of them on average, with a variance of at most
-    k^2 / (n - k). With x = k / (2n - k) the logarithm is 2 (x + x^3/3 + x^5/5 + ...), at most
-    2 (x + x^3 / 3(1 - x^2)). In whole numbers: a draw is the same on every system.
-    """
-    rest = 2 * below - size
-    first = 2 * below * size // rest
-    others = 2 * below * size**3 // (3 * rest * (rest * rest - size * size))
-    return first + others + 4 * math.isqrt(size * size // (below - size)) + 8
 
 
 def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:

@@ -68,7 +68,6 @@ class Sampler:
         if self._by_run:
             sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
-        self._dtype = _rows.position_dtype(num_records)
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
 
@@ -121,7 +120,7 @@ class Sampler:
                 be told apart; nothing is charged then.
         """
         if self._by_run:
-            self.arrange()
+            self.arrange()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
@@ -144,8 +143,7 @@ class Sampler:
                 self._epoch = number, batches
             chosen = batches[place]
         least = getattr(rule, "cap", 0)
-        sizes = self._physical_batch_size, step, self._num_records, least
-        return pad(chosen, *sizes, self._dtype)
+        return pad(chosen, self._physical_batch_size, step, self._num_records, least)
 
     def arrange(self) -> Any:
         """The order of the records of a run with correlated noise, made once; None for others.
@@ -177,12 +175,7 @@ class Sampler:
 
 
 def pad(
-    chosen: np.ndarray,
-    physical_batch_size: int,
-    step: int,
-    num_records: int,
-    least: int = 0,
-    dtype: type[np.signedinteger] | None = None,
+    chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int, least: int = 0
 ) -> Draw:
     """The positions [k] as a draw of as many physical batches as they need, at least one.
 
@@ -192,10 +185,9 @@ def pad(
         step: of the draw.
         num_records: the number of records drawn from.
         least: rows that every draw has, however few it needs.
-        dtype: of positions; None is what the number of records needs.
     """
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    dtype = dtype or _rows.position_dtype(num_records)
+    dtype = np.int32 if num_records <= _rows.MOST_ON_DEVICE else np.int64
     indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
     mask = np.zeros(len(indices), bool)

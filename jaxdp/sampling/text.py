@@ -176,7 +176,8 @@ class BucketedText:
             order.append(padded)
             made += [jax.tree.map(lambda leaf, at=at: leaf[at], short) for at in padded]
         found = np.concatenate(order)
-        return with_none.astype(_rows.position_dtype(len(self)))[found], found >= 0, made
+        dtype = np.int32 if len(self) <= _rows.MOST_ON_DEVICE else np.int64
+        return with_none.astype(dtype)[found], found >= 0, made
 
 
 def bucketed_text(

@@ -257,7 +257,7 @@ def parts(values):
     """Sums that are known to be of one draw, with these values."""
     ticket = jaxdp.dp_sgd(1.0, 1.0, 20, 60).sampler(60).draw().ticket
     return [
-        Summed({"w": jnp.full(3, v, jnp.float32)}, 1.0).of_draw(ticket, [n])
+        Summed({"w": jnp.full(3, v, jnp.float32)}, 1.0).carrying(ticket, passes={n})
         for n, v in enumerate(values)
     ]
 

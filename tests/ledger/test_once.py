@@ -229,6 +229,13 @@ def exchanged(grad_fn, draw):
     return jaxdp.clipped_grad(lambda p, e: loss_fn(p, e["x"]), grad_fn.rule)(P, batch)[0]
 
 
+def multiplied(grad_fn, draw):
+    """A sum that was multiplied in its own dict."""
+    summed = whole(grad_fn, draw)
+    summed.value["w"] = 100 * summed.value["w"]
+    return summed
+
+
 # Before: unverified() == []. A changed mask counts record 0 over and over (k * C, noise for C); rows
 # that are normalised by each other couple records; a sum times 100 or with a smaller l2 has too
 # little noise; in data of another order one record is in two batches (2 * C). Then, until tickets
@@ -236,7 +243,8 @@ def exchanged(grad_fn, draw):
 def test_what_was_changed_on_its_way_is_refused_or_told_where_the_caller_spends_the_key():
     for make in (whole, in_parts):  # honest sums
         assert told_of(make) == [], make
-    makers = {**{how: functools.partial(altered, how) for how in HOW}, "exchanged": exchanged}
+    makers = {**{how: functools.partial(altered, how) for how in HOW}}
+    makers |= {"exchanged": exchanged, "multiplied": multiplied}
     words = "draw brings its ticket, to a sum .* nobody changed|known to be parts of one draw"
     all_refused((words, functools.partial(told_of, makers[how]), how) for how in makers)
     makers.pop("one record twice")

@@ -18,6 +18,7 @@ import pytest
 
 import jaxdp
 from jaxdp.accounting import Relation
+from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started
@@ -317,10 +318,11 @@ def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
     assert names >= {"run.json", "history.json"}
     directory = fitted(tmp_path / "1").directory
     assert directory.checked_ledger().steps == 2
+    kept = hashed(np.zeros((1, 3)))
     for write, *given in (
         (canaries.placed, "{}"),
         (canaries.keep, 0, [np.zeros(3)]),
-        (canaries.publish, 1),
+        (canaries.publish, {"step": 1, canaries.HASH: kept}),
     ):
         left[0] = 1
         refused("be written: a full disk", write, directory, *given, error=StorageError)

@@ -14,6 +14,7 @@ from itertools import product
 
 import pytest
 
+import jaxdp
 from jaxdp.sampling import prefetch, prefetching
 from tests.refusing import refused
 
@@ -186,7 +187,9 @@ def test_leaving_a_with_block_or_forgetting_what_is_ahead_stops_the_thread():
 # Each program is a process of its own, forked where all is imported, which ends as programs end.
 PRELUDE = """
 import atexit, itertools, json, os, signal, sys, threading, time, warnings
-from jaxdp.sampling import prefetch, prefetching
+import jaxdp, numpy
+from jaxdp.batches import Batches
+from jaxdp.sampling import as_source, prefetch, prefetching
 warnings.simplefilter("ignore")  # of forks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 def producer():
@@ -230,6 +233,12 @@ PROGRAMS = {
         items = prefetch(producer())
         print(next(items))
         time.sleep(0.05)
+    """,
+    "a loop was left": """
+        ledger = jaxdp.Ledger(f"{folder}/ledger.jsonl")
+        sampler = jaxdp.dp_sgd(1.0, 1.0, 20, 60).sampler(60, ledger=ledger, reserve=8)
+        batches = Batches(sampler, as_source(numpy.zeros(60)), 20)
+        print(next(batches).step, next(batches).step)
     """,
     "by an error": """
         items = prefetch(producer())
@@ -286,9 +295,12 @@ def test_the_thread_ends_with_its_program(tmp_path):
         out, err = ((tmp_path / f"{name}.{number}").read_text() for number in (1, 2))
         found[name] = out.splitlines()
         assert (ended[name], err) == (5 if name == "by an error" else 0, ""), name
+    # Nothing is written at the end of a program: what was reserved counts.
+    assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == 8
     last = found.pop("another process")
     assert found == {
         "nothing was closed": ["0", "finally", "atexit"],
+        "a loop was left": ["0 1"],
         "by an error": ["finally"],
         "a consumer outlives the main thread": ["consumed 5", "finally"],
         "a daemon consumer": ["finally"],

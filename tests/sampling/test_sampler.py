@@ -156,7 +156,7 @@ def test_charging_comes_before_drawing_and_what_cannot_be_charged_is_not_drawn(t
     source.draw()
     assert order == [0, "drawn", 1, "drawn"]
     ledger.close()
-    refused("ledger must be open to charge", source.draw)
+    refused("ledger must be open", source.draw)
     assert order == [0, "drawn", 1, "drawn"]
     assert source.step == 2
     # A draw that was handed to somebody counts at once; what is reserved besides does not.

@@ -30,7 +30,7 @@ def orders(below, size, draws, draw):
 @pytest.mark.parametrize(("below", "size"), [(6, 2), (6, 3), (5, 3), (5, 4), (4, 4)])
 def test_every_ordered_tuple_is_as_likely(monkeypatch, below, size, few):
     if isinstance(few, str):
-        monkeypatch.setattr(subsets, "_enough", lambda below, size: size)
+        monkeypatch.setattr(subsets, "_DEVIATIONS", -(10**6))
     else:
         monkeypatch.setattr(subsets, "_FEW", few)
         monkeypatch.setattr(subsets, "_RARE", 1)
@@ -77,17 +77,22 @@ def test_positions_pairs_and_places_are_as_likely(monkeypatch, below, size, plac
     assert below != 200 or all(map(is_uniform, places))
 
 
-def test_ranges_beyond_32_bits_are_covered_evenly_and_what_is_missing_is_drawn_at_once():
+def test_ranges_beyond_32_bits_are_covered_evenly_and_enough_is_drawn_at_once(monkeypatch):
     for below in (2**31 - 1, 2**31, 2**32, 2**32 + 1, 10**10, 2**53):
         found = np.concatenate([subset(rng(key), below, 5_000) for key in range(4)])
         assert found.dtype == np.int64
         assert 0 <= found.min() <= found.max() < below
         for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
             assert is_uniform(np.bincount(cells, minlength=16)), below
+    drawn, distinct = [], subsets._distinct
+    monkeypatch.setattr(subsets, "_distinct", lambda *a: drawn.append(a[0]) or distinct(*a))
+    monkeypatch.setattr(subsets, "_FEW", 0)
     for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
         for key in range(20):
-            numbers = rng(key).integers(0, below, subsets._enough(below, size))
-            assert size <= len(set(numbers.tolist())) <= 1.03 * size + 150
+            drawn.clear()
+            subset(rng(key), below, size)
+            assert len(drawn) == 1
+            assert size <= len(set(drawn[0].tolist())) <= 1.03 * size + 150
 
 
 class FewBits:

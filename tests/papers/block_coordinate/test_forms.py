@@ -375,8 +375,12 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     ledger, secret = jaxdp.Ledger(), jaxdp.Secret.new()
     samplers = [m.sampler(64, ledger=ledger, secret=secret) for _ in range(2)]
     draws = [samplers[0].draw(), samplers[0].draw(), samplers[1].draw()]
+    # Before: a draw of other records was released as if the sampler had drawn them.
+    nobody = [dataclasses.replace(d, mask=np.zeros_like(d.mask)) for d in draws]
+    refused("draw must come from sampler", m.step, weights, (x, y), nobody[0])
     first, second, other = (
-        m.step(weights, (x, y), dataclasses.replace(d, mask=np.zeros_like(d.mask))) for d in draws
+        m.step(weights, (x, y), none.drawn_by(d.ticket))
+        for none, d in zip(nobody, draws, strict=True)
     )
     for i, std in enumerate((2.0 * 0.3, 3.0 * 0.1)):
         std *= released.noise_share(m.batch_size)
@@ -427,9 +431,9 @@ def test_a_run_is_a_function_of_its_secret_compiles_once_and_learns():
     m = algorithm(z=0.0)
     weights, data_ = NET.init(jax.random.key(1)), data(64)
     indices, mask = np.arange(16, dtype=np.int32).reshape(2, 8), np.ones((2, 8), bool)
-    both = m.step(
-        weights, data_, dataclasses.replace(m.sampler(64).draw(), indices=indices, mask=mask)
-    )
+    draw = m.sampler(64).draw()
+    larger = dataclasses.replace(draw, indices=indices, mask=mask).drawn_by(draw.ticket)
+    both = m.step(weights, data_, larger)
     exact = sweep(m, weights, *data_, np.arange(64) < 16)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, exact)
     # It learns without noise, and projection keeps it Lipschitz.
