@@ -255,6 +255,34 @@ def test_rows_that_differ_end_all_in_words_and_hand_out_nothing(together, tmp_pa
         assert handed == [], name
 
 
+def test_who_was_interrupted_is_answered_but_not_for_another_row(together, tmp_path, monkeypatch):
+    hear, armed = processes.hear, []
+
+    def interrupted_once(key, patience=None):
+        if armed and processes.index() == 1:
+            armed.clear()
+            raise KeyboardInterrupt
+        return hear(key, patience)
+
+    monkeypatch.setattr(processes, "hear", interrupted_once)
+    for until in (1, 2):
+
+        def program(index, until=until):
+            source = issuer(jaxdp.Ledger(tmp_path / f"{until}.jsonl"), reserve=2)
+            if index:
+                armed.append(index)
+                with pytest.raises(KeyboardInterrupt):
+                    source.take(until=1)
+                processes.hear("written")
+            step = source.take(until=until if index else 1).step
+            processes.tell("written", "")
+            return step
+
+        (first, second), _ = together(program)
+        assert first == 0
+        assert second == 0 if until == 1 else "another row in process 0" in str(second)
+
+
 def test_what_process_0_cannot_write_nobody_is_handed_and_then_there_is_room(
     together, tmp_path, monkeypatch
 ):
@@ -380,13 +408,19 @@ def test_all_have_the_rows_notes_and_heads_of_process_0(together, tmp_path):
             ledger.trust("said by all")
             if index:
                 ledger.assume("late")
-            found += [ledger.steps, ledger.epsilon(1e-5), ledger.head, ledger.holds(found[-1])]
+            found += [ledger.steps, ledger.epsilon(1e-5), ledger.head, ledger.begun]
             ledger.close()
         return found
+
+    def later(index):
+        ledger = jaxdp.Ledger(path)
+        ledger.join()
+        return [ledger.holds(head) for head in (first[0], first[3], b"another")]
 
     (first, second), _ = together(program)
     assert first == second
     assert [first[n] for n in (1, 6, 11)] == [1_201, 1, 5]
+    assert together(later)[0] == [[True, True, False]] * 2
     said = jaxdp.Ledger(path).unverified()
     for what in ("said by 0", "said by 1", "said by all", "by process 0", "late"):
         assert sum(what in each for each in said) == 1, what
