@@ -186,7 +186,7 @@ def test_a_correct_program_has_nothing_to_take_on_trust_and_an_update_of_ones_ow
 
 def told_of(make, own=False):
     """What the ledger takes on trust after one update by the sum that ``make`` makes of a draw."""
-    sampler = MECH.sampler(N, physical_batch_size=8)
+    sampler = MECH.sampler(N, physical_batch_size=4)  # nearly surely two batches
     draw = sampler.draw()
     summed = make(CLIPPED, draw)
     UPDATE(P, TX.init(P), summed, **({"key": draw.key()} if own else {}))
