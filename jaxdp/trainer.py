@@ -1,5 +1,6 @@
 """A private training loop: ``init``, ``batches``, ``step``."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -365,10 +366,11 @@ class Trainer:
 
     def close(self) -> None:
         """Ends the ledger where the last batch was handed out, and releases its file."""
-        self._sampler.close()
-        if isinstance(self.energy, PrivateEnergy):
-            self.energy.sampler.close()
-        self.ledger.close()
+        with contextlib.ExitStack() as rest:  # done also where one of them fails, as on a full disk
+            rest.callback(self.ledger.close)
+            if isinstance(self.energy, PrivateEnergy):
+                rest.callback(self.energy.sampler.close)
+            self._sampler.close()
 
     def _at_once(
         self,

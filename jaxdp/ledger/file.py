@@ -5,10 +5,20 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from jaxdp.ledger import durable
 from jaxdp.ledger.entries import FORMAT, Chain, Known, LedgerRows, Row, header
+
+
+class _Read(NamedTuple):
+    """The place up to which a file was read, in one value: Ctrl-C leaves this or the next."""
+
+    lines: int = 0
+    head: bytes = b""
+    chained: bool = False  # True once the header was met
+    readable_only: bool = False  # keyed by somebody else
+    format: int = FORMAT  # the newest that a row names
 
 
 class LedgerFile(LedgerRows):
@@ -25,17 +35,14 @@ class LedgerFile(LedgerRows):
     def __init__(self, path: Path, key: bytes = b""):
         self.path, self._key = path, key
         self.chain = Chain(key)
-        self._chained = False  # True once the header was met
-        self._format = FORMAT  # the newest that a row names
-        self._readable_only = False  # keyed by somebody else
-        self._lines = self._size = 0
+        self._read, self._size = _Read(), 0
         self._file: TextIO | None = None
         self._writing = False  # also after a write that was cut short
 
     @property
     def chained(self) -> bool:
         """As for ``LedgerRows``."""
-        return self._chained
+        return self._read.chained
 
     @property
     def is_open(self) -> bool:
@@ -50,7 +57,7 @@ class LedgerFile(LedgerRows):
         """
         lines = self._on_disk()
         self._check_known(lines)
-        return self._parsed(lines[self._lines :])
+        return self._parsed(lines[self._read.lines :])
 
     def open(self, known: Known, forget: Callable[[], None]) -> None:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.
@@ -77,7 +84,7 @@ class LedgerFile(LedgerRows):
             try:
                 lines = self._on_disk()
                 self._check_known(lines)
-                known(self._parsed(lines[self._lines :]))
+                known(self._parsed(lines[self._read.lines :]))
                 self._check_key()
                 self._mend(file.fileno(), lines)
                 size = os.fstat(file.fileno()).st_size
@@ -121,7 +128,7 @@ class LedgerFile(LedgerRows):
         """Writes the header, if there is none; in a file of before, what its version refuses."""
         if not self.chained:
             self.append(header(self._key))
-        elif self._format < FORMAT:
+        elif self._read.format < FORMAT:
             self.append({"format": FORMAT})
 
     def close(self) -> None:
@@ -137,7 +144,7 @@ class LedgerFile(LedgerRows):
             with contextlib.suppress(ValueError):  # then ``open`` looks again
                 lines = self._on_disk()
                 self._check_known(lines)
-                self._known(self._parsed(lines[self._lines :]))
+                self._known(self._parsed(lines[self._read.lines :]))
         finally:
             self.close()
 
@@ -163,7 +170,7 @@ class LedgerFile(LedgerRows):
         durable.sync_directory(self.path.resolve().parent)
 
     def _check_key(self) -> None:
-        if self._readable_only:
+        if self._read.readable_only:
             raise ValueError(
                 f"ledger {self.path} must be continued with the key that it was begun with, got "
                 "none: it belongs to a run and can only be read here"
@@ -171,9 +178,10 @@ class LedgerFile(LedgerRows):
 
     def _check_known(self, lines: list[bytes]) -> None:
         """Refuses a file that no longer holds the lines that were read from it."""
-        last = lines[self._lines - 1] if 0 < self._lines <= len(lines) else b""
-        kept = len(lines) >= self._lines and self.chain.head.hex().encode() in last
-        if self._lines and not kept:
+        read = self._read
+        last = lines[read.lines - 1] if 0 < read.lines <= len(lines) else b""
+        kept = len(lines) >= read.lines and read.head.hex().encode() in last
+        if read.lines and not kept:
             raise ValueError(
                 f"ledger {self.path} must stay where it is, but it was moved, replaced, cut or "
                 "deleted since it was read: what it held would be lost"
@@ -195,10 +203,10 @@ class LedgerFile(LedgerRows):
     def _parsed(self, lines: list[bytes]) -> Iterator[tuple[str, Row, bytes]]:
         """(where, row, head) for each of the next lines; it counts as read once it was taken in."""
         for line in lines:
-            before = self._lines, self.chain.head, self._chained, self._readable_only, self._format
-            where = f"{self.path}, line {self._lines + 1},"
+            at, head, chained, readable_only, newest = self._read
+            self.chain.head = head  # Ctrl-C may have left the next one
+            where = f"{self.path}, line {at + 1},"
             row, chain = _row(where, line)
-            chained, readable_only, newest = self._chained, self._readable_only, self._format
             if "ledger" in row or "format" in row:
                 newest = int(row["ledger"] if "ledger" in row else row["format"])
                 if newest not in (2, FORMAT) or chained == ("ledger" in row):
@@ -214,16 +222,10 @@ class LedgerFile(LedgerRows):
             if not chained and (chain is not None or self._key):
                 raise ValueError(f"{where} must follow the first line of its ledger, which is gone")
             yield where, row, found
-            try:
-                if chained and not readable_only:  # only what is on disk may stand in a state
-                    self.chain.take(found)
-                self._chained, self._readable_only, self._format = chained, readable_only, newest
-                self._lines += 1
-            except BaseException:  # Ctrl-C: it is read once more
-                self._lines, self.chain.head, self._chained, self._readable_only, self._format = (
-                    before
-                )
-                raise
+            if chained and not readable_only:  # only what is on disk may stand in a state
+                self.chain.take(found)
+                head = found
+            self._read = _Read(at + 1, head, chained, readable_only, newest)
 
 
 def _row(where: str, line: bytes) -> tuple[Row, Any]:

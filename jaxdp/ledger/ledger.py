@@ -202,15 +202,14 @@ class Ledger:
         lives in this process; for any other reader of the file they count.
         """
         if this_process() != self.guard.process:  # a thread of the parent may hold the lock
-            return tuple(self._streams)
+            return self.reserved
         with self.guard.lock:
             return tuple(self._charged())
 
     @property
     def reserved(self) -> tuple[Entry, ...]:
         """As ``entries``, with what was reserved and not handed out: so its file counts."""
-        with self.guard.lock:
-            return tuple(self._streams)
+        return tuple(self._streams)
 
     @property
     def event(self) -> acc.Event:

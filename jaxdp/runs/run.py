@@ -302,8 +302,8 @@ def trained(
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
         state, rows = _restored(checkpoints, run, plan)
-        trainer = (plan.trainer or _trainer)(run, plan, state)
         run.shows(state.step, past_of(state))
+        trainer = (plan.trainer or _trainer)(run, plan, state)
         if rows and plan.durable is not None:
             plan.durable(rows[-1])
         if rows and plan.evaluate is not None:  # a crash may have come before it

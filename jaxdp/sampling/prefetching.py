@@ -25,7 +25,8 @@ class Prefetched(Iterator[Item]):
         lane.thread.start()
 
     def __del__(self) -> None:
-        self._lane.stop()
+        if hasattr(self, "_lane"):  # an interrupt may have come before
+            self._lane.stop()
 
     def __next__(self) -> Item:
         return self._lane.take()

@@ -41,9 +41,9 @@ def test_an_epoch_counts_once_and_whole_of_every_stream_and_every_charge_by_hand
     assert ledger.event == acc.Composed((acc.Repeated(EPOCH, epochs),))
     assert counts(Ledger.from_json(ledger.to_json())) == {EPOCH: epochs}
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    for steps, stream in ((3, "a"), (3, "b"), (2, None), (3, None), (7, None), (5, None)):
+    for steps, stream in ((3, "a"), (3, "b"), (2, None), (3, None), (7, None), (4, None)):
         ledger.charge(EPOCH, steps, stream=stream)
-    ledger.charge(STEP, 3)
+    ledger.charge(STEP, 3)  # beside an epoch that was begun: a draw of its own
     ledger.charge(EPOCH)
     ledger.close()
     assert counts(ledger) == {EPOCH: 2 + 1 + 1 + 2 + 1 + 1, STEP: 3}

@@ -5,6 +5,7 @@ which versions it was made from, and in which stream each was charged.
 """
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import types
@@ -15,13 +16,13 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.ledger.file import LedgerFile
+from jaxdp.ledger.file import Chain, LedgerFile
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import as_algorithm
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as module
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.directory import name_of
+from jaxdp.runs.directory import name_of, number_of
 from jaxdp.runs.files import seal
 from jaxdp.runs.run import RunPlan
 from jaxdp.runs.state import KeptSecret, RunState
@@ -63,6 +64,11 @@ class Light(Checkpoints):
             shutil.rmtree(self._folder / str(old))
         self.world.effect(f"checkpoint {state.step}")
 
+    def _put_aside(self, bad, then):
+        super()._put_aside(bad, then)
+        if bad:
+            self.world.effect("aside")
+
     def _read(self, step, like):
         if step in self.world.unreadable:
             raise OSError("Input/output error")
@@ -89,7 +95,7 @@ class Steps:
         assert ticket.step == state.step
         name = (self.issuer.label, ticket.step)
         assert name not in self.world.tickets, "a ticket came twice"
-        number = len(self.run.streams)
+        number = number_of(self.run.name, self.run.stream) + 1
         draw = self.issuer.generator(ticket.step, 3).bytes(8)
         self.world.tickets[name] = number, draw
         params = state.params.copy()
@@ -129,7 +135,9 @@ class World:
         self.visible = {}  # (stream, step, version): what was durable when it was seen
         self.tickets, self.effects, self.unreadable = {}, [], ()
 
-    def start(self, kill=None, *, every=4, steps=STEPS, enough=None, give_up=False, told=True):
+    def start(
+        self, kill=None, *, every=4, steps=STEPS, enough=None, give_up=False, told=True, slow=False
+    ):
         """One start; True if it was killed.
 
         Args:
@@ -139,6 +147,7 @@ class World:
             enough: as for ``RunPlan``.
             give_up: True sets aside what is unreadable.
             told: True evaluates each block at once.
+            slow: True has a disk that takes as long as a block.
         """
         self.effects, self.kill = [], kill
         with pytest.MonkeyPatch.context() as patch:
@@ -155,6 +164,7 @@ class World:
             patch.setattr(LedgerFile, "append", appended)
             patch.setattr(RunDirectory, "save_state", saved)
             patch.setattr(Light, "world", self)
+            patch.setattr(Light, "is_saving", slow)
             patch.setattr(module, "Checkpoints", Light)
             fresh = np.zeros((STEPS, 2), int)
             patch.setattr(module, "_initial", lambda run, plan: (fresh, ()))
@@ -210,7 +220,7 @@ class World:
     def see(self, params):
         """Somebody looks at parameters; what they are made from must be charged by then."""
         charged = self.charged()
-        for step, (number, version) in enumerate(params):
+        for step, (number, version) in enumerate(np.asarray(params).tolist()):
             if number:
                 held = [first <= step < end for n, first, end in charged if n == number - 1]
                 assert any(held), "seen and not charged"
@@ -219,8 +229,38 @@ class World:
 
     def lines(self):
         """The names of the ledger's lines."""
-        rows = map(json.loads, self.directory.ledger.read_text().splitlines())
-        return [_name(row) for row in rows if "ledger" not in row]
+        return [_name(row) for row in self._rows() if "ledger" not in row]
+
+    def _rows(self):
+        return [json.loads(line) for line in self.directory.ledger.read_text().splitlines()]
+
+    def as_format_2(self, past=None, **state):
+        """Rewrites the folder as the version before wrote it, whose lines name no states.
+
+        Args:
+            past: a step; the state's branch begins at its checkpoint.
+            state: what ``run.json`` says of streams.
+        """
+        kept = self.directory.load_state()
+        chain, heads, rows = Chain(kept.secret.restored().stream("ledger")), {}, self._rows()
+        with self.directory.ledger.open("w") as file:
+            for row in rows:
+                before = row.pop("chain")
+                if "begun" not in row or "past" not in row:  # no stream said where it began
+                    row = {**row, "ledger": 2} if "ledger" in row else row
+                    row.pop("past", None)
+                    chain.take(chain.after(row))
+                    file.write(json.dumps({**row, "chain": chain.head.hex()}) + "\n")
+                heads[before] = chain.head.hex()
+        for step in self.steps():
+            path = self.checkpoints / str(step) / "state"
+            row = json.loads(path.read_text())
+            row["past"] = heads[row["past"]]
+            if step == past:
+                state["branch"] = (row["past"], row["past"])
+            path.write_text(json.dumps(row))
+            seal(path.parent, "digests.json")
+        self.directory.save_state(dataclasses.replace(kept, head=None, **state))
 
     def steps(self):
         """The steps of the checkpoints that lie there."""
@@ -239,6 +279,13 @@ class World:
         step, copy = self.vault[number]
         shutil.rmtree(self.checkpoints / str(step), ignore_errors=True)
         shutil.copytree(copy, self.checkpoints / str(step))
+
+    def unseen(self):
+        """The numbers of the checkpoints that nobody has seen anything of."""
+        versions = {version for _, _, version in self.visible}
+        kept = [json.loads((copy / "state").read_text())["params"] for _, copy in self.vault]
+        last = [params[step - 1][1] for (step, _), params in zip(self.vault, kept, strict=True)]
+        return [number for number, version in enumerate(last) if version not in versions]
 
     def damage(self, step):
         """Makes a checkpoint's seal tell that it is damaged."""
@@ -275,8 +322,8 @@ def _name(row):
     if "begun" in row:
         return f"stream at {row['step']}" if "past" in row else "begun"
     if "shown" in row:
-        return f"shown {row['shown']}" + ("" if row["past"] else " unread")
+        return f"shown {row['shown']}" + ("" if row.get("past", "none") else " unread")
     if "event" in row:
         part = "energy " if row["stream"].endswith("/energy") else ""
         return f"{part}{row['first_step']}-{row['first_step'] + row['steps']}"
-    return "note" if "trusted" in row else next(iter(row))
+    return next(name for name in ("trusted", "seen", "format", "ledger") if name in row)

@@ -17,7 +17,6 @@ from jaxdp.batches import placed
 from jaxdp.cli import main
 from jaxdp.devices import processes
 from jaxdp.devices.placement import Placement
-from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import queue
@@ -25,7 +24,7 @@ from jaxdp.recipes import features
 from jaxdp.recipes.preprocess import Whitening, whitened
 from jaxdp.runs import RunDirectory, assemble, described, export, loop
 from jaxdp.runs.rehearsal import rehearse
-from jaxdp.runs.run import INTERRUPTED
+from jaxdp.runs.run import INTERRUPTED, Started
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
@@ -101,57 +100,56 @@ def test_the_energys_draws_are_not_the_gradients(tmp_path, monkeypatch):
     assert one != two
 
 
-class NotShown(BaseException):
-    """A kill once the components are kept and before the ledger says that they were shown."""
-
-
-@pytest.mark.parametrize("kind", ["pca", "whitening"])
-def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path, monkeypatch, kind):
+def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path, monkeypatch):
     """A keeps some and is killed; B makes and shows others; then A's are put back."""
-    given = {"pca_dimensions": 5, "pca_noise_multiplier": 4.0}
-    if kind == "whitening":
-        given = {"features": "scattering", "whiten_noise_multiplier": 4.0}
-    cfg, run = config("dp-sgd", **given), RunDirectory(tmp_path / "r")
+    cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
+    run = RunDirectory(tmp_path / "r")
     kept, public = run.secret / run.components.name, run.components
-    show = Ledger.show
 
-    def dies(self, stream, *state):
-        if stream.endswith(kind):
-            raise NotShown
-        return show(self, stream, *state)
+    show = Started.shows_release
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "show", dies)
-        with pytest.raises(NotShown):
-            small.go(run.path, cfg, seed=None)
-    first = kept.read_bytes()
+    def killed(before):
+        def dies(self, *args):
+            if not before:
+                show(self, *args)
+            raise small.Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Started, "shows_release", dies)
+            with pytest.raises(small.Killed):
+                small.go(run.path, cfg, seed=None)
+        return kept.read_bytes()
+
+    def refused_where_lines_are_cut(words):
+        text = run.ledger.read_text()
+        lines = text.splitlines(keepends=True)
+        charged = next(i for i, line in enumerate(lines) if '/pca"' in line)
+        run.ledger.write_text("".join(lines[: charged + 1]))
+        refused(words, small.go, run.path, cfg)
+        run.ledger.write_text(text)
+
+    first, second = killed(before=True), killed(before=False)
+    assert first != second
     assert not public.exists()
-    small.crash(run.path, cfg, 0, seed=None)
-    second = public.read_bytes()
-    assert kept.read_bytes() == second != first
-    kept.write_bytes(first)
-    small.crash(run.path, cfg, 3, seed=None)
-    assert kept.read_bytes() == public.read_bytes() == second
+    # Each start has a line of its own: one that was read may never have reached the disk.
+    lines = run.ledger.read_text().splitlines()
+    assert sum('/pca"' in line and "event" in line for line in lines) == 2
+    assert INTERRUPTED in run.checked_ledger().unverified()
+    refused_where_lines_are_cut("steps that were shown, but some are missing")
+    small.crash(run.path, cfg, 3)
+    assert public.read_bytes() == second
+    state = run.load_state()
+    run.save_state(dataclasses.replace(state, head=None, shown=0))
+    refused_where_lines_are_cut("must hold the release of")
+    run.save_state(state)
     for left in (b"", first):  # others are another release
         kept.write_bytes(first)
         public.write_bytes(left)
         refused("must hold the components that were shown", small.go, run.path, cfg)
-    # What lost lines hide is no reason to make them again.
-    lines = run.ledger.read_text().splitlines(keepends=True)
-    charged = next(i for i, line in enumerate(lines) if f'{kind}"' in line)
-    run.ledger.write_text("".join(lines[: charged + 1]))
-    refused("steps that were shown, but some are missing", small.go, run.path, cfg)
-    state = run.load_state()
-    run.save_state(dataclasses.replace(state, head=None, shown=0))
-    refused("must hold the release of", small.go, run.path, cfg)
-    run.save_state(state)
-    run.ledger.write_text("".join(lines))
-    public.unlink()
     kept.write_bytes(second)
     result = small.go(run.path, cfg)
     assert public.read_bytes() == second
     assert result.ledger.epsilon(1e-5).upper == acc.epsilon(cfg.total(4), 1e-5).upper
-    assert INTERRUPTED in result.ledger.unverified()
 
 
 def test_without_proof_the_report_says_so(tmp_path):

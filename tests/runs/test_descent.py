@@ -7,7 +7,6 @@ import pytest
 
 from jaxdp.ledger.seeds import Secret
 from tests.refusing import refused
-from tests.runs import histories
 from tests.runs.histories import CYCLIC, EPOCHS, IN_ORDER, LEVELS, POISSON, STEPS, World
 
 KINDS = {"poisson": POISSON, "epochs": EPOCHS, "in order": IN_ORDER}
@@ -36,6 +35,9 @@ def test_a_start_writes_its_lines_in_one_order(world):
     assert world.lines()[len(first) + len(later) :] == ["begun", "stream at 8", "8-12", "shown 12"]
     first_seen = next(n for n, each in enumerate(world.effects) if each.startswith("seen"))
     assert world.effects.index("stream at 8") < first_seen
+    world.take_away()
+    world.start()
+    assert world.charged() == [(0, 0, 12), (1, 8, 12), (2, 0, 12)]
 
 
 @pytest.mark.parametrize("mechanism", KINDS.values(), ids=KINDS)
@@ -66,7 +68,8 @@ def test_a_checkpoint_that_was_not_shown_before_others_of_its_steps_were_is_set_
 @pytest.mark.parametrize("unshown", [True, False])
 def test_one_past_stands_for_one_state_alone(world, unshown):
     """Two checkpoints of one start share a past where everything was reserved at once."""
-    world.start("checkpoint 8", enough=lambda row: False, told=False)
+    world.start("0-12", enough=lambda row: False)
+    world.start("checkpoint 8", told=False, slow=True)
     assert world.lines()[-2:] == ["0-12", "shown 4"]
     world.take_away(8)
     world.start("seen 8", enough=lambda row: False)
@@ -210,9 +213,14 @@ def test_a_tail_without_a_bound_is_refused_before_anything_is_moved(tmp_path):
         refused("cannot be repeated", world.start)
         assert (world.steps(), world.set_aside()) == (before, [])
         assert [line for line in world.lines() if line != "begun"] == lines
-    world.unreadable = (8,)
     world.put(1)
     world.put(0)
+    for world.unreadable in ((8,), (4, 8)):
+        refused("cannot be repeated", lambda: world.start(give_up=True))
+        assert world.set_aside() == []
+    world.unreadable = ()
+    world.start("checkpoint 12")  # not shown
+    world.unreadable = (12,)
     refused("cannot be repeated", lambda: world.start(give_up=True))
     assert world.set_aside() == []
     world.unreadable = ()
@@ -220,14 +228,51 @@ def test_a_tail_without_a_bound_is_refused_before_anything_is_moved(tmp_path):
     assert world.charged() == [(0, 0, 12)]
 
 
-def test_the_order_of_the_lines_tells_no_time(tmp_path, monkeypatch):
+# Of a run that format 2 left: its mechanism, kill, what its run.json says, and what is charged once
+# it went on. In stream 0 steps 0-8 were taken, and 4-8 again in stream 1 where it was begun.
+FORMAT_2 = {
+    "killed": (POISSON, False, {"shown": 4}, [(0, 0, 12)]),
+    "gone back": (POISSON, True, {"shown": 8, "lost": 1}, [(0, 0, 8), (1, 4, 12)]),
+    "older run.json": (POISSON, True, {"shown": 4}, [(0, 0, 8), (1, 4, 12)]),
+    "lost more": (POISSON, True, {"lost": 3}, [(0, 0, 8), (1, 4, 8), (3, 8, 12)]),
+    "in order": (IN_ORDER, False, {"shown": 4}, [(0, 0, 12)]),
+    "branch": (IN_ORDER, True, {"lost": 1, "past": 4}, [(0, 0, 8), (1, 4, 12)]),
+    "branch of an older run.json": (
+        *(IN_ORDER, True, {"shown": 4}),
+        [(0, 0, 8), (1, 4, 8), (2, 8, 12)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_2)
+def test_a_run_of_format_2_goes_on_as_its_version_would_have(tmp_path, name):
+    mechanism, back, state, charged = FORMAT_2[name]
+    world = World(tmp_path / "r", mechanism)
+    world.start(steps=4)
+    world.start("checkpoint 8")
+    if back:
+        world.start("seen 8")
+        world.take_away(8)
+        world.start("seen 8")
+    world.as_format_2(**state)
+    world.start()
+    assert world.charged() == charged
+    assert world.lines().count("format") == 1
+    world.check()
+    # From now on its rules are those of every run: what is older counts as shown, but is no more.
+    last = max(number for number, *_ in charged)
+    shutil.rmtree(world.checkpoints / "12")
+    world.start()
+    assert world.charged() == [*charged, (last + 1, 8, 12)]
+
+
+def test_the_order_of_the_lines_tells_no_time(tmp_path):
     """All lines of a block, its energy's too, stand before its first step, and what is shown of it
     before the lines of the next block but one; here the noise changes within a block."""
     lines = []
     for slow in (True, False):
         world = World(tmp_path / str(slow), LEVELS, energy=True)
-        monkeypatch.setattr(histories.Light, "is_saving", slow)
-        world.start(told=False)
+        world.start(told=False, slow=slow)
         lines.append([line for line in world.lines() if "shown" in line or "-" in line])
     blocks = [["0-4"], ["4-6", "6-8"], ["8-12"]]
     one, two, three = ([*block, *(f"energy {each}" for each in block)] for block in blocks)
@@ -270,31 +315,30 @@ def test_a_start_of_a_chosen_seed_can_be_made_again(tmp_path):
 
 
 def life(world, rng, kills_only=False):
-    """One start of a random history."""
-    if not kills_only and world.vault and rng.random() < 0.6:
-        for _ in range(rng.randint(1, 2)):
-            deed = rng.randrange(5)
-            if deed == 0 and world.steps():
-                world.take_away(rng.choice(world.steps()))
-            elif deed == 1 and world.steps():
-                world.damage(rng.choice(world.steps()))
-            elif deed == 2:
-                world.directory.state_file.write_bytes(rng.choice(world.states))
-            else:
-                world.put(rng.randrange(len(world.vault)))
+    """One start of a random history: what was refused, in words."""
     world.unreadable = ()
-    if not kills_only and world.steps() and rng.random() < 0.15:
-        world.unreadable = (rng.choice(world.steps()),)
+    for _ in range(0 if kills_only else rng.choice([0, 1, 1, 2])):
+        deed, there = rng.randrange(9), world.steps()
+        if deed == 0 and there:
+            world.damage(rng.choice(there))
+        elif deed == 1 and there:
+            world.unreadable = (rng.choice(there),)
+        elif deed == 2 and world.states:
+            world.directory.state_file.write_bytes(rng.choice(world.states))
+        elif deed < 6 and there:  # the last is lost
+            world.take_away(there[-1])
+        elif world.vault:  # one of any start is put back, and is the last
+            number = rng.choice([*range(len(world.vault)), *world.unseen() * 4])
+            later = [step for step in there if step > world.vault[number][0]]
+            if later:
+                world.take_away(*later)
+            world.put(number)
+    kill = rng.choice([rng.randint(1, 20), "checkpoint", "shown"])
     enough = rng.choice([None, None, lambda row: False, lambda row: row["step"] >= 6])
+    every, steps = rng.choice([2, 3, 4]), rng.choice([6, STEPS])
+    options = {name: rng.random() < 0.5 for name in ("give_up", "told", "slow")}
     try:
-        world.start(
-            rng.randint(1, 24),
-            every=rng.choice([1, 2, 3, 4]),
-            steps=rng.choice([6, STEPS]),
-            enough=enough,
-            give_up=rng.random() < 0.5,
-            told=rng.random() < 0.5,
-        )
+        world.start(kill, every=every, steps=steps, enough=enough, **options)
     except ValueError as error:
         return str(error)
     return ""
@@ -305,7 +349,7 @@ def history(folder, seed, kills_only=False):
     rng = random.Random(seed)
     world = World(folder, [POISSON, EPOCHS, IN_ORDER, CYCLIC][seed % 4])
     said = []
-    for _ in range(rng.randint(3, 9)):
+    for _ in range(rng.randint(6, 10)):
         said.append(life(world, rng, kills_only))
         world.check()
     return world, [words for words in said if words]
