@@ -12,7 +12,7 @@ from jaxdp.ledger.entries import FORMAT, Chain, Known, LedgerRows, Row, header
 
 
 class _Read(NamedTuple):
-    """How far a file was read, in one value: Ctrl-C leaves this one or the next."""
+    """The place up to which a file was read, in one value: Ctrl-C leaves it or the next one."""
 
     lines: int = 0
     head: bytes = b""
