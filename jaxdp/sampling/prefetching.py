@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from jaxdp import arguments
 from jaxdp.ledger.ledger import this_process
@@ -79,8 +79,9 @@ class _Lane(Generic[Item]):
 
     def __init__(self, producer: Iterable[Item], size: int) -> None:
         self._size = size
-        # (item, None), and last (None, what is raised in place of the next one).
-        self._items: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        # Items, and a last None for who waits.
+        self._items: queue.SimpleQueue[tuple[Item] | None] = queue.SimpleQueue()
+        self._end: BaseException | None = None  # raised behind the last item
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopped = self._orphaned = False
         self._process = this_process()
@@ -97,21 +98,22 @@ class _Lane(Generic[Item]):
             raise RuntimeError("prefetched items belong to the process that began to make them")
         self._consumer = threading.current_thread()
         while not self._stopped:
+            if self._end is not None and self._items.empty():
+                failure, self._end = self._end, StopIteration()
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback would hold itself
             try:
                 # With a limit, so that an interrupt is noticed on every system.
-                item, error = self._items.get(timeout=_LOOK_AGAIN)
+                found = self._items.get(timeout=_LOOK_AGAIN)
             except queue.Empty:
                 continue
-            if error is not None:
-                self.stop()
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback would hold itself
             # Waking the thread for every item costs the consumer more than the items.
             if self._items.qsize() <= self._size // 2:
                 self._woken.put(None)
-            return item
+            if found is not None:
+                return found[0]
         if self._orphaned:
             raise RuntimeError("prefetched items were dropped: the program was ending")
         raise StopIteration
@@ -132,7 +134,7 @@ class _Lane(Generic[Item]):
         """Fills the queue, in the thread."""
         try:
             for item in producer:
-                self._items.put((item, None))
+                self._items.put((item,))
                 del item  # or it would be held while the next one is made
                 while self._items.qsize() >= self._size and not self._stopped:
                     # Once the program waits only for its last threads, of which this may be one,
@@ -145,8 +147,9 @@ class _Lane(Generic[Item]):
                         self._orphaned = self._stopped = True
                 if self._stopped:
                     break
-            self._items.put((None, StopIteration()))
+            self._end = StopIteration()
         except BaseException as error:  # for the consumer, whatever it is
-            self._items.put((None, error))
+            self._end = error
+        self._items.put(None)
         if self._stopped:
             self._items = queue.SimpleQueue()
