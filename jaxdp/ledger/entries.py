@@ -186,7 +186,7 @@ class Streams:
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        if entry.stream is None or not self.of(entry.stream):  # each a draw of its own
+        if entry.stream is None or not self._entries.get(entry.stream):  # each a draw of its own
             return
         wide = max(self._block, entry.block)
         for other in self.meeting(entry.stream, entry.first_step - wide, entry.end + wide):
