@@ -252,7 +252,8 @@ def nothing_is_written_after_a_shutdown():
     drawn(sampler, 3 + 2 * INDEX)
     processes.agree(drawn=True)
     jax.distributed.shutdown()
-    refused("closed before shutdown", sampler.close)
+    for used in (sampler.draw, sampler.close):
+        refused("closed before shutdown", used)
     sampler.ledger.close()
     assert sampler.ledger.steps == jaxdp.Ledger(path).steps == 8
 

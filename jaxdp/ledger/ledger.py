@@ -445,6 +445,15 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
+    def check_processes(self) -> None:
+        """Raises ValueError where there are more or fewer processes than it was made in."""
+        if processes.count() != self._processes:
+            raise ValueError(
+                "ledger must be made after jax.distributed.initialize() and closed before "
+                f"shutdown(), got {processes.count()} processes and a ledger of {self._processes}: "
+                "each would miss what the others release, or add their noise to another sum"
+            )
+
     def reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
@@ -522,12 +531,7 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self.closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        if processes.count() != self._processes:
-            raise ValueError(
-                "ledger must be made after jax.distributed.initialize() and closed before "
-                f"shutdown(), got {processes.count()} processes and a ledger of {self._processes}: "
-                "each would miss what the others release"
-            )
+        self.check_processes()
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:

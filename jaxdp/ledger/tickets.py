@@ -174,6 +174,7 @@ class Ticket:
                 "ticket must be spent by the process that drew it, got a forked one: both would "
                 "add the same noise. Draw in the process that trains"
             )
+        self.issuer.ledger.check_processes()  # else nobody sees what the others add its noise to
         if self.spent:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
@@ -322,6 +323,7 @@ class Issuer:
         """
         if self.ledger.closed:
             raise ValueError("ledger must be open to hand out a step, got one that was closed")
+        self.ledger.check_processes()
         if step is not None and step != self.next:
             return None
         step = self.next
