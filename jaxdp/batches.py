@@ -68,7 +68,7 @@ def check_batch(batch: Any, issuer: Issuer) -> Ticket:
             f"{type(batch).__name__}"
         )
     ticket = batch.ticket
-    if ticket is None:
+    if ticket is None or batch.draw.ticket is not ticket:
         raise ValueError(
             "batch must be as trainer.batches() handed it out, got one with other records or "
             "rows: what they were computed from, nobody has seen. Augment inside the loss, "

@@ -439,6 +439,8 @@ def test_a_step_that_was_moved_out_of_the_loop_takes_one_batch_and_the_rest_are_
     other = dataclasses.replace(next(train.batches(1)), draw=kept.draw)
     ahead = jaxdp.batches.ChargedBatch(train._sampler.draw())
     changed = dataclasses.replace(next(train.batches(1)), rows=[DATA])
+    widened = next(train.batches(1))  # the batch is the same, and its draw is not
+    object.__setattr__(widened.draw, "mask", np.ones_like(widened.draw.mask))
     theirs = next(trainer(train.mechanism, train.ledger).batches(1))
     forked = next(train.batches(1))
     forked.draw.ticket._process = (0, 0)
@@ -449,6 +451,7 @@ def test_a_step_that_was_moved_out_of_the_loop_takes_one_batch_and_the_rest_are_
             ("as trainer.batches.. handed it out, got one with other records or rows", other),
             ("as trainer.batches.. handed it out, got one with other records or rows", ahead),
             ("as trainer.batches.. handed it out, got one with other records or rows", changed),
+            ("as trainer.batches.. handed it out, got one with other records or rows", widened),
             ("batch must be of this trainer, got one of another trainer", theirs),
             ("of the process that was forked", forked),
             ("batch must be one that trainer.batches.. hands out", DATA),

@@ -242,6 +242,10 @@ class Ledger:
         """The state of a stream that was shown last, or that it began from; None without one."""
         return self._shown[stream][-1] if stream in self._shown else None
 
+    def first_shown(self, stream: str) -> Shown | None:
+        """The state that a stream began from, or that was shown first of it; None without one."""
+        return self._shown[stream][0] if stream in self._shown else None
+
     def was_shown(self, stream: str, step: int, past: bytes) -> bool:
         """True if this very state of a stream was shown, or the stream began from it."""
         return any((each.step, each.past) == (step, past) for each in self._shown.get(stream, ()))

@@ -87,6 +87,16 @@ def _descends(run: "Started", state: TrainState, mechanism: Mechanism) -> bool:
     return past == start or run.ledger.holds(past, since)
 
 
+def began_since(run: "Started", state: TrainState) -> bool:
+    """True if the run's stream began after a state was made, of steps that others had shown."""
+    first = run.ledger.first_shown(run.stream)
+    return (
+        bool(number_of(run.name, run.stream))
+        and first is not None
+        and not run.ledger.holds(past_of(state), since=first.start)
+    )
+
+
 def _check_tail(mechanism: Mechanism, step: int, folder: str) -> None:
     """Raises ValueError if the steps from ``step`` on cannot be charged once more."""
     if mechanism.strategy is not None and not getattr(mechanism.sampling, "tail_again", False):

@@ -39,8 +39,9 @@ def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
     checkpoints = Checkpoints(directory.checkpoints)
     try:
         found = checkpoints.params(0 if shown is None else shown.step)
-        # The step alone may be that of another state, which nobody has seen.
-        if found is not None and shown is not None and found[:2] == shown[:2]:
+        # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
+        # no more.
+        if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
             return found[0], found[2]
         if not again:
             raise _missing(directory, shown, found)

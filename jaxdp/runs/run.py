@@ -304,6 +304,8 @@ def trained(
         state, rows = _restored(checkpoints, run, plan)
         run.shows(state.step, past_of(state))
         trainer = (plan.trainer or _trainer)(run, plan, state)
+        if rows and descent.began_since(run, state):  # the row is older, and knows less of the cost
+            rows[-1] |= plan.row(state, trainer)
         if rows and plan.durable is not None:
             plan.durable(rows[-1])
         if rows and plan.evaluate is not None:  # a crash may have come before it

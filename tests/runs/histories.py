@@ -185,6 +185,8 @@ class World:
                 # What it told of its cost, the file has told since.
                 assert row["steps"] <= self.directory.checked_ledger().steps
                 self.see(row["params"])
+                # And no less than for all that was seen by then, in whatever stream.
+                assert row["steps"] >= len({seen[:2] for seen in self.visible})
 
         plan = RunPlan(
             None,
