@@ -187,7 +187,7 @@ class Ledger:
         self.guard = ProcessLock()
         self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
-        self._issuers: dict[str, Reserving] = {}  # made on this object, by stream
+        self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
         self._forget()
         self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
         self._read(self._rows.new_rows())
@@ -285,7 +285,7 @@ class Ledger:
         said |= self._noted["trusted"] | {SEEDED for e in entries if SEEDED in e.note}
         drawn = [e for e in entries if e.source == "sampler"]
         steps = sum(e.steps for e in drawn)
-        seen = [self._seen.get(str(name), [0, 0]) for name in {e.stream for e in drawn}]
+        seen = [self._seen.get(name, [0, 0]) for name in {e.stream for e in drawn}]
         opened = min(steps, sum(o for _, o in seen))
         unseen = max(0, steps - opened - sum(v for v, _ in seen))
         counted = [text.format(n, steps) for text, n in ((_OPENED, opened), (_UNSEEN, unseen)) if n]
@@ -524,7 +524,7 @@ class Ledger:
         live = {} if self._rows.several else self._issuers
         for entry in self._streams:
             counts = entry.stream in self._streams.whole
-            issuer = None if counts else live.get(str(entry.stream))
+            issuer = None if counts else live.get(entry.stream)
             first, end = (0, 0) if issuer is None else issuer.unused()
             if entry.first_step < min(first, entry.end):
                 yield entry.between(entry.first_step, min(first, entry.end))
@@ -541,8 +541,8 @@ class Ledger:
     def _forget(self) -> None:
         self._streams = Streams()
         self._noted: dict[str, set[str]] = {"assumed": set(), "trusted": set()}
-        self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
-        self._seen_on_disk: dict[str, list[int]] = {}
+        self._seen: dict[str | None, list[int]] = {}  # by stream: verified, opened
+        self._seen_on_disk: dict[str | None, list[int]] = {}
         self._begun: dict[str, int] = {}  # name: place
         self._shown: dict[str, list[Shown]] = {}
         self._start = b""  # the head at the last line "begun"

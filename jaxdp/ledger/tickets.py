@@ -363,8 +363,10 @@ class Issuer:
         except acc.BudgetExceededError:
             if whole or until == first + 1:
                 raise
-            self._charge(first + 1)
-            return
+            if start == first:
+                self._charge(first + 1)
+                return
+            until = start  # the stretches before it were admitted
         self._end = until
 
     def _stretch(self, step: int) -> Stretch:

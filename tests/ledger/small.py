@@ -52,9 +52,9 @@ def _end(row):
 OF_FIFTY = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
 
 
-def issuer(mechanism=OF_FIFTY, secret=None, step=0, ledger=None, **options):
-    """An issuer of the stream "a", of a seed that was chosen."""
-    given = (ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), "a")
+def issuer(mechanism=OF_FIFTY, secret=None, step=0, ledger=None, stream="a", **options):
+    """An issuer of a stream, of a seed that was chosen."""
+    given = (ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), stream)
     return Issuer(mechanism, *given, first_step=step, **options)
 
 

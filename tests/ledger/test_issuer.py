@@ -92,6 +92,10 @@ def test_nobody_charges_a_stream_by_hand_whose_steps_an_issuer_hands_out():
         refused(words, made.ledger.charge, OF_FIFTY.event, stream="a", **options)
     refused(words, issuer, ledger=made.ledger)  # nor does another issuer
     assert reserved(made.ledger).steps == 10
+    made = issuer(reserve=10, stream="None")  # a name like another; charges by hand have none
+    made.ledger.charge(OF_FIFTY.event, 10)
+    made.take()
+    assert made.ledger.steps == 11
 
 
 def mechanism(**options):
@@ -158,6 +162,13 @@ def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(p
         assert held.steps == made.ledger.steps == made.next
     assert 0 < most[0] < 10_000
     assert most == most[:1] * 3
+    # What is admitted of a schedule is reserved by one line, and what of it is not used left out.
+    schedule = jaxdp.dp_sgd(NoiseSchedule([(2.0, 4), (0.01, 3)]), 1.0, 20, N)
+    made = issuer(schedule, ledger=budgeted(path.with_name("levels"), **budget), reserve=64)
+    for steps in range(1, 5):
+        made.take()
+        assert (lines(path.with_name("levels")), made.ledger.steps) == ([(0, 4)], steps)
+    refused("", made.take, error=acc.BudgetExceededError)
     # All of a number that releases decide, or nothing.
     made = issuer(ledger=budgeted(path, **budget))
     refused("", made.reserve, most[0] + 1, whole=True, error=acc.BudgetExceededError)
