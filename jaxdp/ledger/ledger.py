@@ -386,8 +386,8 @@ class Ledger:
     def note(self, kind: str, what: str) -> None:
         """Writes down, once, what the guarantee rests on and nobody verified.
 
-        It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
-        anew.
+        It is on disk when this returns (said by another process than 0: at the next charge of all),
+        and ``unverified`` says it also after the ledger was opened anew.
 
         Args:
             kind: "assumed" for what is taken to be public, such as "the frozen parameter

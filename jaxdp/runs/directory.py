@@ -223,7 +223,7 @@ def name_of(state: RunState) -> str:
 def streams_of(ledger: Ledger, state: RunState) -> list[str]:
     """The run's streams of steps in its ledger, in the order in which they began."""
     name = name_of(state)
-    found = {*ledger.begun, *(str(entry.stream) for entry in ledger.entries)}
+    found = {*ledger.begun, *(str(entry.stream) for entry in ledger.reserved)}
     if state.lost:  # of format 2, whose ledger may not know it yet
         found.add(f"{name}/{state.lost}")
     numbers = {stream: number_of(name, stream) for stream in found}
