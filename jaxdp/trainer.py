@@ -315,7 +315,7 @@ class Trainer:
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
         with among(self._place), captured.looked_at(self._guard.look):
-            params, opt_state, info, infos = take(state, batch, rng, extra, told)
+            params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
         self._moved = True
         return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
 
@@ -376,11 +376,12 @@ class Trainer:
         self,
         state: TrainState,
         batch: ChargedBatch,
+        ticket: Ticket,
         rng: jax.Array | None,
         extra: dict[str, PyTree],
         told: bool,
     ) -> Any:
-        draw, ticket = batch.draw, check_batch(batch, self._sampler.issuer)
+        draw = batch.draw
         data = self._data if batch.rows is None else batch.rows[0]
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
@@ -401,6 +402,7 @@ class Trainer:
         self,
         state: TrainState,
         batch: ChargedBatch,
+        ticket: Ticket,
         rng: jax.Array | None,
         extra: dict[str, PyTree],
         told: bool,
@@ -414,7 +416,7 @@ class Trainer:
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
             if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
-                summed = summed.carrying(batch.ticket, passes=frozenset(range(len(batch.rows))))
+                summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -37,6 +37,7 @@ class OfTicket:
             place of one that it was made with.
     """
 
+    __match_args__: ClassVar[tuple[str, ...]]
     _made: tuple[Ticket, list[Any]] | None = dataclasses.field(default=None, init=False, repr=False)
 
     @property
@@ -61,7 +62,8 @@ class OfTicket:
         return made
 
     def _given(self) -> list[PyTree]:
-        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.init]
+        # Dataclasses keep the names of what their constructor takes.
+        return [getattr(self, name) for name in self.__match_args__]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

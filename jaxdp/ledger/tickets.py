@@ -3,8 +3,9 @@
 Keys are derived from (secret, configuration, incarnation, step, part) by a keyed hash. Wherever a
 sampler is made the incarnation is fresh randomness of the operating system, so that a restored
 state, a repeated step or a second process gets another draw and other noise. (With a seed that a
-person chose it is a count, so that a run can be repeated; the ledger notes it.) The draw of an
-epoch that is one event comes from (secret, stream, epoch): a run that was interrupted keeps it.
+person chose it is a place in the ledger, so that a run can be repeated; the ledger notes it.) The
+draw of an epoch that is one event comes from (secret, stream, epoch): a run that was interrupted
+keeps it.
 """
 
 import contextlib
@@ -212,7 +213,7 @@ class Ticket:
             name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
             long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
         return NoiseKey(
-            np.stack(words),
+            np.array(words),
             np.asarray(list(self.multipliers.values()), np.float32),
             self.tag,
             np.int32(self.step),
