@@ -75,6 +75,7 @@ def test_only_disjoint_parts_of_one_draw_are_added():
             ("made by hand", lambda: SUMMED + SUMMED),
             ("gathered from other data", lambda: one + elsewhere),
             ("sums must have one l2", lambda: one + bounded),
+            ("sums must have one l2", lambda: bounded + one, "the larger last"),
             ("sums must have one scale", lambda: one + scaled),
         ]
     )
