@@ -474,7 +474,16 @@ class Ledger:
         self._rows.append(row)
 
     def end(self, stream: str, step: int) -> None:
-        """Takes out the steps of a stream from this one on: nobody was handed them."""
+        """Takes out the steps of a stream from this one on: nobody was handed them.
+
+        Raises:
+            ValueError: it is no close of their issuer, which alone knows what was handed out.
+        """
+        if self.guard.inside is None:
+            raise ValueError(
+                "steps must be taken out by close() of their sampler or trainer, which knows what "
+                f"was handed out, got a call for stream {stream!r}: what was released counts"
+            )
         self._open()
         held = [entry.end for entry in self._streams.of(stream) if not entry.whole]
         self._rows.end(stream, step, max(held, default=0))

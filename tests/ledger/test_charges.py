@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.ledger import entries
-from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
+from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on, ended
 from tests.refusing import all_refused, refused
 
 FORMER = Path(__file__).parent / "former"
@@ -138,7 +138,9 @@ def test_an_empty_ledger_has_no_epsilon(path):
             ledger.new_stream()  # begun, and nothing charged
         ledger.charge(STEP, 2, stream="a")
         assert ledger.epsilon(1e-5).upper > 0
-        ledger.end("a", 0)
+        refused("must be taken out by close() of their sampler", ledger.end, "a", 0)
+        assert ledger.steps == 2
+        ended(ledger, "a", 0)
         refused(words, ledger.epsilon, 1e-5)
 
 
@@ -149,10 +151,10 @@ def test_what_is_ended_are_the_last_steps_of_its_stream_alone(path):
     ledger.charge(STEP, 2)
     written, before = path.read_bytes(), ledger.to_json()
     for stream, step in (("a", 15), ("a", 20), ("b", 8), ("c", 0)):
-        ledger.end(stream, step)  # nothing is there
+        ended(ledger, stream, step)  # nothing is there
     assert (path.read_bytes(), ledger.to_json()) == (written, before)
     for stream, step, left in (("b", 7, 19), ("a", 7, 11), ("a", 7, 11), ("b", 0, 9)):
-        ledger.end(stream, step)
+        ended(ledger, stream, step)
         assert ledger.steps == jaxdp.Ledger(path).steps == left
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 9),))
     assert len(path.read_bytes().splitlines()) == len(written.splitlines()) + 3

@@ -18,7 +18,7 @@ from jaxdp.ledger.tickets import Ticket
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
-from tests.ledger.small import issuer, reserved
+from tests.ledger.small import ended, issuer, reserved
 from tests.refusing import refused
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
@@ -62,12 +62,12 @@ def test_an_epoch_counts_once_and_whole_of_every_stream_and_every_charge_by_hand
 
 def test_a_first_step_within_an_epoch_costs_the_whole_and_has_a_draw_of_its_own():
     ledger, drawn = Ledger(), []
-    for ended, epochs in ((True, 1), (False, 3)):
+    for closes, epochs in ((True, 1), (False, 3)):
         sampler = mechanism().sampler(N, ledger=ledger, first_step=7, reserve=8)
         draws = [sampler.draw() for _ in range(2)]
         assert [draw.step for draw in draws] == [7, 8]
         drawn.append(np.concatenate([draw.indices[draw.mask] for draw in draws]))
-        if ended:
+        if closes:
             sampler.close()
         assert counts(reserved(ledger)) == {EPOCH: epochs}
     assert counts(ledger) == {EPOCH: 2}
@@ -78,9 +78,9 @@ def test_a_first_step_within_an_epoch_costs_the_whole_and_has_a_draw_of_its_own(
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9)), max_size=12))
 def test_epochs_are_those_that_a_charged_step_is_in(moves):
     ledger, held = Ledger(), set()
-    for ended, first, steps in moves:
-        if ended:
-            ledger.end("s", first)
+    for back, first, steps in moves:
+        if back:
+            ended(ledger, "s", first)
             held = {step for step in held if step < first}
         else:
             ledger.charge(EPOCH, steps, stream="s", first_step=first, again=True)

@@ -15,7 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp.ledger import durable, entries, file
 from jaxdp.ledger import ledger as ledger_module
 from jaxdp.ledger.durable import StorageError
-from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
+from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on, ended
 from tests.refusing import all_refused, refused
 
 
@@ -155,7 +155,7 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
         trace = interrupting(at, reached)
         for deed, done in (
             (functools.partial(ledger.charge, STEP, 3, stream="s", first_step=2), 5),
-            (functools.partial(ledger.end, "s", 4), 4),
+            (functools.partial(ended, ledger, "s", 4), 4),
             (ledger.new_stream, None),
         ):
             if interrupted(deed, trace):
@@ -171,12 +171,12 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
 FILES = {module.__file__ for module in (durable, entries, file, ledger_module)}
 
 
-def interrupting(at, reached):
-    """A trace that interrupts at the ``at``-th line of the ledger's modules."""
+def interrupting(at, reached, files=FILES):
+    """A trace that interrupts at the ``at``-th line of these modules."""
     lines = itertools.count(1)
 
     def trace(frame, event, arg):
-        if frame.f_code.co_filename not in FILES:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line" and next(lines) == at:
             reached.append(frame.f_lineno)

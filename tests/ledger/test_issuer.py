@@ -9,7 +9,7 @@ import jaxdp
 from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp.schedules import NoiseSchedule
-from tests.ledger.small import OF_FIFTY, N, X, issuer, lines, loss_fn, reserved
+from tests.ledger.small import OF_FIFTY, N, X, ended, issuer, lines, loss_fn, reserved
 from tests.refusing import refused
 
 
@@ -141,7 +141,7 @@ def test_what_releases_decide_about_is_not_taken_out(path):
     later.take()
     later.close()
     assert lines(path) == [(0, 20), (1, 20), (4, 8)]
-    later.ledger.end("a", 5)
+    ended(later.ledger, "a", 5)
     assert later.ledger.steps == Ledger(path).steps == 20
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from collections import Counter
 from fractions import Fraction
 from functools import partial
@@ -24,6 +23,7 @@ from jaxdp.runs import assemble
 from jaxdp.sampling import Poisson, sampler
 from jaxdp.sampling.sampler import pad
 from tests.laws import is_binomial
+from tests.ledger.test_faults import interrupted, interrupting
 from tests.runs import small
 
 BUDGET = 3.0
@@ -100,28 +100,6 @@ def test_what_does_not_fit_is_not_released(monkeypatch):
     assert squares == pytest.approx(1, rel=1e-5)
 
 
-def interrupted(deed, at):
-    """True if Ctrl-C came, at the ``at``-th line of what charges and draws."""
-    lines = itertools.count(1)
-
-    def trace(frame, event, arg):
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line" and next(lines) == at:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        deed()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 FILES = {m.__file__ for m in (agd_releases, sampler, tickets, ledger, entries, file)}
 
 
@@ -135,9 +113,10 @@ def test_a_step_that_an_interrupt_took_is_passed_over_as_what_was_decided_for_it
         at, charged[:] = at + 1, []
         releases = agd_releases.Releases(acc.RenyiFilter(50.0, 1e-5), 0.2)
         draws = sampler.Sampler(Poisson(0.2), 200, 64, tickets.issuer_of(releases))
-        if not interrupted(partial(releases.gradient, draws, 4.0), at):
+        if not interrupted(partial(releases.gradient, draws, 4.0), interrupting(at, [], FILES)):
             break
-        again = interrupted(partial(releases.choice, draws, Fraction(1, 4)), at % 60 + 1)
+        other = interrupting(at % 60 + 1, [], FILES)
+        again = interrupted(partial(releases.choice, draws, Fraction(1, 4)), other)
         drawn = [releases.choice(draws, Fraction(1, 2)), releases.gradient(draws, 8.0)]
         held = {n: e.event for e in draws.ledger.entries for n in range(e.first_step, e.end)}
         # Each ticket is of its own event, and every step that the ledger holds was paid for.
