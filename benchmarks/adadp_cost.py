@@ -17,11 +17,11 @@ from typing import Any
 import jax
 
 from benchmarks.algorithm_cost import device, prepared
+from benchmarks.papers import agd, rows
+from benchmarks.papers.agd_releases import Asked
 from jaxdp import accounting as acc
 from jaxdp import data, runs
 from jaxdp.ledger.seeds import Secret
-from jaxdp.papers import agd, rows
-from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
 
 RESULTS = Path(__file__).parent / "results" / "adadp_cost.json"

@@ -22,7 +22,7 @@ from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
-from jaxdp.trainer import Batches, Trainer, TrainState
+from jaxdp.training.trainer import Batches, Trainer, TrainState
 
 RESULTS = Path(__file__).parent / "results" / "algorithm_cost.json"
 

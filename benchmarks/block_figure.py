@@ -9,9 +9,9 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from benchmarks.papers.tables import style
 from jaxdp import accounting as acc
 from jaxdp.papers import claims
-from jaxdp.papers.tables import style
 
 EPOCHS = (10, 20, 30, 40, 50)
 # DP-SBCD, Table 1: privacy loss and accuracy in percent, "C"onstant and "D"ecreasing noise.

@@ -28,7 +28,7 @@ from benchmarks import networks_large
 from benchmarks.collectives import summary
 from jaxdp.clipping.across import spread
 from jaxdp.devices import placement
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 
 RESULTS = Path(__file__).parent / "results"
 DATA, MODEL = (8,), (4, 2)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxdp"
 RECORD = Path(__file__).parent / "results" / "house.json"
 # What is outside training and accounting.
-EDGE = "papers runs report cli data audit recipes __main__".split()
+EDGE = "papers runs cli data audit recipes __main__".split()
 THREADED = ("batches", "step", "train")  # walks that a reading thread takes part in
 SLACK = 2
 NO_BAR = float("inf")

@@ -74,7 +74,7 @@ def live_run(folder, kind):
     """One life of a ``Run``; the evaluation publishes the parameters, the progress its rows."""
     import jaxdp
     from jaxdp.accounting import Relation
-    from jaxdp.trainer import Trainer
+    from jaxdp.training.trainer import Trainer
 
     whole, every = Trainer.step_and_look, json.loads((folder / "every").read_text())
     ledger = folder / "run" / "ledger.jsonl"

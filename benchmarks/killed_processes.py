@@ -44,7 +44,7 @@ def live(folder, index, port, count):
     import jax
 
     import jaxdp
-    from jaxdp.trainer import Trainer
+    from jaxdp.training.trainer import Trainer
 
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
     (folder / f"up{index}").touch()

@@ -15,11 +15,9 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras arguments _written _interrupts accounting devices _rows
-    _links ledger types
-    sampling clipping schedules noise mechanism
-    correlated _passes batches optimizers step audit _memory _state trainer
-    recipes data report runs cli papers
+    _version _extras arguments accounting devices _rows ledger types
+    sampling clipping schedules noise mechanism correlated optimizers training audit
+    recipes data runs cli papers
 """.split()
 # Imported when it is called, not before: a convenience that leads back up.
 LATE = {("cli", "papers")}

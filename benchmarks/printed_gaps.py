@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers import beale, figures, queue
+from benchmarks.papers.row import Row
+from benchmarks.papers.rows import FALLING, ROWS
 from jaxdp import data
 from jaxdp.cli.progress import progress_bar
-from jaxdp.papers import beale, figures, queue
-from jaxdp.papers.row import Row
-from jaxdp.papers.rows import FALLING, ROWS
 from jaxdp.runs import described
 
 RESULTS = Path(__file__).parent / "results" / "printed_gaps.json"

@@ -16,9 +16,9 @@ import numpy as np
 from matplotlib.image import imread
 
 from benchmarks import accuracy_page, release_words
-from jaxdp.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
-from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables import gaps, pareto, printed, pums_feature, pums_groups
+from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
+from benchmarks.papers.rows import ROWS
+from benchmarks.papers.tables import gaps, pareto, printed, pums_feature, pums_groups
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
     from jaxdp.runs.tuning import tune
-    from jaxdp.step import compile_update
-    from jaxdp.trainer import Trainer
+    from jaxdp.training.step import compile_update
+    from jaxdp.training.trainer import Trainer
     from jaxdp.types import Batch, Summed
 
 _HOME = {
@@ -48,8 +48,8 @@ _HOME = {
     "clip": "clipping",
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
-    "compile_update": "step",
-    "Trainer": "trainer",
+    "compile_update": "training.step",
+    "Trainer": "training.trainer",
     "coordinate_box": "clipping",
     "dp_mf": "correlated",
     "dp_sgd": "mechanism",
@@ -61,7 +61,6 @@ _HOME = {
 _SUBMODULES = (
     "accounting",
     "audit",
-    "batches",
     "clipping",
     "correlated",
     "data",
@@ -75,12 +74,10 @@ _SUBMODULES = (
     "papers",
     "preprocess",
     "recipes",
-    "report",
     "runs",
     "sampling",
     "schedules",
-    "step",
-    "trainer",
+    "training",
     "types",
 )
 # Those of a room, by a shorter name.
@@ -91,7 +88,7 @@ _ROOM = {
     "preprocess": "recipes.preprocess",
 }
 
-_OF_AN_EXTRA = {"Run", "models", "report", "runs", "tune"}
+_OF_AN_EXTRA = {"Run", "models", "runs", "tune"}
 
 __all__ = [
     "Algorithm",

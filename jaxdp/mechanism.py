@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _links, arguments
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
+from jaxdp.ledger import links
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import NoiseKey, issuer_of, simulated_key
 from jaxdp.noise import (
@@ -479,7 +480,7 @@ class Mechanism:
                 updates = dataclasses.replace(updates, l2=l2)
             return inner.update(updates, state, params, **extra)
 
-        return optax.GradientTransformationExtraArgs(inner.init, _links.own(update))
+        return optax.GradientTransformationExtraArgs(inner.init, links.own(update))
 
     def sampler(
         self,

@@ -9,7 +9,7 @@ def test_circles_and_imports_are_found(tmp_path):
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e2"}, "e2": {"e"}}
     assert sorted(map(sorted, house.circles(graph))) == [["a", "b", "c"], ["e", "e2"]]
     text = """
-from jaxdp import trainer
+from jaxdp.training import trainer
 from . import step
 if TYPE_CHECKING:
     import jaxdp.ledger
@@ -18,7 +18,7 @@ def late():
 """
     names = {f"jaxdp.{name}" for name in ("trainer", "step", "ledger", "noise.grid", "seeds")}
     found = house._imports("jaxdp.seeds", tmp_path / "seeds.py", ast.parse(text), names)
-    assert found == {"jaxdp.trainer", "jaxdp.step", "jaxdp.noise.grid"}
+    assert found == {"jaxdp.training.trainer", "jaxdp.training.step", "jaxdp.noise.grid"}
 
 
 def test_a_figure_that_grew_is_worse_unless_a_thread_can_have_added_it():

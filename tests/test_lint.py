@@ -3,7 +3,7 @@
 from benchmarks import lint
 
 FAULTS = {  # file, its text, and what is said of it
-    "ledger.py": ("import jaxdp.trainer", "ledger imports trainer, which lies after it"),
+    "ledger.py": ("import jaxdp.training.trainer", "ledger imports trainer, which lies after it"),
     "types.py": ("from jaxdp import step, __version__", "types imports step, which lies after it"),
     "cli/a.py": ("from jaxdp.papers import x", "cli imports papers, which lies after it"),
     "accounting/a.py": ("from jaxdp._rows import x", "accounting imports _rows, which lies after"),
@@ -22,7 +22,7 @@ FAULTS = {  # file, its text, and what is said of it
 }
 SOUND = {
     "cli/b.py": "def f():\n    '''Of `c`.'''\n    from jaxdp.papers import x",
-    "trainer.py": "from jaxdp import __version__, ledger\nfrom jaxdp.trainer import x",
+    "trainer.py": "from jaxdp import __version__, ledger\nfrom jaxdp.training.trainer import x",
     "j.py": "path.open('rb')\npath.read_text(encoding='utf-8')\nImage.open(path)",
     "k.py": '"""A.\n\nArgs:\n    b: ``c``, 6/tmp\n"""',
     "accounting/c.py": "import jax\nfrom jaxdp.accounting import events",

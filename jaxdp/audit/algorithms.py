@@ -47,7 +47,7 @@ _FAR = 1e3  # times the direction: far beyond any clipping norm in use here
 class EpsilonAudit:
     """An audit: the claimed, the proven and the audited epsilon.
 
-    Attributes as those of ``jaxdp.report.schema.AuditRow`` of the same name, but for these:
+    Attributes as those of ``jaxdp.runs.report.schema.AuditRow`` of the same name, but for these:
         claim: (name, epsilon) of the paper's claim, where there is one.
         audited: the lower bound that assumes nothing.
         profile: a lower bound that assumes the mechanism's kind, where it has one; of one run also
@@ -129,7 +129,7 @@ class EpsilonAudit:
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary, of ``jaxdp.report.schema.AuditRow``; infinity becomes "inf"."""
+        """A JSON-ready ``jaxdp.runs.report.schema.AuditRow``; infinity becomes "inf"."""
         written = {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "proven": self.proven if math.isfinite(self.proven) else "inf",

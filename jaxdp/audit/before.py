@@ -16,22 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.audit import neighbours as near
-from jaxdp.audit import start
-from jaxdp.audit.findings import (
-    Checked,
-    Finding,
-    in_order,
-    line_of_error,
-    line_of_function,
-    line_of_use,
-)
+from jaxdp.audit.findings import Checked, Finding, in_order
 from jaxdp.audit.residuals import binomial
 from jaxdp.clipping import ClippedGrad, captured, clipped_grad, coupling, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, Poisson, Source, as_source
+from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource
+from jaxdp.training import start
+from jaxdp.training.lines import line_of_error, line_of_function, line_of_use
 from jaxdp.types import PyTree
 
 # What a function makes of records: a loss, or (loss, parameters).

@@ -13,12 +13,13 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.audit import neighbours as near
-from jaxdp.audit.findings import Checked, Finding, in_order, line_of_function
+from jaxdp.audit.findings import Checked, Finding, in_order
 from jaxdp.audit.residuals import SURE, binomial, divergence, shared, tails
 from jaxdp.audit.runs import GRAIN, LEAST, Loop, Runs, all_runs, other_seeds, releases_of, replaced
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import FixedSize, Poisson
+from jaxdp.sampling import neighbours as near
+from jaxdp.training.lines import line_of_function
 from jaxdp.types import PyTree
 
 _MOST = 64  # records

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
-from jaxdp.audit import neighbours as near
 from jaxdp.audit.residuals import largest_std
 from jaxdp.mechanism import Mechanism
+from jaxdp.sampling import neighbours as near
 from jaxdp.types import PyTree
 
 Loop = Callable[[PyTree, int], Iterable[PyTree]]

@@ -12,7 +12,7 @@ from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.

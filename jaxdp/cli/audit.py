@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, experiments, papers
 
 if TYPE_CHECKING:
-    from jaxdp.report.schema import AuditRow
+    from jaxdp.runs.report.schema import AuditRow
 
 _MOST_STEPS = 50
 _DEFAULTS: dict[str, Any] = {
@@ -96,7 +96,6 @@ def audit(
     from jaxdp.cli.train import parse_settings
     from jaxdp.optimizers import registry
     from jaxdp.papers.block_coordinate.command import audited
-    from jaxdp.papers.column import audit_rows
     from jaxdp.runs import RunDirectory
     from jaxdp.runs import audit as of_runs
 
@@ -105,6 +104,9 @@ def audit(
         others = {"run": run, "algorithm": algorithm, "steps": steps, "delta": delta, "out": out}
         if given := [name for name, value in {**others, **numbers}.items() if value is not None]:
             raise ValueError(f"{given[0]} must not be given with --results, got {given}")
+        experiments()
+        from benchmarks.papers.column import audit_rows
+
         done = audit_rows(
             results,
             runs=runs,
@@ -194,8 +196,8 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jaxdp.report.audited import last_of, steps_of
-    from jaxdp.report.words import show_audited, show_epsilon
+    from jaxdp.runs.report.audited import last_of, steps_of
+    from jaxdp.runs.report.words import show_audited, show_epsilon
 
     title = f"Epsilon of {row.algorithm} after {steps_of(row)}, delta {row.delta:g}"
     table = Table(title=title)

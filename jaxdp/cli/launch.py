@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from jaxdp.data import Dataset
     from jaxdp.ledger.seeds import Secret
-    from jaxdp.report.schema import Report
     from jaxdp.runs.config import RunConfig
     from jaxdp.runs.directory import RunDirectory
     from jaxdp.runs.loop import RunResult
+    from jaxdp.runs.report.schema import Report
 
 
 def launch(
@@ -76,8 +76,8 @@ def launch(
 def dry(config: "RunConfig", as_json: bool) -> None:
     """Prints the epsilon and the time of a run; reads no data and charges nothing."""
     from jaxdp import accounting as acc
-    from jaxdp.report.words import show_epsilon
     from jaxdp.runs.rehearsal import rehearse
+    from jaxdp.runs.report.words import show_epsilon
 
     assert config.steps is not None
     relation = acc.Relation(config.relation)
@@ -121,9 +121,9 @@ def _report(
     date: str,
     given: Mapping[str, Option] | None,
 ) -> "Report":
-    from jaxdp.report import origin
     from jaxdp.runs import described
     from jaxdp.runs.assemble import test_split
+    from jaxdp.runs.report import origin
 
     return described.report(
         result,
@@ -164,7 +164,7 @@ def _finite(value: float) -> float | str:
 
 def print_summary(report: "Report", directory: "RunDirectory") -> None:
     """Prints what was proven, and where the report lies."""
-    from jaxdp.report.words import show_delta, show_epsilon
+    from jaxdp.runs.report.words import show_delta, show_epsilon
 
     guarantee, accuracy = report.guarantee, report.value
     click.echo(

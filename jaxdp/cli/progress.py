@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def show_epsilon(epsilon: float | str) -> str:
     """Epsilon as reports show it; imports their package at the first call."""
-    from jaxdp.report.words import show_epsilon as shown
+    from jaxdp.runs.report.words import show_epsilon as shown
 
     return shown(epsilon)
 

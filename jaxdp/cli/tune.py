@@ -176,7 +176,7 @@ def _row(found: "TunedConfig", out: Path) -> dict[str, Any]:
 
 
 def _words(found: "TunedConfig", out: Path) -> str:
-    from jaxdp.report.words import show_delta, show_epsilon
+    from jaxdp.runs.report.words import show_delta, show_epsilon
 
     spent = (
         f"proven epsilon {show_epsilon(found.chosen.bound.upper)} at delta "

@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import arguments
-from jaxdp._links import past_of, start_of
 from jaxdp._rows import check_mask, rows
+from jaxdp.ledger.links import past_of, start_of
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 

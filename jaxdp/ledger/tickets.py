@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _links, arguments
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.devices import processes
+from jaxdp.ledger import links
 from jaxdp.ledger.entries import SEEDED, Entry
 from jaxdp.ledger.ledger import Ledger, alone, this_process
 from jaxdp.ledger.seeds import Secret
@@ -74,7 +75,7 @@ class NoiseKey:
                 f"part must be among those that the step was charged for, {self.parts}, got "
                 f"{name!r}: it is a release that no event covers"
             )
-        _links.took_part()
+        links.took_part()
         index = self.parts.index(name)
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _links, arguments
+from jaxdp import arguments
 from jaxdp.devices import shards
+from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
@@ -218,15 +219,15 @@ def privatize(
             )
         adds.check(updates, state, axes)
         if key is None and updates.ticket is not None:
-            found = _links.Seen(multipliers={adds.part: adds.multiplier})
+            found = links.Seen(multipliers={adds.part: adds.multiplier})
             found.agree(updates.ticket.step, updates.ticket.multipliers)
             if not trusted:
-                updates.ticket.note("trusted", _links.OTHERS)
+                updates.ticket.note("trusted", links.OTHERS)
 
         # The multiplier is the one that was charged: an error, or NaN inside jit.
         key = opened(updates, key, (state, params))
         words, charged = key.part(adds.part)
-        _links.adds(adds.part, adds.multiplier)
+        links.adds(adds.part, adds.multiplier)
         multiplier = jnp.asarray(adds.multiplier_at(key.step), jnp.float32)
         same = multiplier == charged
         if not isinstance(same, jax.core.Tracer) and not bool(same):
@@ -244,7 +245,7 @@ def privatize(
         like = updates.value if params is None else params
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like), state
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update) if trusted else update)
+    return optax.GradientTransformationExtraArgs(init, links.own(update) if trusted else update)
 
 
 class IndependentNoise(Noise):

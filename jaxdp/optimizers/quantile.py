@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _links, arguments
+from jaxdp import arguments
+from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
@@ -85,7 +86,7 @@ def quantile_clip(
 
     def init(params: PyTree) -> QuantileState:
         bound = jnp.array(initial_bound, jnp.float32)
-        _links.give_out(bound, _links.start_of(initial_bound))
+        links.give_out(bound, links.start_of(initial_bound))
         return QuantileState(inner.init(params), bound)
 
     def update(
@@ -110,7 +111,7 @@ def quantile_clip(
         # The noisy count, and then the noisy gradient, of one key.
         key = opened(updates, key, state, params)
         words, multiplier = key.part("votes")
-        _links.adds("votes", lambda step: count_noise_multiplier)
+        links.adds("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
         count = noised(updates.votes, 0.5 * multiplier * fresh, words)
         spent = dataclasses.replace(updates)  # it has no ticket
@@ -119,10 +120,10 @@ def quantile_clip(
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.
         after = QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
-        _links.hand_on(state.bound, after.bound)
+        links.hand_on(state.bound, after.bound)
         return mean, after
 
-    return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
+    return mechanism, optax.GradientTransformationExtraArgs(init, links.own(update))
 
 
 def quantile_algorithm(

@@ -1,4 +1,4 @@
-"""The five papers: algorithms as published, claims, block coordinate descent, networks, tables.
+"""The five papers: algorithms as published, claims, block coordinate descent, networks.
 
 Nothing of the core imports this package. Importing ``jaxdp.papers.algorithms`` and
 ``jaxdp.papers.networks`` registers what they hold by name, as the command line does.
@@ -7,7 +7,7 @@ Nothing of the core imports this package. Importing ``jaxdp.papers.algorithms`` 
 import importlib
 from typing import Any
 
-_SUBMODULES = ("algorithms", "block_coordinate", "claims", "networks", "tables")
+_SUBMODULES = ("algorithms", "block_coordinate", "claims", "networks")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,12 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # their package is slow to import
-    from jaxdp.report.schema import AuditRow, Report
+    from jaxdp.runs.report.schema import AuditRow, Report
 
 
 def report_of(directory: RunDirectory) -> "Report":
     """The report of a finished run; ValueError without one."""
-    from jaxdp.report.schema import load
+    from jaxdp.runs.report.schema import load
 
     path = directory.path / "report.json"
     if not path.exists():
@@ -111,7 +111,7 @@ def audit_rows_of(
 
 def row_of(name: str, found: EpsilonAudit) -> "AuditRow":
     """An audit as it is written to files, under the name of what was audited."""
-    from jaxdp.report.schema import AuditRow
+    from jaxdp.runs.report.schema import AuditRow
 
     return AuditRow.from_dict({"algorithm": name, **found.to_dict()})
 
@@ -124,7 +124,7 @@ def save_audit(folder: Path, row: "AuditRow", found: EpsilonAudit) -> None:
         row: the audit.
         found: the same with its ROC curve.
     """
-    from jaxdp.report.roc import save_roc
+    from jaxdp.runs.report.roc import save_roc
 
     with stored.writing(folder / "audit.json"):
         text = json.dumps(row.to_dict(), indent=1) + "\n"

@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
 from jaxdp.audit.canaries import Canaries, candidates, check, value_of
-from jaxdp.audit.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.devices import processes
 from jaxdp.devices.shards import hashed
@@ -25,6 +23,8 @@ from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import save_array
 from jaxdp.sampling import Source, as_source
+from jaxdp.training.passes import rows_of_a_pass
+from jaxdp.training.start import planned
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp._interrupts import deferred
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.runs.files import broken_seal, make_private, private, seal
+from jaxdp.runs.interrupts import deferred
 from jaxdp.runs.stored import first_line, remedy
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:

@@ -249,7 +249,7 @@ class RunConfig:
             ValueError: it has other fields.
         """
         if "method" in row:
-            from jaxdp.report.schema import former_algorithm
+            from jaxdp.runs.report.schema import former_algorithm
 
             row = former_algorithm(row)
         try:

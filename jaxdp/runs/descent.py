@@ -8,7 +8,7 @@ import numpy as np
 from jaxdp.devices import processes
 from jaxdp.mechanism import Mechanism
 from jaxdp.runs.directory import number_of
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 
 if TYPE_CHECKING:
     from jaxdp.runs.run import Started

@@ -17,7 +17,6 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.batches import placed
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.devices import processes
 from jaxdp.devices.placement import agreed as agreed_place
@@ -42,8 +41,9 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.sampling import Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
-from jaxdp.step import PrivateStep
-from jaxdp.trainer import TrainState
+from jaxdp.training.batches import placed
+from jaxdp.training.step import PrivateStep
+from jaxdp.training.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree
 
 if TYPE_CHECKING:

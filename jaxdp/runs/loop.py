@@ -27,7 +27,7 @@ from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started,
 from jaxdp.runs.state import RunState
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource, Source, as_source
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from jaxdp.types import ClipInfo
 
 Enough = Callable[[Row], bool]

@@ -14,7 +14,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Sampler
-from jaxdp.trainer import Trainer
+from jaxdp.training.trainer import Trainer
 
 _STEPS = 5
 

@@ -20,7 +20,7 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.report.schema import Metric, Report
+    from jaxdp.runs.report.schema import Metric, Report
 
 _NO_SCRIPT = "a program or notebook with jaxdp.Run"
 # The keys of a history row that are no evaluated number.
@@ -46,8 +46,8 @@ def write(report: "Report", directory: RunDirectory) -> Path:
 
     The audit in a report that is there already stays in it.
     """
-    from jaxdp.report import save_plots, to_html, to_markdown
-    from jaxdp.report.schema import load
+    from jaxdp.runs.report import save_plots, to_html, to_markdown
+    from jaxdp.runs.report.schema import load
 
     path, page = directory.path / "report.json", directory.path / "report.html"
     if report.audited is None and path.exists():
@@ -84,8 +84,8 @@ def write_own(
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
     """
-    from jaxdp.report import build
-    from jaxdp.report.subject import Subject, own_training
+    from jaxdp.runs.report import build
+    from jaxdp.runs.report.subject import Subject, own_training
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
@@ -132,7 +132,7 @@ def numbers(found: Mapping[str, float]) -> dict[str, float]:
 
 def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":
     """The first number that was evaluated, if every row has it."""
-    from jaxdp.report.schema import Metric
+    from jaxdp.runs.report.schema import Metric
 
     for column in history[-1]:
         if column not in OF_EVERY_ROW and all(column in row for row in history):

@@ -33,8 +33,8 @@ from jaxdp.runs.descent import Going, past_of
 from jaxdp.runs.directory import RunDirectory, name_of, number_of, streams_of
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler, Source
-from jaxdp.step import PrivateStep
-from jaxdp.trainer import Trainer, TrainState
+from jaxdp.training.step import PrivateStep
+from jaxdp.training.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 # Called with the number of steps taken, and with the row of a block once that is durable, or None.

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxdp._written import Written
 from jaxdp.ledger.seeds import Secret
+from jaxdp.runs.written import Written
 
 
 @dataclasses.dataclass(frozen=True)

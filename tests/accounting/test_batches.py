@@ -16,7 +16,7 @@ from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
 from jaxdp.ledger.entries import event_counts
-from jaxdp.report.words import describe
+from jaxdp.runs.report.words import describe
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, profile, run
 from tests.refusing import all_refused
 

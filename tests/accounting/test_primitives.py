@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import events, rdp, tuned
 from jaxdp.accounting.flat import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
-from jaxdp.report.words import describe
+from jaxdp.runs.report.words import describe
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.accounting.judging import profile as of_pair
 from tests.refusing import all_refused

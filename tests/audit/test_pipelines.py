@@ -14,8 +14,8 @@ import jaxdp
 from benchmarks import planted_noise
 from benchmarks import planted_pipelines as planted
 from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, check, loss_fn
-from jaxdp.audit import findings
 from jaxdp.optimizers import sgd
+from jaxdp.training import lines
 from tests.refusing import all_refused
 
 KINDS = {
@@ -210,6 +210,6 @@ class _Called:
 def test_the_line_of_a_function_is_where_the_users_begins_and_libraries_have_none():
     line = f"audit/test_pipelines.py:{_Called.__call__.__code__.co_firstlineno}"
     for called in (_Called(), functools.partial(_Called()), jax.jit(_Called()), _Called().__call__):
-        assert findings.line_of_function(called) == line
+        assert lines.line_of_function(called) == line
     for other in (optax.sgd, np.sum, None, dict):
-        assert findings.line_of_function(other) == ""
+        assert lines.line_of_function(other) == ""

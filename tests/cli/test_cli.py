@@ -20,10 +20,10 @@ from jaxdp.cli.plan import _best, _Budget, _makers
 from jaxdp.cli.tune import law_of
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers import registry
-from jaxdp.report.schema import AuditRow
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as run_module
 from jaxdp.runs.audit import into_report
+from jaxdp.runs.report.schema import AuditRow
 from tests.cli.calling import called, ran
 from tests.runs.small import undrawn
 
@@ -203,7 +203,7 @@ PROGRAM = """
 import runpy, sys, jaxdp.runs, jaxdp.cli.train, jaxdp.cli.launch
 from jaxdp import data
 data.load("digits")
-slow = ("sklearn", "scipy.stats", "matplotlib", "jaxdp.report")
+slow = ("sklearn", "scipy.stats", "matplotlib", "jaxdp.runs.report")
 print([name for name in slow if name in sys.modules])
 sys.argv = ["jaxdp", "--version"]
 runpy.run_module("jaxdp", run_name="__main__")

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
-from jaxdp import _interrupts
 from jaxdp.cli import failures, main
+from jaxdp.runs import interrupts
 from tests.runs.small import undrawn
 
 
@@ -66,9 +66,9 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(tmp_path, m
             both.wait(0.2)  # where two say them, both are here
         return ""
 
-    guard = _interrupts._Guard(words)
-    monkeypatch.setattr(_interrupts, "_say", lambda text: None)
-    monkeypatch.setattr(_interrupts.os, "_exit", exits.append)
+    guard = interrupts._Guard(words)
+    monkeypatch.setattr(interrupts, "_say", lambda text: None)
+    monkeypatch.setattr(interrupts.os, "_exit", exits.append)
     threads = [threading.Thread(target=guard.leave, args=(2,)) for _ in range(2)]
     for thread in threads:
         thread.start()

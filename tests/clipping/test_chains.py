@@ -16,7 +16,7 @@ from jaxdp.optimizers.adadp import Box, adadp, scale_by_adadp
 from jaxdp.optimizers.adaptive import AdaptiveMoments, scale_by_moments
 from jaxdp.optimizers.pigdo import Preconditioner, piadam
 from jaxdp.optimizers.quantile import quantile_clip
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 from tests.clipping.test_rules import norm64
 from tests.refusing import all_refused
 

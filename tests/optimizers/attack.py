@@ -14,7 +14,7 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp.audit import audit_scores
 from jaxdp.audit.worlds import with_coin
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 from tests.compiling import QUICK
 
 DELTAS = (0.3, 0.1, 0.01)

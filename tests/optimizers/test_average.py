@@ -14,7 +14,7 @@ from jaxdp import optimizers, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import rates
 from jaxdp.runs.export import export_params
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 from tests.refusing import all_refused
 from tests.runs.small import config, dataset, go
 

@@ -14,7 +14,7 @@ import jaxdp
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import Box, adadp, variance
 from jaxdp.papers.adadp import adadp_as_published
-from jaxdp.step import PrivateStep
+from jaxdp.training.step import PrivateStep
 from tests.compiling import AS_USERS
 from tests.optimizers import attack
 

@@ -10,15 +10,16 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.papers import adadp_gradients, adadp_noise, adadp_phase, queue
+from benchmarks.papers.row import Row
 from benchmarks.printed_gaps import COMPUTED, GAPS, RESULTS
 from jaxdp.cli import main
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
-from jaxdp.papers import adadp_gradients, adadp_noise, adadp_phase, queue, raw_gradient
+from jaxdp.papers import raw_gradient
 from jaxdp.papers.adadp import _RawClipping, adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.raw_gradient import RawGradient
-from jaxdp.papers.row import Row
 from jaxdp.runs import described
 from jaxdp.runs.config import resolve
 from jaxdp.runs.recipes import recipe
@@ -128,7 +129,7 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(
     assert len(made.axes) == 1
     assert "step 100: medians 0.01 and 0.02" in told
     assert "above 50.0, 25.0, 25.0 %" in told
-    monkeypatch.setattr("jaxdp.papers.figures.save_all", lambda folder, results: [])
+    monkeypatch.setattr("benchmarks.papers.figures.save_all", lambda folder, results: [])
     main(["reproduce", "figures", "--results-dir", str(tmp_path), "--to", str(tmp_path)])
     assert "left out" in capsys.readouterr().err
 

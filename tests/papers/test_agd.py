@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate
 
+from benchmarks.papers import agd, agd_releases, choices
+from benchmarks.papers.agd_releases import Asked
 from jaxdp import accounting as acc
 from jaxdp.ledger import entries, file, ledger, tickets
 from jaxdp.ledger.seeds import Secret
-from jaxdp.papers import agd, agd_releases, choices
-from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
 from jaxdp.sampling import Poisson, sampler
 from jaxdp.sampling.sampler import pad

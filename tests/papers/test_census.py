@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 
+from benchmarks.papers import census, not_private, tables
 from jaxdp import data, models
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.ledger.seeds import Secret
-from jaxdp.papers import census, not_private, tables
 from jaxdp.runs import assemble
 
 

@@ -7,16 +7,16 @@ import re
 
 import pytest
 
+from benchmarks.papers import accepted, queue
+from benchmarks.papers.column import audit_rows, audited_columns
+from benchmarks.papers.row import Row
+from benchmarks.papers.rows import ROWS
+from benchmarks.papers.tables import Results
 from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp.cli import main
-from jaxdp.papers import accepted, queue
-from jaxdp.papers.column import audit_rows, audited_columns
-from jaxdp.papers.row import Row
-from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables import Results
-from jaxdp.report.schema import AuditRow
 from jaxdp.runs.described import report as build
+from jaxdp.runs.report.schema import AuditRow
 from tests.refusing import refused
 from tests.runs import small
 from tests.runs.small import Stop, crash_at

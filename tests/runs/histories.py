@@ -27,7 +27,7 @@ from jaxdp.runs.files import seal
 from jaxdp.runs.run import RunPlan
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from tests.runs.small import Killed
 
 STEPS, N = 12, 60

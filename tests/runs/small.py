@@ -13,7 +13,7 @@ import pytest
 
 from jaxdp import data, runs
 from jaxdp.ledger.seeds import Secret
-from jaxdp.trainer import Trainer
+from jaxdp.training.trainer import Trainer
 
 
 class Stop(Exception):
@@ -40,9 +40,9 @@ def crash_at(step, how=Stop):
 def undrawn():
     """Reports without their plots, which take most of the time that a small report takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxdp.report.plots.save_png", lambda figure, path: None)
+        patch.setattr("jaxdp.runs.report.plots.save_png", lambda figure, path: None)
         empty = lambda figure, name, words: f'<svg id="{name}"></svg>'  # noqa: E731
-        patch.setattr("jaxdp.report.svg.inline", empty)
+        patch.setattr("jaxdp.runs.report.svg.inline", empty)
         yield
 
 

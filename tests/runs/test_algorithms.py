@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from benchmarks.papers import queue
 from jaxdp import accounting as acc
-from jaxdp import report, runs
-from jaxdp.batches import placed
+from jaxdp import runs
 from jaxdp.cli import main
 from jaxdp.devices import processes
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
-from jaxdp.papers import queue
 from jaxdp.recipes import features
 from jaxdp.recipes.preprocess import Whitening, whitened
-from jaxdp.runs import RunDirectory, assemble, described, export, loop
+from jaxdp.runs import RunDirectory, assemble, described, export, loop, report
 from jaxdp.runs.rehearsal import rehearse
 from jaxdp.runs.run import INTERRUPTED, Started
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
+from jaxdp.training.batches import placed
 from tests.cli.calling import ran
 from tests.refusing import refused
 from tests.runs import small

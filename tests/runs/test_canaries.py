@@ -17,11 +17,11 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import gaussian
-from jaxdp.report import to_html, to_markdown
 from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
+from jaxdp.runs.report import to_html, to_markdown
 from tests.refusing import refused
 from tests.runs import own, small
 from tests.runs.small import Stop, crash_at

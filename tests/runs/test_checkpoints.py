@@ -23,7 +23,7 @@ from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.export import export_params
 from jaxdp.runs.run import Started
 from jaxdp.runs.state import KeptSecret, RunState
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, again
 from tests.runs.small import Stop, undrawn

@@ -26,7 +26,7 @@ from jaxdp.ledger.tickets import Issuer
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
-from jaxdp.trainer import Trainer
+from jaxdp.training.trainer import Trainer
 from tests.refusing import refused
 from tests.runs import small
 from tests.runs.small import Stop, crash_at

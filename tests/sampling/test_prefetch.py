@@ -17,7 +17,7 @@ import pytest
 import jaxdp
 from jaxdp.sampling import prefetch, prefetching
 from tests.refusing import refused
-from tests.test_batches import at_line, interrupt
+from tests.training.test_batches import at_line, interrupt
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
 
@@ -205,7 +205,7 @@ def test_an_interrupt_at_any_line_loses_an_item_at_most_and_never_the_end():
 PRELUDE = """
 import atexit, itertools, json, os, signal, sys, threading, time, warnings
 import jaxdp, numpy
-from jaxdp.batches import Batches
+from jaxdp.training.batches import Batches
 from jaxdp.sampling import as_source, prefetch, prefetching
 warnings.simplefilter("ignore")  # of forks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background

@@ -26,11 +26,11 @@ from jaxdp.papers.block_coordinate.settings import (
     resolved,
     setting_names,
 )
-from jaxdp.report import origin
-from jaxdp.report.schema import Report
 from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.recipes import own_constants
+from jaxdp.runs.report import origin
+from jaxdp.runs.report.schema import Report
 from jaxdp.runs.run import Result
 
 with needed("jaxdp train", "cli", "click"):

@@ -32,16 +32,16 @@ from jaxdp.papers.block_coordinate.training import (
     named,
     unnamed,
 )
-from jaxdp.report import build, levels, origin
-from jaxdp.report.schema import TEST_ACCURACY, Report
-from jaxdp.report.subject import Names, Subject, steps_in_words
-from jaxdp.report.words import HIDDEN
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
+from jaxdp.runs.report import build, levels, origin
+from jaxdp.runs.report.schema import TEST_ACCURACY, Report
+from jaxdp.runs.report.subject import Names, Subject, steps_in_words
+from jaxdp.runs.report.words import HIDDEN
 from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.sampling import Source
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree
 
 

@@ -20,7 +20,7 @@ from jaxdp.papers.block_coordinate.network import Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.sampling import Sampler
-from jaxdp.trainer import TrainState
+from jaxdp.training.trainer import TrainState
 from jaxdp.types import Draw, StepInfo
 
 Data = tuple[jax.Array, jax.Array]

@@ -19,7 +19,7 @@ from jaxdp.papers.block_coordinate.command import configured
 from jaxdp.papers.block_coordinate.network import Lifted
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
-from jaxdp.report import words
+from jaxdp.runs.report import words
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.papers.block_coordinate import test_forms
 from tests.papers.block_coordinate.test_forms import SOFTMAX, data, normal

@@ -16,12 +16,9 @@ import pytest
 from scipy.stats import ttest_ind
 
 from benchmarks import accuracy_page
-from jaxdp import accounting as acc
-from jaxdp.cli import main
-from jaxdp.papers import (
+from benchmarks.papers import (
     adadp_rows,
     census,
-    claims,
     command,
     cost,
     not_private,
@@ -31,10 +28,10 @@ from jaxdp.papers import (
     repeats,
     tables,
 )
-from jaxdp.papers.command import _TARGETS, reproduce
-from jaxdp.papers.rows import CIFAR_SHORT, EXP_EPSILON, MLP_SETTINGS, PAPER, ROWS
-from jaxdp.papers.sweeps import SWEEPS
-from jaxdp.papers.tables import (
+from benchmarks.papers.command import _TARGETS, reproduce
+from benchmarks.papers.rows import CIFAR_SHORT, EXP_EPSILON, MLP_SETTINGS, PAPER, ROWS
+from benchmarks.papers.sweeps import SWEEPS
+from benchmarks.papers.tables import (
     adadp,
     figure3,
     gaps,
@@ -49,6 +46,9 @@ from jaxdp.papers.tables import (
     style,
     table3,
 )
+from jaxdp import accounting as acc
+from jaxdp.cli import main
+from jaxdp.papers import claims
 from tests.compiling import with_flags
 
 
@@ -355,7 +355,7 @@ GROUPS = {
     "mnist-sa-dpsgd-learning-rate-1.5": 6,
 }  # fmt: skip
 ALONE = """
-from jaxdp.papers.row import Row
+from benchmarks.papers.row import Row
 given = {"algorithm": "piadam-as-published", "noise_multiplier": 2.0, "steps": 3}
 print(Row("name", "mnist", given).config().model)
 """

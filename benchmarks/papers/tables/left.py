@@ -1,0 +1,130 @@
+"""Rows that were run, rows that are left, and how long each takes, by page."""
+
+from collections.abc import Sequence
+
+from benchmarks.papers import cost, order, repeats
+from benchmarks.papers.row import Row
+from benchmarks.papers.tables import (
+    accepted,
+    adadp,
+    claims,
+    mlp,
+    parameters,
+    pareto,
+    pigdo,
+    rows,
+    short,
+    table1,
+)
+from benchmarks.papers.tables.page import Page, Section, TextTable
+from benchmarks.papers.tables.rows import Results
+
+# Each row stands with the first page that has it.
+_PAGES = {
+    "table1": table1.NAMES,
+    "short": short.NAMES,
+    "accepted": accepted.NAMES,
+    "pareto": pareto.EVERY,
+    "mlp": mlp.NAMES,
+    "adadp": adadp.NAMES,
+    "parameters": parameters.NAMES,
+    "pigdo": pigdo.NAMES,
+    "claims": claims.NAMES,
+}
+# Rows of a few minutes that a page compares by mean and spread.
+_REPEATED = {*short.NAMES, *pareto.NAMES}
+NAMES: tuple[str, ...] = ()
+
+
+def grouped() -> dict[str, list[Row]]:
+    """The rows of the queue by the first page that shows them."""
+    found: dict[str, list[Row]] = {page: [] for page in _PAGES}
+    for name, row in order.ordered().items():
+        found[next(page for page, names in _PAGES.items() if name in names)].append(row)
+    return found
+
+
+def wanted(name: str) -> int:
+    """The number of runs that a page asks for."""
+    return repeats.LEAST_RUNS if name in _REPEATED else 1
+
+
+def missing(results: Results, name: str) -> int:
+    """The number of runs that are left."""
+    return max(0, wanted(name) - len(results.runs(name)))
+
+
+def page(results: Results) -> Page:
+    """A table of the pages, and one of the rows that are left, in the order of running."""
+    groups = grouped()
+    summary = [
+        [f"[{page}]({page}.md)", *_told(results, of), _ran(results, of), _left(results, of)]
+        for page, of in groups.items()
+    ]
+    every = [row for of in groups.values() for row in of]
+    summary.append(["all", *_told(results, every), _ran(results, every), _left(results, every)])
+    page_of = {row.name: page for page, of in groups.items() for row in of}
+    body = [
+        [
+            order.GROUPS[order.group(row)],
+            f"`{name}`",
+            f"[{page_of[name]}]({page_of[name]}.md)",
+            str(missing(results, name)),
+            cost.shown(row),
+        ]
+        for name, row in order.ordered().items()
+        if missing(results, name)
+    ]
+    headers = (
+        *("page", "rows", "run", "begun, more runs wanted", "not run"),
+        *("hours of the runs that ended", "hours left"),
+    )
+    return Page(
+        "Rows: run, left, and time each",
+        (
+            "Made from the queue itself (`jaxdp reproduce list`) and the rows that are there. A "
+            "row that several pages show stands with the first. Times are estimates for two cores "
+            "that other work shares, by measured steps of rows like it "
+            "(`benchmarks.papers.cost`): 204 runs took 0.14 to 1.8 times their estimate, half of "
+            "them less than a third, on a core each. "
+            "What ended is told by its own clock, of a resumed run since it was resumed. "
+            f"The rows of [short](short.md) and the repeated ones of [pareto](pareto.md) are "
+            f"wanted {repeats.LEAST_RUNS} times, the others once. Rows of census data, of "
+            "accountants and without privacy have files of their own and are not in this queue.",
+        ),
+        (),
+        (
+            Section("By page", (), TextTable(headers, summary)),
+            Section(
+                f"Left ({rows.MISSING}, or not often enough), in the order of running",
+                (),
+                TextTable(
+                    ("group", "row", "page", "runs left", "time of a run"),
+                    body or [["–", "none", "", "", ""]],
+                ),
+            ),
+        ),
+        "jaxdp reproduce left",
+    )
+
+
+def _told(results: Results, of: Sequence[Row]) -> list[str]:
+    """Numbers of rows: all, those with all their runs, with some, with none."""
+    ran = [len(results.runs(row.name)) for row in of]
+    some = sum(1 for row, n in zip(of, ran, strict=True) if 0 < n < wanted(row.name))
+    none = ran.count(0)
+    return [str(len(of)), str(len(of) - some - none), str(some), str(none)]
+
+
+def _ran(results: Results, of: Sequence[Row]) -> str:
+    """The hours of all their runs."""
+    return _hours(sum(line["seconds"] for row in of for line in results.runs(row.name)) / 60)
+
+
+def _left(results: Results, of: Sequence[Row]) -> str:
+    """The estimated hours of what is left."""
+    return _hours(sum(cost.minutes(row) * missing(results, row.name) for row in of))
+
+
+def _hours(minutes: float) -> str:
+    return f"{minutes / 60:.1f}" if minutes else "0"

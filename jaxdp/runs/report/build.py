@@ -1,0 +1,136 @@
+"""The report of a run from its public facts, its ledger and what was shown of it."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+
+from jaxdp import __version__
+from jaxdp import accounting as acc
+from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import SEEDED
+from jaxdp.noise.gaussian import LEAKED
+from jaxdp.runs.report import cautions, facts, origin, tradeoff, words
+from jaxdp.runs.report.schema import CandidateCounts, ClaimRow, Guarantee, HistoryRow, Report
+from jaxdp.runs.report.subject import Subject
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+
+def build(
+    subject: Subject,
+    *,
+    history: Sequence[Mapping[str, float]],
+    params: PyTree,
+    ledger: Ledger,
+    reproducible: bool,
+    ledger_file: Path | None = None,
+    date: str | None = None,
+) -> Report:
+    """The report of a run; nothing in it is computed from un-noised data.
+
+    It holds no duration: a step takes as long as its draw is large, and the draw is private.
+
+    Args:
+        subject: the run's public facts.
+        history: the rows that were shown, numbers by name.
+        params: the released parameters.
+        ledger: what was charged.
+        reproducible: whether a person chose the seed.
+        ledger_file: of the ledger, for its hash.
+        date: on which the run began, asked for before the first step.
+    """
+    rows = tuple(HistoryRow.from_dict(row) for row in history)
+    guarantee, names = _guarantee(subject, ledger), subject.names
+    # An algorithm that names its leak is charged as not private, which says more.
+    told_elsewhere = {SEEDED} if math.isfinite(guarantee.epsilon) else {SEEDED, LEAKED}
+    report = Report(
+        jaxdp=__version__,
+        title=subject.title,
+        **({} if names is None else vars(names)),
+        config=subject.config,
+        measured=subject.measured,
+        levels=subject.levels,
+        privacy_unit=subject.unit,
+        guarantee=guarantee,
+        warnings=cautions.cautions(guarantee.epsilon, subject.delta, subject.dataset_size)
+        + cautions.of_shuffling(subject, guarantee),
+        tradeoff=tradeoff.tradeoff(ledger.event, subject.relation, subject.delta),
+        claim=_claim(subject, ledger, rows[-1]),
+        counts=_counts(rows[-1]),
+        judged_by=subject.judged_by,
+        label=words.REPRODUCIBLE if reproducible else None,
+        notes=tuple(ledger.notes()),
+        unverified=tuple(said for said in ledger.unverified() if said not in told_elsewhere),
+        assumed=words.ASSUMED,
+        outside_the_guarantee=words.outside(ledger.event)
+        + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
+        history=rows,
+        parameters=origin.parameters(params),
+        epochs=subject.epochs,
+        date=date,
+        command=subject.command,
+        ledger_sha256=None if ledger_file is None else origin.sha256(ledger_file),
+        versions=origin.versions(),
+        machine=f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
+    )
+    return dataclasses.replace(report, facts=facts.groups(subject, report))
+
+
+def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
+    event = ledger.event
+    found = Guarantee(
+        relation=subject.relation.value,
+        delta=subject.delta,
+        sampling=subject.sampling,
+        sampling_prob=subject.batch_size / subject.dataset_size,
+        noise_multiplier=subject.noise_multipliers[0],
+        releases=ledger.steps,
+        in_words=words.describe(event),
+        epsilon=math.inf,
+        accountant="none: no accountant bounds this event",
+    )
+    if not acc.supports(event, subject.relation):
+        return found
+    bound = acc.epsilon(event, subject.delta, subject.relation)
+    return dataclasses.replace(
+        found,
+        epsilon=bound.upper,
+        epsilon_lower=bound.lower,
+        epsilon_estimate=bound.estimate,
+        accountant=bound.accountant,
+    )
+
+
+def _counts(row: HistoryRow) -> CandidateCounts | None:
+    if row.proposals is None or row.accepted is None or row.forced is None:
+        return None
+    return CandidateCounts(row.proposals, row.accepted, row.forced)
+
+
+def _claim(subject: Subject, ledger: Ledger, last: HistoryRow) -> ClaimRow | None:
+    """The epsilon that a paper claims of such a run, by its own formula; None where it has none.
+
+    An algorithm that counts accepted steps alone claims those.
+    """
+    algorithm, mechanism = subject.algorithm, subject.algorithm.mechanism
+    noise = mechanism.noise_multiplier
+    # Papers' formulas are about steps with independent noise.
+    if (
+        algorithm.claim is None
+        or mechanism.strategy is not None
+        or isinstance(noise, NoiseSchedule)
+        or not noise
+    ):
+        return None
+    steps = last.step if last.accepted is None else last.accepted
+    rate = subject.batch_size / subject.dataset_size
+    claim = algorithm.claim(rate, noise, max(1, steps), subject.delta)
+    proven = ledger.epsilon(subject.delta, subject.relation)
+    verdict = (
+        f"nothing is proven, for {mechanism.leak}" if mechanism.leak else claim.verdict(proven)
+    )
+    return ClaimRow(claim.name, claim.value, steps, claim.source, verdict)

@@ -1,0 +1,98 @@
+"""The report of a run as one self-contained web page."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from jaxdp.runs.report import audited, cautions, facts, levels, markdown, plots, roc, svg
+from jaxdp.runs.report.schema import Report
+from jaxdp.runs.report.words import encodable, show_audited, show_delta, show_epsilon
+
+_TRADEOFF = (
+    "The most that any attack can achieve: true positives against false positives, both on "
+    "logarithmic axes; nothing is possible in the shaded region. The dots are the rates of the "
+    "table."
+)
+_PROGRESS = "The proven epsilon of everything released so far, by step."
+_BOTH = (
+    "{name}{percent} (above) and the proven epsilon of everything released so far (below), by step."
+)
+_NORM = "Euclidean norm of the noisy update, mean of each block of steps."
+
+
+def to_html(report: Report, folder: Path) -> str:
+    """The text of report.html, with an audit's roc.svg from ``folder``.
+
+    The page holds its plots, follows the reader's colours and asks no other place for anything.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxdp.runs.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.jinja").render(_shown(report, folder))
+    return encodable(page)
+
+
+def _shown(report: Report, folder: Path) -> dict[str, Any]:
+    guarantee, claim, row = report.guarantee, report.claim, report.audited
+    found, limits, attacked, caption = report.measured, [], [], _PROGRESS
+    if report.tradeoff is not None:
+        limits = [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
+    if row and (folder / "roc.svg").exists():
+        text = (folder / "roc.svg").read_text(encoding="utf-8")
+        attacked = [{"image": Markup(svg.embedded(text)), "caption": roc.WORDS}]
+    if found is not None:
+        caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
+    progress = [
+        _plot("progress", plots.accuracy_and_epsilon(report), caption),
+        _plot("norm", plots.update_norm(report), _NORM),
+    ]
+    return {
+        "title": report.title,
+        "date": report.date,
+        "colours": Markup(svg.style()),
+        "measured": None
+        if found is None or report.value is None
+        else {"name": found.name, "shown": found.shown(report.value)},
+        "compared": levels.sentences(report),
+        "epsilon": "infinite" if math.isinf(guarantee.epsilon) else show_epsilon(guarantee.epsilon),
+        "weak": any(each.about == "epsilon" for each in report.warnings),
+        "delta": show_delta(guarantee.delta),
+        "neighbours": facts.neighbours(report),
+        "claim": claim and {"shown": show_epsilon(claim.epsilon), "verdict": claim.verdict},
+        "warnings": cautions.shown(report),
+        "judged_by": report.judged_by,
+        "meaning": markdown.meaning(report),
+        "attack": markdown.attack(report),
+        "gaussian": markdown.gaussian(report),
+        "audited": row
+        and {
+            "table": audited.table(row),
+            "advice": audited.advice(row),
+            "how": audited.how(row),
+            "verdict": audited.verdict(row),
+            "shown": show_audited(row.audited),
+            "most": None if row.reachable is None else f"{row.reachable:.2f}",
+            "confidence": f"{row.confidence:.0%}",
+            "what": row.what,
+        },
+        "limits": limits,
+        "roc": attacked,
+        "progress": progress,
+        "groups": report.facts,
+        "code": facts.CODE,
+        "sections": markdown.sections(report),
+        "glossary": markdown.GLOSSARY,
+        "version": report.jaxdp,
+    }
+
+
+def _plot(name: str, figure: Figure, caption: str) -> dict[str, str]:
+    return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}

@@ -1,0 +1,199 @@
+"""Compares what enters a loss with the records; a ``Trainer`` does so before its first step."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jaxdp.clipping import ClippedGrad, captured, statistics
+from jaxdp.clipping.ghost.plan import Plan
+from jaxdp.ledger import Ledger
+from jaxdp.ledger.links import past_of
+from jaxdp.sampling import Source
+from jaxdp.sampling import neighbours as near
+from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.users import Users
+from jaxdp.training.lines import line_of_use
+from jaxdp.training.passes import operations_of
+from jaxdp.types import PyTree
+
+MadeOf = Callable[[PyTree], statistics.Made | None]
+_IN_MEMORY = 2**26  # numbers that are copied at most
+
+
+def planned(
+    grad_fn: Callable[..., PyTree],
+    params: PyTree,
+    source: Source,
+    rows: int,
+    first: bool = False,
+    ledger: Ledger | None = None,
+) -> tuple[Plan | tuple[()], float, "Guard"]:
+    """The plan of the gradients, the operations of one example's loss, and the guard.
+
+    Nothing is charged, and the loss is traced once.
+
+    Args:
+        grad_fn: the clipped gradients; () and 0 for any but jaxdp's own.
+        params: the parameters.
+        source: the records: compared with what enters the loss where they lie in memory; of others
+            a few, where an array is as long as they are many.
+        rows: of a physical batch.
+        first: True where the parameters are those before the first step, and no releases.
+        ledger: whose releases are not compared.
+
+    Raises:
+        ValueError: the loss cannot be used; it captured records or a statistic of them, not
+            declared public, or the parameters hold some.
+    """
+    guard = Guard(source, ledger)
+    if not isinstance(grad_fn, ClippedGrad):
+        return (), 0.0, guard
+    made_of, operations = guard.comparison(), 0.0
+
+    def look(traced: core.ClosedJaxpr, public: captured.Declared) -> None:
+        nonlocal operations
+        operations = operations_of(traced)
+        guard.look(traced, public, made_of)
+
+    shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
+    with captured.looked_at(look):
+        plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
+    compare = parameters(grad_fn, params, made_of, len(source)) if first else ()
+    for name, made in compare:
+        raise ValueError(
+            f"params must not hold what was computed from the records, got: {name} is "
+            f"{made.words}. Whatever is released of the model then depends on these records, which "
+            "are neither clipped nor noised there. Begin with public numbers, or with a charged "
+            "release of this ledger; if they are public all the same, or NumPy's copy of a release "
+            "(jaxdp.preprocess), declare them: constants=array"
+        )
+    return plan, operations, guard
+
+
+class Guard:
+    """Refuses a loss that captured what was computed from records, whenever it is traced.
+
+    Args:
+        source: the records.
+        ledger: whose releases are not compared.
+    """
+
+    def __init__(self, source: Source, ledger: Ledger | None = None) -> None:
+        self._source, self._ledger = source, ledger
+        # Held, so that no other array can have their ``id``.
+        self._passed: dict[Hashable, PyTree] = {}
+
+    def look(
+        self,
+        traced: core.ClosedJaxpr,
+        public: captured.Declared,
+        compared: MadeOf | None = None,  # of ``comparison``, with records looked up once
+    ) -> None:
+        """Compares what a traced loss captured since it was traced before; ValueError."""
+        new: dict[Hashable, PyTree] = {}
+        compared = compared or self.comparison()
+
+        def made_of(value: PyTree) -> statistics.Made | None:
+            # Arrays of JAX are told apart as objects, numbers and NumPy's arrays by content.
+            key: Hashable = id(value)
+            if not (isinstance(value, jax.Array) and value.shape):
+                plain = np.asarray(value)
+                key = plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
+            if key in self._passed:
+                return None
+            new[key] = value
+            return compared(value)
+
+        for found in captured.of_records(traced, made_of, public):
+            if found.made.certain:
+                where = line_of_use(found.part.jaxpr, found.at)
+                raise captured.refusal(found, len(self._source), where)
+        self._passed |= new
+
+    def comparison(self) -> MadeOf:
+        """A function that compares an array with the records, looked up when it is called.
+
+        Releases that the ledger holds are computed from the records, and paid for.
+        """
+        source, ledger, size = self._source, self._ledger, len(self._source)
+        every = functools.cache(lambda: known(source))
+        few = functools.cache(lambda: sampled(source, 64))
+        # Records that lie on devices of other processes are not read.
+        here = all(not isinstance(v, jax.Array) or captured.is_here(v) for v in _arrays(source))
+
+        def made_of(value: PyTree) -> statistics.Made | None:
+            if ledger is not None and ledger.holds(past_of(value) or b""):
+                return None
+            if (records := every()) is not None:
+                return statistics.made_of(value, records)
+            if size and size in np.shape(value) and here:
+                return statistics.made_of(value, few())
+            return None
+
+        return made_of
+
+
+def parameters(
+    grad_fn: ClippedGrad, params: PyTree, made_of: MadeOf, records: int
+) -> Iterator[tuple[str, statistics.Made]]:
+    """Compares parameters with the records, but for those that were declared public.
+
+    Args:
+        grad_fn: the clipped gradients.
+        params: before the first step.
+        made_of: ``statistics.made_of``, of the records.
+        records: their number.
+
+    Yields:
+        (name, what of the records it is) of each that is no chance.
+    """
+    # Leaves of the parameters' own structure: where it has None itself, there is none.
+    structure: Any = jax.tree.structure(params)
+    trained = structure.flatten_up_to(grad_fn.trained(params))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), is_trained in zip(leaves, trained, strict=True):
+        if captured.is_key(leaf) or not captured.is_here(leaf):
+            continue
+        made = made_of(leaf)
+        if made is not None and made.certain and not grad_fn.constants.holds_value(leaf):
+            kind = "frozen parameter" if is_trained is None else "first value of the parameter"
+            words = (kind, jax.tree_util.keystr(path), captured.shape_of(leaf, records))
+            yield f"the {' '.join(filter(None, words))}", made
+
+
+def known(source: Source) -> statistics.KnownRecords | None:
+    """All records, where they lie in this process's memory; nothing is read otherwise."""
+    leaves = in_memory(source.source if isinstance(source, Users) else source)
+    on_host = all(
+        isinstance(leaf, np.ndarray) or all(on.platform == "cpu" for on in leaf.devices())
+        for leaf in leaves
+    )
+    if not leaves or not (on_host or sum(leaf.size for leaf in leaves) <= _IN_MEMORY):
+        return None
+    return statistics.KnownRecords(leaves)
+
+
+def sampled(source: Source, most: int) -> statistics.KnownRecords:
+    """A few records, evenly spaced, of a source that is read one by one."""
+    return statistics.KnownRecords(jax.tree.leaves(near.records_of(source, most)))
+
+
+def in_memory(source: Source) -> list[jax.Array | np.ndarray]:
+    """The arrays of a source whose records lie in this process's memory; [] of another."""
+    if not isinstance(source, ArraySource) or not len(source):
+        return []
+    leaves = _arrays(source)
+    # A memory map is a file.
+    here = (
+        isinstance(x, jax.Array) and captured.is_here(x) or type(x) is np.ndarray for x in leaves
+    )
+    return leaves if all(here) else []
+
+
+def _arrays(source: Source) -> list[jax.Array | np.ndarray]:
+    return jax.tree.leaves(getattr(source, "arrays", ()))

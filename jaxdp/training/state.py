@@ -1,0 +1,169 @@
+"""The state of training, and what a step says to a state that no step returned."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.clipping.options import holds_reused
+from jaxdp.devices import processes, shards
+from jaxdp.devices.placement import Placement
+from jaxdp.ledger import Ledger
+from jaxdp.ledger.links import give_out, hand_on, past_of
+from jaxdp.noise.correlated import check_step
+from jaxdp.types import PyTree
+
+
+class TrainState(NamedTuple):
+    """The state of training; as private as the parameters that it holds.
+
+    Attributes:
+        params: pytree of parameters: the released model.
+        opt_state: state of the optimizer.
+        step: how many steps were taken.
+        past: uint32 [4]; the head of the ledger that holds these steps. A trainer whose ledger does
+            not hold them refuses the state.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    step: Any
+    past: Any
+
+    def __deepcopy__(self, memo: Any) -> "TrainState":
+        copied = TrainState(*copy.deepcopy(tuple(self), memo))
+        hand_on((self.params, self.opt_state), (copied.params, copied.opt_state))
+        return copied
+
+
+_BY_THE_CALLER = (
+    "{} were replaced between steps by the caller: assumed public, or computed from noisy releases "
+    "alone"
+)
+_RESTORED = (
+    "steps went on from a state that no step had returned (restored from a file, copied other than "
+    "by copy.deepcopy, or made by hand): that it is one that a step returned, unchanged, was not "
+    "verified"
+)
+STARTED_AGAIN = (
+    "parameters were given to init after steps had been taken: assumed public, or computed from "
+    "noisy releases alone"
+)
+
+
+def check_state(state: Any, step: int | None = None) -> None:
+    """Raises ValueError for what is no state, or one whose memory a step has reused.
+
+    Args:
+        state: of the caller.
+        step: drawn, where its noise goes on from that of the step before; else None.
+
+    Raises:
+        ValueError: likewise for a state after another number of steps.
+    """
+    if not isinstance(state, TrainState):
+        raise ValueError(
+            "state must be a TrainState, from trainer.init(params) or the step before, "
+            f"state, info = trainer.step(state, batch); got {type(state).__name__}"
+        )
+    if holds_reused(state):
+        raise ValueError(
+            "state must be the one that the step before returned, got one whose memory that "
+            "step has reused: write state, info = trainer.step(state, batch). To come back to "
+            "a state later keep copy.deepcopy(state)"
+        )
+    if step is not None:
+        check_step(step, int(state.step))
+
+
+def check_past(state: TrainState, ledger: Ledger) -> None:
+    """Raises ValueError for a state that was trained under another ledger."""
+    if not ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
+        raise ValueError(
+            "state must be one whose past the ledger holds, got one that was trained under "
+            "another ledger: what was released before would not count. Give the trainer that "
+            "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
+            "trainer.init(state.params), where their training is accounted for elsewhere"
+        )
+
+
+def given_out(state: TrainState) -> TrainState:
+    """The state, noted as one that the releases in its ledger led to."""
+    give_out((state.params, state.opt_state), np.asarray(state.past, np.uint32).tobytes())
+    return state
+
+
+def not_from(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:
+    """The arrays of a tree that are neither a trainer's own start nor releases in its ledger."""
+    is_known = _knowing(ledger, start)
+    return [leaf for leaf in jax.tree.leaves(tree) if not is_known(leaf)]
+
+
+def _knowing(ledger: Ledger, start: bytes) -> Callable[[Any], bool]:
+    """True for the arrays of a start, and for those that releases in a ledger led to."""
+    heads: dict[bytes | None, bool] = {None: False, start: True}
+
+    def is_known(leaf: Any) -> bool:
+        past = past_of(leaf)
+        if past not in heads:
+            heads[past] = ledger.holds(past or b"")
+        return heads[past]
+
+    return is_known
+
+
+def replaced(
+    state: TrainState, ledger: Ledger, start: bytes, trained: Callable[[PyTree], PyTree]
+) -> list[str]:
+    """Sentences on arrays of a state that no step returned; [] if there are none.
+
+    Arrays are told by identity alone: nothing is read, and nothing waits for the device.
+
+    Args:
+        state: of the caller.
+        ledger: must hold the releases that an array was computed from.
+        start: what the trainer's own ``init`` gave its arrays out with.
+        trained: from the parameters to the same with None at frozen leaves.
+    """
+    is_known = _knowing(ledger, start)
+    params, opt_state = jax.tree.leaves(state.params), jax.tree.leaves(state.opt_state)
+    known = [is_known(leaf) for leaf in (*params, *opt_state)]
+    if all(known):
+        return []
+    if not any(known):
+        return [_RESTORED]
+    structure: Any = jax.tree.structure(state.params)
+    is_trained = [kept is not None for kept in structure.flatten_up_to(trained(state.params))]
+    of_params = list(zip(is_trained, known[: len(params)], strict=True))
+    found = {
+        "trained parameters": (True, False) in of_params,
+        "frozen parameters": (False, False) in of_params,
+        "arrays of the optimizer's state": not all(known[len(params) :]),
+    }
+    return [_BY_THE_CALLER.format(what) for what, is_found in found.items() if is_found]
+
+
+def agree_on_step(params: PyTree, grad_fn: Any, place: Placement | None, rows: Any) -> None:
+    """Compares between processes what decides which rows each works on, and what they exchange.
+
+    Args:
+        params: before the first step.
+        grad_fn: the clipped gradient, which knows what is trained.
+        place: where they lie; None for one device.
+        rows: the physical batch size; True where it is still to be chosen.
+
+    Raises:
+        ValueError: processes disagree.
+    """
+    if processes.count() == 1:
+        return
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), grad_fn.trained(params))
+    processes.agree(
+        params=shards.hashed(params),
+        trainable=f"{jax.tree.structure(shapes)} {shapes}",
+        mesh=None if place is None else shards.described(place.mesh),
+        data_axes=place and (place.rows, place.records, place.leaves),
+        physical_batch_size=rows,
+    )

@@ -1,0 +1,552 @@
+"""A private training loop: ``init``, ``batches``, ``step``."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike
+
+from jaxdp import accounting as acc
+from jaxdp import arguments
+from jaxdp.clipping import ClippedGrad, captured, rounding
+from jaxdp.clipping.across import spread
+from jaxdp.clipping.options import check_arrays
+from jaxdp.devices import processes, shards
+from jaxdp.devices.placement import agreed, among, placement
+from jaxdp.ledger import Ledger
+from jaxdp.ledger.links import give_out, hand_on
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Issuer, Ticket, issuer_of
+from jaxdp.mechanism import Mechanism
+from jaxdp.noise.gaussian import tell_handed
+from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint
+from jaxdp.sampling.hashes import identities
+from jaxdp.sampling.rules import exact_size
+from jaxdp.sampling.source import ArraySource
+from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
+from jaxdp.training.batches import steps_left as left_of
+from jaxdp.training.memory import rows_that_fit
+from jaxdp.training.passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
+from jaxdp.training.start import Guard, planned
+from jaxdp.training.state import (
+    STARTED_AGAIN,
+    TrainState,
+    agree_on_step,
+    check_past,
+    check_state,
+    given_out,
+    not_from,
+    replaced,
+)
+from jaxdp.training.step import PrivateStep
+from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
+
+__all__ = ["TrainState", "Trainer"]
+
+
+class Trainer:
+    """Trains a model with differential privacy, in a loop of your own.
+
+    Each step is charged to a ledger, drawn, clipped, noised once and applied.
+
+    Formal guarantee: the parameters (all iterates) satisfy ``epsilon(delta)`` under the relation
+    asked for, where a record is one element of ``source``, by the argument of ``Mechanism`` for
+    every step; what was taken on trust is in ``unverified()``.
+
+    Args:
+        loss_fn: the loss of **one** example, ``(params, example)`` or ``(params, x, y)``, a scalar
+            or (scalar, aux); an argument called ``rng`` or ``key`` receives a key.
+        mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Algorithm``, which has its own optimizer.
+        optimizer: any optax optimizer; None for an ``Algorithm``.
+        source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
+            ``[index]``; see ``jaxdp.sampling.as_source``.
+        ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
+        secret: the randomness; None takes it from the operating system.
+        trainable: what to train, as for ``jaxdp.clipped_grad``.
+        constants: arrays that the loss captures, or that are among the parameters, declared public.
+        energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
+        physical_batch_size: rows of one physical batch; None takes the number whose expected work
+            is least, "auto" as many as the device's memory holds, up to a whole draw, once ``init``
+            has seen the parameters; rounded up to a multiple of the devices that share them.
+        mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
+            the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
+            Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
+        data_axes: the axes of the mesh that rows are cut over; None takes those that the records
+            are cut over, else the one called "data", else the first.
+        reserve: steps that are charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
+        average: decay of an average of the iterates, which ``released`` returns; None for none.
+        issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
+        clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
+            ``rng_name``.
+
+    Raises:
+        ValueError: an argument is not what it should be, named with its value.
+
+    Example:
+        >>> data = {"x": jnp.ones((1_000, 3)), "y": jnp.ones(1_000)}
+        >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     epsilon=3.0, delta=1e-5, steps=5,
+        ...     l2_clip_norm=1.0, batch_size=100, dataset_size=1_000,
+        ... )
+        >>> trainer = jaxdp.Trainer(loss_fn, mechanism, optax.adam(1e-3), data)
+        >>> state = trainer.init(jnp.zeros(3))
+        >>> for batch in trainer.batches(5):
+        ...     state, info = trainer.step(state, batch)
+        >>> trainer.epsilon(delta=1e-5).upper <= 3.0
+        True
+    """
+
+    _plan: tuple[Any, ...] | None
+    _guard: Guard
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        mechanism: Mechanism | Algorithm,
+        optimizer: optax.GradientTransformation | None = None,
+        source: Any = None,
+        *,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        secret: Secret | None = None,
+        trainable: Any = None,
+        constants: PyTree = None,
+        energy: PublicEnergy | PrivateEnergy | None = None,
+        physical_batch_size: int | Literal["auto"] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        data_axes: Sequence[str] | None = None,
+        reserve: int | None = None,
+        average: float | None = None,
+        issuer: Issuer | None = None,
+        **clipping: Any,
+    ):
+        algorithm = as_algorithm(mechanism, optimizer, average)
+        self.algorithm, self.energy = algorithm, energy
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        self.source: Source = as_source(source)
+        self._place = None if mesh is None else placement(mesh, data_axes)
+        self._secret = Secret.of_all_processes(secret)
+        processes.agree(source=lambda: fingerprint(self.source, self._secret))
+        self._grad_fn = algorithm.clipped_grad(
+            loss_fn, trainable=trainable, constants=constants, **clipping
+        )
+        self._step = PrivateStep(
+            self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
+        )
+        self._plan = None
+        # Of the parameters that it was given, and whether a step was taken.
+        self._start, self._moved = secrets.token_bytes(8), False
+        self._tried: set[bool] = set()  # the optimizer, without and with a public value
+        self._settled = self._spread(None)
+        check_energy(algorithm, energy, self.ledger)
+        if issuer is None:  # a run has looked at its records before audit canaries came to them
+            self.mechanism.check_source(self.source)
+        # Events and first step, in a ledger that other trainers may charge too; None in a run.
+        self._shared: tuple[set[acc.Event], int] | None = None
+        issuer = issuer or self._new_issuer(reserve)
+        self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
+        self._sampler = self._new_sampler(physical_batch_size, issuer)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism: sampling, clipping and noise."""
+        return self.algorithm.mechanism
+
+    @property
+    def clipped_grad(self) -> Any:
+        """The clipped per-example gradients."""
+        return self._grad_fn
+
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows of one physical batch; of public numbers, shapes and the device alone."""
+        return self._sampler.physical_batch_size
+
+    def fit_rows(self, params: PyTree) -> None:
+        """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
+        if self._to_fit:
+            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
+            # Of process 0: devices of other processes may hold more or less.
+            self._sampler.cut_into(int(processes.first(lambda: str(fit))))
+            self._to_fit = False
+
+    def init(self, params: PyTree, *, public_value: ArrayLike | None = None) -> TrainState:
+        """The state before the first step. The trainer owns a copy of the parameters.
+
+        Args:
+            params: computed from no record, or from what this trainer's ledger holds.
+            public_value: for an optimizer that asks for ``value``, as for ``step``.
+
+        Raises:
+            ValueError: the loss cannot be used with these parameters and records, what it captured
+                or begins with was computed from the records, or the optimizer asks for what it is
+                not given; nothing is charged by then.
+        """
+        check_arrays(params)
+        given = params
+        self._settled = self._spread(params)
+        params = jax.tree.map(jnp.array, params)
+        params = self._place.put(params) if self._place else params
+        hand_on(given, params)
+        self.fit_rows(params)
+        self._plan = None
+        self.examine(params, first=True)
+        self._told_of_start(given)  # what was refused did not start it
+        with among(self._place):
+            # Copied too: parts that share a buffer, such as one zero, could not all be donated.
+            opt_state = jax.tree.map(jnp.array, self._step.init(params))
+        self._check_optimizer(params, opt_state, _valued(public_value))
+        state = self._laid(TrainState(params, opt_state, 0, self._past()))
+        own: PyTree = (state.params, state.opt_state)
+        give_out(not_from(own, self.ledger, self._start), self._start)
+        return state
+
+    def examine(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
+        """Refuses a loss that cannot be used, once; ``init`` does it, before anything is charged.
+
+        Args:
+            params: the parameters.
+            first: True if they are those before the first step, and no releases.
+            resumed: True if nothing was drawn yet, as before the first step.
+
+        Raises:
+            ValueError: as ``init``.
+        """
+        if self._plan is not None:
+            return
+        with among(self._place):
+            size = self._sampler.physical_batch_size
+            self._plan, operations, self._guard = planned(
+                self._grad_fn, params, self.source, size, first, self.ledger
+            )
+        if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
+            trained, place = self._grad_fn.trained(params), self._place
+            devices = 1 if place is None else place.devices
+            rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
+            self._sampler.cut_into(rows if place is None else place.rounded(rows))
+
+    def batches(
+        self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
+    ) -> Batches:
+        """Returns an iterator over charged batches, drawn and gathered ahead of time.
+
+        A step is charged when its batch is handed out. What was drawn ahead and never handed out,
+        as when the loop is left early, costs nothing; ``close`` says so in the ledger's file.
+
+        Args:
+            steps: the number of batches, 0 for none; None takes all that are left of those that the
+                noise was calibrated for.
+            epochs: in place of ``steps``: passes over the data set at the expected batch size.
+            beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
+
+        Raises:
+            ValueError: more steps than are left, unless ``beyond``; nothing is charged. Processes
+                that are at different steps.
+        """
+        if self._to_fit:
+            known = "call trainer.init(params), which chooses, or give the number that was chosen"
+            raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
+        issuer, others = self._sampler.issuer, 0
+        first = issuer.next
+        if self._shared is not None:  # asked at every call: other trainers may have begun
+            events, own = self._shared
+            streams = [issuer.stream]
+            if isinstance(self.energy, PrivateEnergy):  # its events may be the same
+                streams.append(self.energy.sampler.issuer.stream)
+            others = charged(self.ledger, events, streams) - own
+        count = left_of(self.mechanism, others + first, steps, epochs, beyond)
+        processes.agree(step=first, steps=count)
+        return Batches(self._sampler, self.source, first + count, self._place)
+
+    def step(
+        self, state: TrainState, batch: ChargedBatch, *, public_value: ArrayLike | None = None
+    ) -> tuple[TrainState, StepInfo]:
+        """Takes one private step.
+
+        Args:
+            state: the state; its memory is reused, so it must not be used afterwards.
+            batch: from ``batches``; it can be used once.
+            public_value: a number, handed to the optimizer as ``value``, which
+                ``optax.contrib.reduce_on_plateau`` asks for. It must be **public**, such as the
+                loss on public examples: the ledger names it as assumed.
+
+        Returns:
+            The next state, and a ``StepInfo`` that may be logged.
+
+        Raises:
+            ValueError: a batch that was used before, or is another trainer's; a state whose past
+                this trainer's ledger does not hold.
+        """
+        return self.step_and_look(state, batch, told=False, public_value=public_value)[:2]
+
+    def step_and_look(
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        told: bool = True,
+        *,
+        public_value: ArrayLike | None = None,
+    ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
+        """As ``step``, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
+
+        Args:
+            state: as for ``step``.
+            batch: as for ``step``.
+            told: False returns none of it.
+            public_value: as for ``step``.
+        """
+        valued = _valued(public_value)
+        ticket = self._check(state, batch, valued)
+        state = self._laid(state)
+        rng = ticket.rng("examples") if getattr(self._grad_fn, "takes_rng", False) else None
+        extra = valued | judging(self.energy, ticket, self.mechanism.leak)
+        one = self._is_whole and len(batch.draw.indices) == 1
+        take = self._at_once if one else self._by_passes
+        self.examine(state.params)
+        # What it captures may be another array than it was when ``examine`` traced it.
+        with among(self._place), captured.looked_at(self._guard.look):
+            params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
+        self._moved = True
+        return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
+
+    def take_up(self, state: TrainState) -> None:
+        """Takes a state as one that a step returned; for ``jaxdp.Run``, which has kept it itself.
+
+        Raises:
+            ValueError: as ``init``.
+        """
+        # What is restored was released.
+        self.examine(state.params, first=state.step == 0, resumed=True)
+        self._check_optimizer(state.params, state.opt_state, {})
+        given_out(state)
+
+    def released(self, state: TrainState) -> PyTree:
+        """The parameters to evaluate and publish: the average where there is one, else the last."""
+        return self.algorithm.released(state.params, state.opt_state)
+
+    def epsilon(
+        self,
+        delta: float | None = None,
+        relation: acc.Relation | None = None,
+    ) -> acc.Bound:
+        """Bounds on epsilon for everything charged so far; the guarantee is ``.upper``.
+
+        Args:
+            delta: None takes the one that the noise was calibrated for.
+            relation: the neighbouring relation of everything in the ledger; None takes this
+                mechanism's (``Mechanism.neighbours``), also for what others charged.
+
+        Raises:
+            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one.
+        """
+        delta = self.mechanism.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be given: the noise was not calibrated for one; got None")
+        if not self.ledger.entries:
+            raise ValueError(
+                "ledger must hold a charge to have an epsilon, got an empty one: no step was "
+                "taken yet. Take batches from trainer.batches() first"
+            )
+        relation = relation or self.mechanism.neighbours
+        return self.ledger.epsilon(delta, relation)
+
+    def unverified(self) -> list[str]:
+        """The assumptions that jaxdp could not verify, one sentence each; [] if there is none."""
+        return self.ledger.unverified()
+
+    def close(self) -> None:
+        """Ends the ledger where the last batch was handed out, and releases its file."""
+        with contextlib.ExitStack() as rest:  # done also where one of them fails, as on a full disk
+            rest.callback(self.ledger.close)
+            if isinstance(self.energy, PrivateEnergy):
+                rest.callback(self.energy.sampler.close)
+            self._sampler.close()
+
+    def _at_once(
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        ticket: Ticket,
+        rng: jax.Array | None,
+        extra: dict[str, PyTree],
+        told: bool,
+    ) -> Any:
+        draw = batch.draw
+        data = self._data if batch.rows is None else batch.rows[0]
+        rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
+        params, opt_state, info, clip_info = self._step.at_once(
+            ticket,
+            state.params,
+            state.opt_state,
+            data,
+            draw.positions(batch.rows is not None)[0],
+            draw.mask[0],
+            rng,
+            extra,
+            gathered=batch.rows is not None,
+            told=told,
+        )
+        return params, opt_state, info, [clip_info] if told else []
+
+    def _by_passes(
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        ticket: Ticket,
+        rng: jax.Array | None,
+        extra: dict[str, PyTree],
+        told: bool,
+    ) -> Any:
+        context = self._step.compiled_context(state.opt_state)
+        context |= {"told": told} if isinstance(self._grad_fn, ClippedGrad) else {}
+        if batch.rows is None:
+            summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
+        else:
+            summed, infos = self._grad_fn.sum_passes(
+                state.params, batch.rows, batch.draw, rng, gathered=True, **context
+            )
+            if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
+                summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
+        if summed.leaked is not None and not self.mechanism.leak:
+            raise ValueError(
+                "mechanism must name its leak for a gradient that hands on un-noised means, got an "
+                "empty one"
+            )
+        moved = self._step.update(state.params, state.opt_state, summed, **extra)
+        return *moved, infos if told else []
+
+    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> Ticket:
+        """The ticket of the batch; refuses a batch or a state that is not this trainer's."""
+        ticket = check_batch(batch, self._sampler.issuer)
+        check_state(state, batch.draw.step if self.mechanism.strategy else None)
+        check_past(state, self.ledger)
+        if bool(valued) not in self._tried:
+            self._check_optimizer(state.params, state.opt_state, valued)
+        for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
+            ticket.note("trusted", what)
+        for what in self.algorithm.on_trust():
+            ticket.note("trusted", what)
+        tell_handed(ticket, {"public_value": valued.get("value")})
+        return ticket
+
+    def _check_optimizer(
+        self, params: PyTree, opt_state: PyTree, valued: dict[str, PyTree]
+    ) -> None:
+        """Tries the optimizer on shapes; raises ValueError where it asks for more than it gets."""
+        extra = dict(valued)
+        if isinstance(self.energy, PublicEnergy):
+            extra["energy"] = self.energy
+        # A private energy is charged when it is drawn; a gradient of its own may hand on means.
+        if self.algorithm.energy is None and self.algorithm.gradient is None:
+            with among(self._place):
+                self._step.check_after(params, opt_state, extra)
+        self._tried.add(bool(valued))
+
+    def _told_of_start(self, params: PyTree) -> None:
+        """Tells the ledger of parameters from elsewhere, where steps were taken before."""
+        unknown = not_from(params, self.ledger, self._start)
+        if self._moved and unknown:
+            self.ledger.trust(STARTED_AGAIN)
+        give_out(unknown, self._start)  # a release stays one
+
+    def _past(self) -> np.ndarray:
+        return np.frombuffer(self.ledger.head, np.uint32)
+
+    def _new_issuer(self, reserve: int | None) -> Issuer:
+        self.ledger.join()
+        usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        noise = self.mechanism.noise_multiplier
+        length = 1 if isinstance(noise, (int, float)) else noise.steps
+        events = {event for event, _, _ in self.mechanism.events(0, length)}
+        # Correlated noise begins anew: what it would go on from is in no ledger.
+        first = 0 if self.mechanism.strategy is not None else charged(self.ledger, events)
+        self._shared = events, first
+        options = {"reserve": usual if reserve is None else reserve, "first_step": first}
+        return issuer_of(self.mechanism, self.ledger, self._secret, **options)
+
+    def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
+        mechanism, rows = self.mechanism, None if self._to_fit else rows
+        size = rows or rows_of_a_pass(mechanism, self.source)
+        size = self._place.rounded(size) if self._place else size
+        known = functools.partial(identities, self.source)
+        return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
+
+    def _spread(self, params: PyTree) -> bool:
+        """Spreads the step over the mesh asked for, or that records or parameters lie on.
+
+        Returns:
+            True if the parameters were known.
+        """
+        place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        if params is not None:
+            agree_on_step(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
+        if params is not None or place is not None:
+            shards.check_mesh(None if place is None else place.mesh)
+        self.source = placed(self.source, place)
+        self._data = None
+        if isinstance(self.source, ArraySource) and self.source.on_device:
+            self._data = self.source.arrays
+        if place is None:
+            return params is not None
+        place = place if self._data is None else place.with_records(self._data)
+        self._place = dataclasses.replace(place, fed=True)
+        self._grad_fn = spread(self._grad_fn, self._place)
+        self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
+        if params is not None:
+            self._step = self._step.held_for(params, self._place)
+            self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+        return params is not None
+
+    def _laid(self, state: TrainState) -> TrainState:
+        """The state, on the mesh if there is one: it may have been restored elsewhere."""
+        self._settled = self._settled or self._spread(state.params)
+        own: PyTree = (state.params, state.opt_state)
+        if self._place is None or self._place.holds(own):
+            return state
+        params, opt_state = shards.put(own, self._step.held)
+        return state._replace(params=params, opt_state=opt_state)
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if one physical batch holds every draw, so that one program takes every step.
+
+        Told by the largest number of records that the declared one may stand for, not by theirs.
+        Where some draws need several, all go by passes: two programs would be compiled, and a
+        record's gradient rounded by one or the other as another record is drawn or not.
+        """
+        mechanism = self.mechanism
+        enough = rows_of_any_draw(mechanism)
+        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+            enough = min(enough, mechanism.dataset_size)
+        return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
+
+
+def _valued(public_value: Any) -> dict[str, Any]:
+    """The extra argument of the optimizer by which it is handed a public value, if there is one."""
+    if public_value is None:
+        return {}
+    kind = getattr(public_value, "dtype", type(public_value))
+    is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
+    if np.shape(public_value) or not is_real:
+        raise ValueError(
+            "public_value must be a number, such as the loss on public examples, got "
+            f"{arguments.described(public_value)}"
+        )
+    if isinstance(public_value, int) and abs(public_value) > float(jnp.finfo(jnp.float32).max):
+        raise ValueError(
+            "public_value must be a number that float32 can hold, got a whole number of "
+            f"{public_value.bit_length()} bits"
+        )
+    if processes.count() > 1:  # one for all, or their parameters would part
+        public_value = float(processes.first(lambda: str(float(public_value))))
+    return {"value": jnp.asarray(public_value, jnp.float32)}
