@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.clipping import ClippedGrad, captured, rounding
+from jaxdp.clipping import ClippedGrad, losses, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
@@ -316,7 +316,7 @@ class Trainer:
         # What it captures may be another array than it was when ``examine`` traced it.
         with (
             using_mesh(self._place.mesh if self._place else None),
-            captured.looked_at(self._guard.look),
+            losses.inspecting(self._guard.look),
         ):
             params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
         self._moved = True
