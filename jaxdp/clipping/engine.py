@@ -11,14 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan_leaves
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement
 from jaxdp.devices.placement import Placement
-from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
+from jaxdp.types import (
+    Batch,
+    ClipInfo,
+    Draw,
+    PyTree,
+    Summed,
+    check_records,
+    count_rows,
+    record_keys,
+)
 
 # A running sum, what rounding took from it, and the votes.
 Totals = tuple[PyTree, PyTree, jax.Array]
@@ -148,7 +157,7 @@ class ClippedGrad:
             ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
                 the loss captures records of ``data`` or a statistic of them.
         """
-        _rows.check_records(data, draw.num_records)
+        check_records(data, draw.num_records)
         grad_fn, (_, data) = self.placed(params, data)
         return grad_fn.sum_passes(
             params, itertools.repeat(data), draw, rng, scale=scale, bound=bound, told=told
@@ -231,7 +240,7 @@ class ClippedGrad:
                 batch, keys = own
             else:
                 batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
-                keys = None if rng is None else _rows.folded(rng, indices)
+                keys = None if rng is None else record_keys(rng, indices)
             return self._of_rows(params, (batch, keys), mask, scale, bound)
 
         own, whole = (data, None) if gathered else (None, data)
@@ -256,7 +265,7 @@ class ClippedGrad:
         """
         options.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
-        size = _rows.rows("batch", data)
+        size = count_rows("batch", data)
         key = (
             jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
             if self.takes_rng

@@ -10,10 +10,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import arguments
-from jaxdp._rows import check_mask, rows
 from jaxdp.ledger.links import past_of, start_of
 from jaxdp.ledger.tickets import Ticket
-from jaxdp.types import Batch, PyTree
+from jaxdp.types import Batch, PyTree, check_mask, count_rows
 
 # Further out, squares in float32 underflow or overflow and a norm could not be trusted.
 LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
@@ -213,10 +212,10 @@ def rows_and_mask(batch: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, 
                 "batch must be one Batch with all data in it, got a pytree that holds a Batch: its "
                 "mask would be ignored"
             )
-        return batch, checked_mask(mask, rows("batch", batch))
+        return batch, checked_mask(mask, count_rows("batch", batch))
     if mask is not None:
         raise ValueError("mask must not be given with a Batch, which holds its own; got both")
-    check_mask(batch.mask, rows("batch", batch.data))
+    check_mask(batch.mask, count_rows("batch", batch.data))
     return batch.data, jnp.asarray(batch.mask)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.ledger.tickets import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
@@ -15,7 +15,7 @@ from jaxdp.sampling.rules import (
     StepSampling,
     steps_of_a_block,
 )
-from jaxdp.types import Draw
+from jaxdp.types import MOST_ON_DEVICE, MOST_RECORDS, Draw
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
@@ -48,7 +48,7 @@ class Sampler:
         identities: Callable[[], Identities] | None = None,
     ):
         arguments.integer("num_records", num_records, least=0)
-        if num_records > _rows.MOST_RECORDS:
+        if num_records > MOST_RECORDS:
             raise ValueError("num_records must be at most 2**53, got more")
         self.set_physical_batch_size(physical_batch_size)
         charged = getattr(issuer.mechanism, "sampling", sampling)
@@ -187,7 +187,7 @@ def pad(
         least: rows that every draw has, however few it needs.
     """
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    dtype = np.int32 if num_records <= _rows.MOST_ON_DEVICE else np.int64
+    dtype = np.int32 if num_records <= MOST_ON_DEVICE else np.int64
     indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
     mask = np.zeros(len(indices), bool)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.sampling.source import RandomAccess, Records, as_numbers, converted
-from jaxdp.types import PyTree
+from jaxdp.types import MOST_ON_DEVICE, PyTree
 
 _INT32 = np.dtype(np.int32)
 # int32 [passes, size] (int64 from 2^31 records on), bool [passes, size], the rows of every pass.
@@ -176,7 +176,7 @@ class BucketedText:
             order.append(padded)
             made += [jax.tree.map(lambda leaf, at=at: leaf[at], short) for at in padded]
         found = np.concatenate(order)
-        dtype = np.int32 if len(self) <= _rows.MOST_ON_DEVICE else np.int64
+        dtype = np.int32 if len(self) <= MOST_ON_DEVICE else np.int64
         return with_none.astype(dtype)[found], found >= 0, made
 
 
