@@ -373,7 +373,7 @@ class Ledger:
                 f"source must be that of the steps that stream {stream!r} holds, "
                 f"{others.pop()!r}, got {source!r}"
             )
-        self.reserve(entry)
+        self._reserve(entry)
 
     def assume(self, what: str) -> None:
         """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
@@ -426,7 +426,7 @@ class Ledger:
         if last is None or (step, past) != (last.step, last.past):
             self._rows.append({"shown": step, "stream": stream, "past": past.hex()})
 
-    def count(self, stream: str, *, verified: bool) -> None:
+    def _count(self, stream: str, *, verified: bool) -> None:
         """Counts a step whose whole release jaxdp saw, or whose noise key went to the caller."""
         with self.guard.lock:
             self._seen.setdefault(stream, [0, 0])[0 if verified else 1] += 1
@@ -441,7 +441,7 @@ class Ledger:
 
     # For issuers, which hold the lock.
 
-    def register(self, stream: str, issuer: Reserving) -> None:
+    def _register(self, stream: str, issuer: Reserving) -> None:
         """Makes a stream an issuer's, which alone charges it from now on."""
         with self.guard.lock:
             if self._issuers.setdefault(stream, issuer) is not issuer:
@@ -449,7 +449,7 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
-    def check_processes(self) -> None:
+    def _check_processes(self) -> None:
         """Raises ValueError where there are more or fewer processes than it was made in."""
         if processes.count() != self._processes:
             raise ValueError(
@@ -458,7 +458,7 @@ class Ledger:
                 "each would miss what the others release, or add their noise to another sum"
             )
 
-    def reserve(self, entry: Entry) -> None:
+    def _reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
         Raises:
@@ -473,7 +473,7 @@ class Ledger:
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
 
-    def end(self, stream: str, step: int) -> None:
+    def _end_stream(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them.
 
         Raises:
@@ -488,7 +488,7 @@ class Ledger:
         held = [entry.end for entry in self._streams.of(stream) if not entry.whole]
         self._rows.end(stream, step, max(held, default=0))
 
-    def whole(self, stream: str) -> bool:
+    def counts_whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
         return stream in self._streams.whole
 
@@ -544,7 +544,7 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self.closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        self.check_processes()
+        self._check_processes()
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
@@ -584,7 +584,7 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            if not self.whole(row["stream"]):
+            if not self.counts_whole(row["stream"]):
                 self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))

@@ -166,7 +166,7 @@ class Ticket:
         except IndexError:  # another thread was faster
             self.check()
         self._by = by
-        self.issuer.ledger.count(self.issuer.stream, verified=verified)
+        self.issuer.ledger._count(self.issuer.stream, verified=verified)
         return self._derived()
 
     def check(self) -> None:
@@ -176,7 +176,7 @@ class Ticket:
                 "ticket must be spent by the process that drew it, got a forked one: both would "
                 "add the same noise. Draw in the process that trains"
             )
-        self.issuer.ledger.check_processes()  # else nobody sees what the others add its noise to
+        self.issuer.ledger._check_processes()  # else nobody sees what the others add its noise to
         if self.spent:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
@@ -307,7 +307,7 @@ class Issuer:
         self.run_order: Any = None  # of a run with correlated noise: the sampler, and its records
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
-        ledger.register(stream, self)
+        ledger._register(stream, self)
         with contextlib.suppress(ValueError):  # it is told where the step is taken
             event, _, _ = self._stretch(self.next)
             Entry.from_dict(Entry(event, self.next, 1, stream, *self._kind).to_dict())
@@ -325,7 +325,7 @@ class Issuer:
         """
         if self.ledger.closed:
             raise ValueError("ledger must be open to hand out a step, got one that was closed")
-        self.ledger.check_processes()
+        self.ledger._check_processes()
         if step is not None and step != self.next:
             return None
         step = self.next
@@ -360,7 +360,7 @@ class Issuer:
                     until = start
                     break
                 steps = min(end, until) - start
-                self.ledger.reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
+                self.ledger._reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
                 start += steps
         except acc.BudgetExceededError:
             if whole or until == first + 1:
@@ -391,10 +391,10 @@ class Issuer:
         Not in a run, nor where releases decide the number of steps. Whoever draws afterwards
         reserves anew. Where the ledger was closed before, what is reserved stays.
         """
-        if self._resumed or self.ledger.closed or self.ledger.whole(self.stream):
+        if self._resumed or self.ledger.closed or self.ledger.counts_whole(self.stream):
             return
         self._end = self.next  # before the line: whatever becomes of it, no ticket lies behind it
-        self.ledger.end(self.stream, self.next)
+        self.ledger._end_stream(self.stream, self.next)
 
     def generator(self, step: int, block: int = 0) -> np.random.Generator:
         """NumPy's 64-bit Philox generator for a step's draw; it charges nothing.

@@ -64,7 +64,7 @@ def values(config: "RunConfig") -> None:
 def _check_sampling(config: "RunConfig") -> None:
     strategies.check(config)
     if config.strategy is None:
-        arguments.one_of("sampling", config.sampling, sampling.NAMES)
+        arguments.one_of("sampling", config.sampling, sampling.names())
     covered = [r.value for r in sampling.relations(config.sampling)]
     arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
     arguments.integer("participations", config.participations, least=1)

@@ -236,7 +236,7 @@ class Started:
             note="; ".join(filter(None, said)),
         )
         self.issuers.append(made)
-        if plan.enough is not None or self.state.until_enough or self.ledger.whole(stream):
+        if plan.enough is not None or self.state.until_enough or self.ledger.counts_whole(stream):
             made.reserve(plan.steps, whole=True)
         return made
 

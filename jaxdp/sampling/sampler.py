@@ -1,7 +1,7 @@
 """The sampler: draws each step's records, after the step was charged."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from jaxdp.sampling.rules import (
     RunSampling,
     Sampling,
     StepSampling,
-    steps_of_a_block,
 )
 from jaxdp.types import MOST_ON_DEVICE, MOST_RECORDS, Draw
 
@@ -58,14 +57,11 @@ class Sampler:
                 "take mechanism.sampler(...) of the mechanism"
             )
         declared = getattr(issuer.mechanism, "dataset_size", num_records)
-        if steps_of_a_block(sampling, num_records) != steps_of_a_block(sampling, declared):
+        if sampling.block(num_records) != sampling.block(declared):
             raise ValueError(
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
-        # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
-        self._by_step = isinstance(sampling, StepSampling)
-        self._by_run = isinstance(sampling, RunSampling)
-        if self._by_run:
+        if isinstance(sampling, RunSampling):
             sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
@@ -119,7 +115,7 @@ class Sampler:
             ValueError: the step cannot be charged, or, of a run with correlated noise, records not
                 be told apart; nothing is charged then.
         """
-        if self._by_run:
+        if isinstance(self._sampling, RunSampling):
             self.prepare()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
@@ -128,18 +124,18 @@ class Sampler:
     def drawn(self, step: int) -> Draw:
         """The records of a step, by its key alone: without a ticket, and nothing is charged."""
         issuer, rule = self._issuer, self._sampling
-        if self._by_step:
-            chosen = cast(StepSampling, rule).choose(issuer.generator(step), self._num_records)
-        elif self._by_run:
-            chosen = cast(RunSampling, rule).of_step(self.prepare(), step, issuer.generator(step))
+        if isinstance(rule, StepSampling):
+            chosen = rule.choose(issuer.generator(step), self._num_records)
+        elif isinstance(rule, RunSampling):
+            chosen = rule.of_step(self.prepare(), step, issuer.generator(step))
         else:
-            epochs = cast(EpochSampling, rule)
-            size = epochs.block(self._num_records)
+            assert isinstance(rule, EpochSampling)
+            size = rule.block(self._num_records)
             number, place = divmod(step, size)
             known_number, batches = self._epoch  # at once: threads may draw
             if known_number != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
-                batches = epochs.epoch(issuer.generator(step, size), self._num_records)
+                batches = rule.epoch(issuer.generator(step, size), self._num_records)
                 self._epoch = number, batches
             chosen = batches[place]
         least = getattr(rule, "cap", 0)
@@ -151,20 +147,20 @@ class Sampler:
         Raises:
             ValueError: records cannot be told apart; another sampler of the issuer has made one.
         """
-        if not self._by_run:
+        rule = self._sampling
+        if not isinstance(rule, RunSampling):
             return None
-        whole = cast(RunSampling, self._sampling)
         if self._issuer.run_order is None:
             known = None if self._identities is None else self._identities()
-            rng = self._issuer.generator(0, whole.block(self._num_records))
-            self._issuer.run_order = self, whole.prepare(rng, self._num_records, known)
-        owner, arranged = self._issuer.run_order
+            rng = self._issuer.generator(0, rule.block(self._num_records))
+            self._issuer.run_order = self, rule.prepare(rng, self._num_records, known)
+        owner, prepared = self._issuer.run_order
         if owner is not self:
             raise ValueError(
                 "sampler must be the only one of a run with correlated noise, got a second one "
                 "of its issuer: its records could be in other groups"
             )
-        return arranged
+        return prepared
 
     def close(self) -> None:
         """Takes out of the ledger what was reserved ahead and not drawn."""

@@ -16,7 +16,6 @@ from scipy import special
 from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling import Source
-from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.text import BucketedText
 from jaxdp.types import PyTree
 
@@ -36,7 +35,7 @@ _MULTIPLE = 8
 
 def rows_of_a_draw(mechanism: Mechanism) -> int:
     """Rows that hold nearly every draw: all of them where draws have one size, or are truncated."""
-    if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
+    if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
         return exact
     return _likely(mechanism.batch_size)
 
@@ -46,7 +45,7 @@ def rows_of_any_draw(mechanism: Mechanism) -> int:
 
     Where a draw's size is random there may be twice as many as declared.
     """
-    if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
+    if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
         return exact
     return min(_likely(2 * mechanism.batch_size), 2 * mechanism.dataset_size)
 
@@ -103,7 +102,7 @@ def rows_of_least_work(
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:
     """Numbers of rows, ascending, that a physical batch of at most so many could have."""
-    exact = exact_size(mechanism.sampling, mechanism.dataset_size) or 0
+    exact = mechanism.sampling.largest_size(mechanism.dataset_size) or 0
     even = {-(-exact // count) for count in range(1, exact // _MULTIPLE + 1)}  # without padding
     found = {*range(_MULTIPLE, most, _MULTIPLE), most, *even}
     return np.array(sorted(rows for rows in found if rows <= most))
@@ -117,7 +116,7 @@ def expected_passes(mechanism: Mechanism, rows: np.ndarray) -> np.ndarray:
     P(K > j·rows) over j, and one pass where nobody is drawn.
     """
     size, records = mechanism.batch_size, mechanism.dataset_size
-    if (exact := exact_size(mechanism.sampling, records)) is not None:
+    if (exact := mechanism.sampling.largest_size(records)) is not None:
         return np.ceil(exact / rows)
     rate = min(1.0, size / records)
     reach = _REACH * (math.sqrt(size * (1.0 - rate)) + 1.0)

@@ -31,7 +31,6 @@ from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
-from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.training.batches import steps_left as left_of
@@ -531,7 +530,7 @@ class Trainer:
         """
         mechanism = self.mechanism
         enough = rows_of_any_draw(mechanism)
-        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+        if mechanism.sampling.largest_size(mechanism.dataset_size) is not None:
             enough = min(enough, mechanism.dataset_size)
         return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
 

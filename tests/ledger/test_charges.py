@@ -138,7 +138,7 @@ def test_an_empty_ledger_has_no_epsilon(path):
             ledger.new_stream()  # begun, and nothing charged
         ledger.charge(STEP, 2, stream="a")
         assert ledger.epsilon(1e-5).upper > 0
-        refused("must be taken out by close() of their sampler", ledger.end, "a", 0)
+        refused("must be taken out by close() of their sampler", ledger._end_stream, "a", 0)
         assert ledger.steps == 2
         ended(ledger, "a", 0)
         refused(words, ledger.epsilon, 1e-5)

@@ -151,7 +151,7 @@ def test_charging_comes_before_drawing_and_what_cannot_be_charged_is_not_drawn(t
         reserve(entry)
 
     source = sampler(Watched(0.5), 10, 4, ledger=ledger)
-    reserve, ledger.reserve = ledger.reserve, reserving
+    reserve, ledger._reserve = ledger._reserve, reserving
     source.draw()
     source.draw()
     assert order == [0, "drawn", 1, "drawn"]
