@@ -120,11 +120,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Run", "tune"):
-        from jaxdp._extras import RUN, needed
-
-        with needed(f"jaxdp.{name}", "train", *RUN):
-            return getattr(importlib.import_module(f"jaxdp.{_HOME[name]}"), name)
     if name in _HOME:
         return getattr(importlib.import_module(f"jaxdp.{_HOME[name]}"), name)
     if name in _SUBMODULES:
