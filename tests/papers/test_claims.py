@@ -9,10 +9,10 @@ import pytest
 import jaxdp
 from benchmarks.papers import beale, curves, figures, plane
 from jaxdp import accounting as acc
-from jaxdp.accounting import hidden_state as hs
 from jaxdp.accounting.rdp import poisson_renyi
 from jaxdp.optimizers import sgd
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
 from jaxdp.papers.wbk import wbk_rdp
 from tests.accounting.judging import cost, run
 from tests.refusing import refused

@@ -15,6 +15,7 @@ from jaxdp.clipping import rounding
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
 from jaxdp.noise.normals import noised
+from jaxdp.papers import hidden_state
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
@@ -160,9 +161,9 @@ class HiddenBlocks:
         """z of each inner epoch."""
         return tuple(self.noise_multiplier * f for f in self.schedule.over(self.inner_epochs))
 
-    def chain(self, block: int) -> acc.chains.NoisyChain:
+    def chain(self, block: int) -> hidden_state.NoisyChain:
         """The steps of one block's training, as the accountant reads them."""
-        return acc.chains.clipped_gradient_chain(
+        return hidden_state.clipped_gradient_chain(
             epochs=self.inner_epochs,
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
@@ -174,14 +175,14 @@ class HiddenBlocks:
             diameter=self.proximal.diameter(self.network.shape(block)),
         )
 
-    def event(self, exposed: str = "") -> acc.events.HiddenState:
+    def event(self, exposed: str = "") -> hidden_state.HiddenState:
         """Everything that the whole run releases, as one event: all blocks share the partition.
 
         Args:
             exposed: what else left a block's loop, if anything: it costs the hidden-state number.
         """
         chains = [self.chain(i) for i in range(self.network.blocks)]
-        return acc.events.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
+        return hidden_state.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
 
 
 @dataclasses.dataclass(frozen=True)

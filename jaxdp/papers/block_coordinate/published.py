@@ -11,7 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
-from jaxdp.papers import claims
+from jaxdp.papers import claims, hidden_state
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
@@ -70,7 +70,7 @@ class AsPublished:
         """The event that the ledger is charged for."""
         return acc.NonPrivate(REASON)
 
-    def chains(self, sensitivity: float) -> tuple[acc.chains.NoisyChain, ...]:
+    def chains(self, sensitivity: float) -> tuple[hidden_state.NoisyChain, ...]:
         """One chain for each layer, as Theorem 4.6 imagines them.
 
         Args:
@@ -79,7 +79,7 @@ class AsPublished:
         """
         arguments.positive("sensitivity", sensitivity)
         noise = tuple((self.noise_std * f) ** 2 for f in self.schedule.over(self.epochs))
-        chain = acc.chains.NoisyChain(
+        chain = hidden_state.NoisyChain(
             batches=-(-self.dataset_size // self.batch_size),
             epochs=self.epochs,
             contributions=(self.step_size * sensitivity / (2 * self.batch_size),),
@@ -109,7 +109,7 @@ def claimed_for(made: "ReleasedBlocks | HiddenBlocks", steps: int, delta: float)
         return claims.dp_sbcd_theorem_4_6(chains, delta)
     batches = -(-made.dataset_size // made.batch_size)
     chains = [
-        acc.chains.NoisyChain(
+        hidden_state.NoisyChain(
             batches=batches,
             epochs=-(-steps // batches),
             contributions=(made.step_size * norm / made.batch_size,),
