@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxdp._extras import needed
 from jaxdp.ledger.durable import StorageError
-from jaxdp.runs.interrupts import status_of
+from jaxdp.ledger.interrupts import status_of
 
 with needed("jaxdp reproduce", "papers", "click", "rich"):
     import click

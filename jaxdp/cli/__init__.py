@@ -8,12 +8,12 @@ from typing import Any
 from jaxdp._extras import MissingExtra, needed
 from jaxdp._version import __version__
 from jaxdp.ledger.durable import StorageError
-from jaxdp.runs.interrupts import guarded
 
 with needed("the command jaxdp", "cli", "click", "rich"):
     import click
 
     from jaxdp.cli.failures import Stopped, last_words, without_stragglers
+    from jaxdp.ledger.interrupts import guarded
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
