@@ -17,7 +17,6 @@ from jaxdp.ledger.tickets import released_once
 from jaxdp.noise.normals import noised
 from jaxdp.papers import hidden_state
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
-from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
@@ -29,6 +28,30 @@ if TYPE_CHECKING:
 WATCHED = "the parameters of a block in training were handed out after every epoch"
 # Standard deviations of a step's noise that a weight may hold, and the least such deviation.
 _SPACINGS, _FLOOR = 2.0**19, 2.0**-100
+Batches = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def secret_partition(
+    data: tuple[jax.Array, jax.Array], batch_size: int, rng: np.random.Generator
+) -> Batches:
+    """Puts every record into one batch, uniformly at random and without looking at it.
+
+    Args:
+        data: (x [N, d_0], y [N, d_L]).
+        batch_size: b.
+        rng: where the permutation comes from; secret.
+
+    Returns:
+        x [l, b, d_0], y [l, b, d_L], mask [l, b]; the last batch is padded with rows of zeros.
+    """
+    records = data[0].shape[0]
+    order = rng.permutation(records)
+    batches = -(-records // batch_size)
+    padding = batches * batch_size - records
+    order = np.concatenate([order, np.zeros(padding, order.dtype)]).reshape(batches, batch_size)
+    mask = (np.arange(batches * batch_size) < records).reshape(batches, batch_size)
+    x, y = (jnp.where(mask[:, :, None], part[order], 0.0) for part in data)
+    return x, y, jnp.asarray(mask)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,16 +12,14 @@ from jaxdp import arguments
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
 from jaxdp.papers import claims, hidden_state
+from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, secret_partition
 from jaxdp.papers.block_coordinate.network import Network, Weights
-from jaxdp.papers.block_coordinate.partition import secret_partition
-from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal, Rescale
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, check_data, compiled_sweep
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
-from jaxdp.papers.block_coordinate.spectral import Rescale
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
-    from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
 
 REASON = (
     "DP-SBCD as published: the sensitivity of a gradient is assumed and not enforced, the blocks "
@@ -93,7 +91,7 @@ class AsPublished:
         return claims.dp_sbcd_theorem_4_6(self.chains(sensitivity), delta, order)
 
 
-def claimed_for(made: "ReleasedBlocks | HiddenBlocks", steps: int, delta: float) -> acc.Claim:
+def claimed_for(made: ReleasedBlocks | HiddenBlocks, steps: int, delta: float) -> acc.Claim:
     """Theorem 4.6's figure for a run of R1, R2 or R3, had it been one of the paper's.
 
     A replaced record moves a batch's clipped total by at most twice the clip norm. Under R1 each
