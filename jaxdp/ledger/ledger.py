@@ -66,7 +66,7 @@ _Result = TypeVar("_Result")
 def alone(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
-    """Runs a method with the lock of its object's guard, as the only one inside.
+    """Runs a method under its object's lock, which a fork or an interrupting handler cannot enter.
 
     Other threads wait. Refused are the thread that is inside already (a signal handler, or a
     finalizer that the garbage collector runs there: it would see a charge that is half made), and a
@@ -283,6 +283,8 @@ class Ledger:
         entries = self.entries
         said = {SOURCES["by hand"] for e in entries if e.source == "by hand"}
         said |= self._noted["trusted"] | {SEEDED for e in entries if SEEDED in e.note}
+        # Steps of a sampler whose noise jaxdp did not add itself: the key went to the caller, or
+        # nobody saw any. Counts are by stream, for a ledger may hold several loops.
         drawn = [e for e in entries if e.source == "sampler"]
         steps = sum(e.steps for e in drawn)
         seen = [self._seen.get(name, [0, 0]) for name in {e.stream for e in drawn}]
@@ -351,6 +353,7 @@ class Ledger:
                 or one that another process writes to; a bad argument; a full disk, or storage
                 without locks.
         """
+        # An issuer alone knows which steps of its stream it handed out.
         entry = Entry(event, first_step, steps, stream, source, note)
         self._open()
         if stream in self._issuers:
@@ -358,9 +361,11 @@ class Ledger:
                 f"stream must be one that no sampler or trainer charges, got {stream!r}: its steps "
                 "are charged as they are handed out"
             )
+        # Without a stream every charge is a draw of its own: behind all others.
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
+        # A step of a stream is one draw, which is paid for once and released once.
         held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
@@ -465,6 +470,7 @@ class Ledger:
             ValueError: another event for a step, or a block, that the stream holds.
             acc.BudgetExceededError: the budget does not admit them.
         """
+        # What can be refused is refused before the line: afterwards it counts.
         self._open()
         self._streams.check(entry)
         if self._budget is not None:
@@ -530,6 +536,7 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
+        # Another process may have handed out what this one did not.
         live = {} if self._rows.several else self._issuers
         for entry in self._streams:
             counts = entry.stream in self._streams.whole
