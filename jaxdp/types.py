@@ -18,7 +18,7 @@ LossFn = Callable[..., jax.Array]
 # A compiled step gathers by indices of 32 bits. Floating-point numbers count to 2^53.
 MOST_ON_DEVICE, MOST_RECORDS = 2**31 - 1, 2**53
 
-_NOT_TAKEN_APART = (
+_NEVER_FLATTENED = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
     "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
     "multi_transform and apply_if_finite, and hand the chain the Summed itself, outside jit: "
@@ -31,7 +31,7 @@ _NOT_TAKEN_APART = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfTicket:
-    """Base of what jaxdp makes of a charged draw: it brings the ticket as long as it is unchanged.
+    """Base of draws, batches and sums: each carries its draw's ticket as long as it is unchanged.
 
     Attributes:
         ticket: the right to release the draw once. None for what was made by hand or inside
@@ -44,14 +44,14 @@ class OfTicket:
 
     @property
     def ticket(self) -> Ticket | None:
-        """The right to release the draw once; None for what jaxdp did not make as it is."""
+        """The right to release the draw once; None where an array or a field was exchanged."""
         if self._made is None:
             return None
         ticket, arrays = self._made
         return ticket if same(arrays, self._given()) else None
 
     def carrying(self, ticket: Ticket | None, **more: Any) -> Self:
-        """A copy that carries a ticket; for whoever saw that it is made of that ticket's draw.
+        """A copy that carries a ticket; the caller has seen that it is made of that ticket's draw.
 
         Args:
             ticket: the draw's ticket.
@@ -77,7 +77,7 @@ class Summed(OfTicket):
     of such contributions; the accountant, not this class, applies the relation. The rounding of the
     float32 sum is included (docs/clip_bound.md).
 
-    It cannot be taken apart: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
+    It cannot be flattened: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
     ``optax.clip`` before the noise) raises an error that names the remedy. Only
     ``jaxdp.privatize``, first in a chain, opens it. Sums over disjoint parts of one draw can be
     added with ``+``.
@@ -137,7 +137,7 @@ def never_flattened(cls: type) -> type:
     """Registers a class as a pytree whose flattening raises an error that names the remedy."""
 
     def refuse(*_: Any) -> Any:
-        raise TypeError(_NOT_TAKEN_APART)
+        raise TypeError(_NEVER_FLATTENED)
 
     jax.tree_util.register_pytree_node(cls, refuse, refuse)
     for name in ("__iter__", "__getitem__", "__mul__", "__rmul__", "__truediv__", "__sub__"):
@@ -333,7 +333,7 @@ jax.tree_util.register_pytree_with_keys(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draw(OfTicket):
-    """The records of one step, cut into physical batches of one fixed shape.
+    """The records of one step, in physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
     ``grad_fn.sum``.

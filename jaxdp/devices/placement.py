@@ -1,4 +1,4 @@
-"""How rows, records and parameters are sharded over a mesh."""
+"""Shardings of rows, records and parameters over a mesh, in one object: ``Placement``."""
 
 import contextlib
 import contextvars

@@ -119,12 +119,12 @@ class Sampling:
                 "dataset_size must be the number of records, to a factor of 2, got "
                 f"{dataset_size}: batches would have a size far from batch_size"
             )
-        positions, held = self.positions_held(dataset_size), memory()
-        if held is not None and _BYTES * positions > held:
+        positions, available = self.positions_held(dataset_size), memory()
+        if available is not None and _BYTES * positions > available:
             raise ValueError(
                 f"dataset_size must be one that can be drawn from in memory under {self.title}: "
                 f"one draw has {positions:.3g} positions, which take "
-                f"{_BYTES * positions / 1e9:.3g} GB of the {held / 1e9:.3g} GB here. Poisson "
+                f"{_BYTES * positions / 1e9:.3g} GB of the {available / 1e9:.3g} GB here. Poisson "
                 "sampling at a small rate holds one batch alone"
             )
 
@@ -369,6 +369,7 @@ class RandomAllocation(EpochSampling, name="allocation"):
             rng: at the beginning of the epoch's stream.
             num_records: n.
         """
+        # Sorted by step, and in random order within each.
         slots = self.slots(rng, num_records).ravel()
         ends = np.cumsum(np.bincount(slots.view(np.int64), minlength=self.steps_per_epoch))
         positions = np.repeat(np.arange(num_records), self.participations)
@@ -543,6 +544,7 @@ class CyclicPoisson(RunSampling, name="cyclic_poisson"):
             )
         if len(identities) != num_records:
             raise ValueError("identities must be as many as the records, got another number")
+        # A keyed hash: nobody without the key can choose an identity for a group.
         key, groups = rng.bytes(32), np.empty(num_records, np.int64)
         for place, identity in enumerate(identities):
             digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Draws the records of one step after the other, each charged before it is handed out.
+    """Draws the records of one step after the other; each step is charged first.
 
     A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
     they were made from one secret of the operating system: two releases from one draw are not two
@@ -50,6 +50,7 @@ class Sampler:
         if num_records > MOST_RECORDS:
             raise ValueError("num_records must be at most 2**53, got more")
         self.set_physical_batch_size(physical_batch_size)
+        # What is drawn must be what the mechanism's event says.
         charged = getattr(issuer.mechanism, "sampling", sampling)
         if charged != sampling:
             raise ValueError(
@@ -83,7 +84,7 @@ class Sampler:
         return self._physical_batch_size
 
     def set_physical_batch_size(self, physical_batch_size: int | str) -> None:
-        """Cuts the draws to come into physical batches of so many rows; the draws stay the same."""
+        """Sets the rows of a physical batch for the draws to come; who is drawn stays the same."""
         if physical_batch_size == "auto":
             raise ValueError(
                 "physical_batch_size must be a number for a sampler, which knows no model, got "
@@ -109,11 +110,11 @@ class Sampler:
         return self._issuer.next
 
     def draw(self) -> Draw:
-        """Hands out the next step: charges it, and draws its records.
+        """Charges the next step and returns its draw.
 
         Raises:
-            ValueError: the step cannot be charged, or, of a run with correlated noise, records not
-                be told apart; nothing is charged then.
+            ValueError: the step cannot be charged, or a run with correlated noise lacks the
+                records' identities; nothing is charged then.
         """
         if isinstance(self._sampling, RunSampling):
             self.prepare()  # may fail, which costs nothing here
@@ -122,7 +123,7 @@ class Sampler:
         return self.drawn(ticket.step).drawn_by(ticket)
 
     def drawn(self, step: int) -> Draw:
-        """The records of a step, by its key alone: without a ticket, and nothing is charged."""
+        """The records of a step, from its key alone: without a ticket, and nothing is charged."""
         issuer, rule = self._issuer, self._sampling
         if isinstance(rule, StepSampling):
             chosen = rule.choose(issuer.generator(step), self._num_records)
@@ -145,7 +146,7 @@ class Sampler:
         """The order of the records of a run with correlated noise, made once; None for others.
 
         Raises:
-            ValueError: records cannot be told apart; another sampler of the issuer has made one.
+            ValueError: identities are missing; another sampler of the issuer has made an order.
         """
         rule = self._sampling
         if not isinstance(rule, RunSampling):
@@ -163,7 +164,7 @@ class Sampler:
         return prepared
 
     def close(self) -> None:
-        """Takes out of the ledger what was reserved ahead and not drawn."""
+        """Releases the steps that were reserved in the ledger and not drawn."""
         self._issuer.close()
 
     def __repr__(self) -> str:
@@ -182,6 +183,7 @@ def pad(
         num_records: the number of records drawn from.
         least: rows that every draw has, however few it needs.
     """
+    # Padding points at record 0 and is masked. A draw of nobody is one batch of padding.
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
     dtype = np.int32 if num_records <= MOST_ON_DEVICE else np.int64
     indices = np.zeros(passes * physical_batch_size, dtype)
