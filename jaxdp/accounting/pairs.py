@@ -124,6 +124,10 @@ class PairedEvent(Event):
         """The reason why nothing at all can be guaranteed (no noise), or ""."""
         return ""
 
+    def of_group(self, records: int) -> Event | None:
+        """The event for one record that costs what this one does for so many; None if unknown."""
+        return None
+
 
 class Discrete(Pair):
     """A pair of finitely many losses.
