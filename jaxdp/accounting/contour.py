@@ -237,6 +237,7 @@ def choose_line(
 
 def _tabulate_line(composition: Composition, c: float, last: float, length: float) -> Line:
     """The line tabulated for frequencies up to ``last``, with a period of ``length``."""
+    # The period sets the spacing, and with ``last`` the number of frequencies.
     spacing = 2 * math.pi / length
     count = int(last / spacing) + 2
     tables = composition.tables(c, last)
@@ -251,12 +252,14 @@ def _tabulate_line(composition: Composition, c: float, last: float, length: floa
         log_scale += n * float(moment[0])
         rounding += n * float(error[0]) / 16  # errors of a sum's terms average out
         exponent = exponent + n * _log_characteristic(log_weight + c * loss, loss, y)
+    # The inversion's kernel 1/(z (z + 1)), with the trapezoid rule's half weight at 0.
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
     decayed = decayed and _largest_beyond(composition, c, last) <= _DECAYED
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
-    # 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail to smear.
+    # A taper is 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail
+    # to smear.
     longer, shorter = (values * (0.5 * special.erfc((y / end - 0.48) * 11.8)) for end in ends)
     falls, gone = np.searchsorted(y, [0.3 * last, _TAPERED * last])
     level = math.exp(exponent.real[falls : gone + 1].max())
@@ -322,6 +325,8 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
     Raises:
         Unresolved: the integral cannot be evaluated well.
     """
+    # The saddle of the order at which delta is about right; where that is at a negative epsilon,
+    # the one at epsilon 0.
     steps, log_delta = sampled_composition(run, relation, math.log(delta)), math.log(delta)
     c, tables = choose_order(steps, log_delta)
     found = steps.saddle(tables, c)[0]
@@ -338,6 +343,7 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
         c, tables = choose_order(steps, log_delta, found)
     else:
         raise Unresolved("the contour did not settle")
+    # An error of delta is one of epsilon by the slope; an estimate that may be off is none.
     value, slope = line.delta_and_slope(found)
     off = error * value
     poor = off > 0.3 * EPSILON_ERROR * found * slope if found else value + off > delta
@@ -378,6 +384,7 @@ def choose_order(
     """
 
     def at(log_c: float) -> float:
+        """log delta at this saddle less the one wanted, or epsilon less its own; decreasing."""
         found, log, _ = composition.saddle(tables, math.exp(log_c))
         return log - log_delta if epsilon is None else epsilon - found
 
@@ -437,6 +444,7 @@ def log_moments(log_weight: Array, loss: Array, orders: Array) -> tuple[Array, A
     Returns:
         (log moment, bound), [k] each.
     """
+    # Plainly, by the largest term; where no moment is large, the difference from 1 instead.
     exponent = orders[:, None] * loss + log_weight
     peak = exponent.max(axis=-1)
     value = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=-1))

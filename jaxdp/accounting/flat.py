@@ -138,6 +138,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+    # An event that holds others puts them back on the list, with how often they occur. Three kinds
+    # are left: Gaussian steps, parts that bring their own pairs, and reasons why nothing holds.
     counts: dict[GaussianStep, int] = {}
     worst: dict[GaussianStep, int] = {}  # no better than the hidden-state events
     hidden: dict[HiddenState, int] = {}
@@ -174,7 +176,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     q, kind = event.sampling_prob, "poisson"
                 if q == 0 and not isinstance(event.event, NonPrivate):
                     continue
-                # Everything inside saw one draw, so it is one joint Gaussian.
+                # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
+                # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
                 if run.hidden:
                     raise UnsupportedEventError(

@@ -74,6 +74,7 @@ class SumMoments:
 
 
 def _log_sum_exp(exponent: Array) -> Array:
+    """log of the sum of exponentials over the last axis, [k]."""
     peak = exponent.max(axis=1)
     return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
@@ -90,6 +91,7 @@ def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
     left = log_delta + rest
 
     def at(orders: Array) -> Array:
+        """The end by each order: Chernoff's bound on epsilon, or on the log of delta."""
         log_moment, error = total.moments(orders)
         # The largest e^(-cx) (1 - e^-x), and what rounding may do to its log.
         first, second = orders * np.log(orders), (1 + orders) * np.log1p(orders)
@@ -101,6 +103,7 @@ def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
         return np.asarray(log_moment + error - away + 4 * _U * away + (first - second) + off)
 
     found = _minimize_over_orders(at, total.spread)
+    # What is over the grid is charged to delta whole.
     if epsilon is None:
         return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
     return min((math.exp(min(found, 0.0)) + total.over) * (1 + 1e-12), 1.0)
@@ -114,6 +117,7 @@ def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
     total = SumMoments(kinds, False, log_delta)
 
     def at(window: Windows) -> Array:
+        """The end by each tilt: delta(epsilon) >= weight (1 - e^(epsilon - first))."""
         with np.errstate(divide="ignore", invalid="ignore"):
             if epsilon is None:
                 rounded = log_delta + 8 * _U * abs(log_delta)
@@ -152,6 +156,7 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
     Yields:
         Windows of all tilts, for one share left out below and one above.
     """
+    # Differences of log moments of every two orders, with their errors.
     value, error = moments
     gap = orders[:, None] - orders
     both = value[:, None] - value, error[:, None] + error
@@ -169,6 +174,8 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
         ]
     first = [np.nanmax(b, axis=1) for b in below]
     last = [np.nanmin(b, axis=1) for b in beyond]
+    # The best order on either side bounds what lies beyond each end; what is left lies between.
+    # Untilted, a sum s there weighs e^(K(c) - c s), which is least at the window's last sum.
     c, kept, off = orders[tilts], value[tilts], error[tilts]
     for i, left in enumerate(_NATS):
         for j, right in enumerate(_NATS):
@@ -189,6 +196,8 @@ def _maximize_over_windows(total: SumMoments, at: Callable[[Windows], Array]) ->
         return -math.inf
     positive = np.geomspace(1e-2, 1e5, 64)
     orders = unit * np.concatenate([-np.geomspace(1e-2, 1e3, 31)[::-1], [0.0], positive])
+    # First orders over seven decades of the sum's standard deviation, then twice finer ones about
+    # the best tilt: an order only chooses, every window is proven.
     best = -math.inf
     for step in (0.3, 0.15, 0.0):
         moments = total.moments(orders)

@@ -246,6 +246,7 @@ class Tuned(PairedEvent):
 
 
 def _infinite_reason(event: Event) -> str:
+    """The reason why nothing holds of the event under any relation that it allows, or ""."""
     for relation in Relation:
         try:
             return flatten_exactly(event, relation).infinite
