@@ -104,7 +104,7 @@ def _combine_copies(
     combine: Callable[[_RatioLaw, _RatioLaw, int], _RatioLaw],
     count: int,
 ) -> _RatioLaw:
-    """``count`` independent copies combined by doubling; the calls are told how many in all."""
+    """``count`` independent copies combined by doubling; calls get how many are in the result."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2
@@ -224,7 +224,7 @@ def _combine(
         weight = np.append(b.zero * a.mass, a.zero * b.mass)
         zero = a.zero * b.zero + 1.001 * float(weight @ (np.maximum(1 - x / low, 0) + EPS))
         add(np.maximum(x, low), weight * np.minimum(x / low, 1))
-    # The longest chain of additions: within a chunk, over the chunks, of a tail.
+    # The longest chain of additions: within a block of rows, over the blocks, of a tail.
     roundings = max(CHUNK, a.at.size + b.at.size) + a.at.size + grid.size + 16
     error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
     shift = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)

@@ -759,10 +759,10 @@ def binomial_upper_bound(n: int, chance: float, log_target: float) -> int:
 
 @functools.lru_cache(maxsize=8)
 def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
-    """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are.
+    """The grids with the fewest points on which both ends differ by about ``tolerance`` of epsilon.
 
-    One grid; or one for bunches of steps and a coarser one for their sum; or small losses apart
-    from large ones, which go to the coarser one at once. Whichever has the fewest points.
+    One grid; or one for bunches of steps and a coarser one for their sum; or one for small losses
+    and a coarser one, to which large losses go at once.
     """
     reach = plan.last - plan.first
     needed = reach / _widest_grid(plan, tolerance)
@@ -822,7 +822,7 @@ def _bunched_layout(
 ) -> Layout | None:
     """A fine grid for bunches and a coarse one for their sum, each of which adds ``tolerance``.
 
-    With ``small`` losses apart the bunches are of those, and the coarse grid is fine enough for the
+    With ``small`` losses the bunches are of those alone, and the coarse grid is fine enough for the
     large ones. There is one bunch alone unless ``several``. None where that is of no use.
     """
     # r bunches of n/r steps: putting a bunch on the coarse grid adds its rounding r times only, so

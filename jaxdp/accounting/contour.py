@@ -92,7 +92,8 @@ class Composition:
         """(epsilon whose contour has its saddle at c, log of delta there roughly, L''(c)).
 
         The exponent L(z) - z epsilon - log z - log(1+z), L = sum n_i log E[exp(z loss_i)], is
-        stationary at z = c; the log of delta is its second-order (Daniels) approximation.
+        stationary at z = c; the log of delta is its saddle-point approximation (Daniels
+        1954, "Saddlepoint approximations in statistics", to first order).
         """
         l0, l1, l2 = 0.5 * c * (c + 1) * self.mu2, (c + 0.5) * self.mu2, self.mu2
         for log_weight, loss, n in tables:
@@ -308,17 +309,6 @@ def _log_characteristic(log_weight: Array, loss: Array, y: Array) -> Complex:
     return np.asarray(0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * turn)
 
 
-def sampled_composition(run: "FlatRun", relation: Relation, log_delta: float) -> Composition:
-    """The run of Gaussians on Poisson samples and full batches, for deltas near this one."""
-    sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
-    mu2 = math.fsum(
-        n * (relation.separation / s.noise_multiplier) ** 2
-        for s, n in run.steps
-        if s.sampling_prob == 1
-    )
-    return Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
-
-
 def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
     """Epsilon at delta, to a relative ``EPSILON_ERROR``; 0 where delta(0) is below ``delta``.
 
@@ -327,12 +317,12 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
     """
     # The saddle of the order at which delta is about right; where that is at a negative epsilon,
     # the one at epsilon 0.
-    steps, log_delta = sampled_composition(run, relation, math.log(delta)), math.log(delta)
-    c, tables = choose_order(steps, log_delta)
+    log_delta = math.log(delta)
+    steps, c, tables = choose_order(run, relation, log_delta)
     found = steps.saddle(tables, c)[0]
     if found < 0:
         found = 0.0
-        c, tables = choose_order(steps, log_delta, 0.0)
+        steps, c, tables = choose_order(run, relation, log_delta, 0.0)
     # A line's period and its length are chosen for the epsilon before.
     for _ in range(15):
         line = choose_line(steps, tables, c, found, log_delta)
@@ -340,7 +330,7 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
         moved, error = line.c * abs(found - previous), line.relative_error(found)
         if moved < (1 if error < 1e-8 else 1e-3):
             break
-        c, tables = choose_order(steps, log_delta, found)
+        steps, c, tables = choose_order(run, relation, log_delta, found)
     else:
         raise Unresolved("the contour did not settle")
     # An error of delta is one of epsilon by the slope; an estimate that may be off is none.
@@ -356,8 +346,7 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
     """Delta at epsilon, to a relative ``DELTA_ERROR``; otherwise as ``epsilon``."""
     target = -20.0
     while True:
-        steps = sampled_composition(run, relation, target)
-        c, tables = choose_order(steps, target, epsilon)
+        steps, c, tables = choose_order(run, relation, target, epsilon)
         log_delta = steps.saddle(tables, c)[1]
         if log_delta >= target - 3:
             break
@@ -375,13 +364,22 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
 
 
 def choose_order(
-    composition: Composition, log_delta: float, epsilon: float | None = None
-) -> tuple[float, Tables]:
-    """(real part c of the line for this log of delta, or this epsilon; tables up to 8c + 8).
+    run: "FlatRun", relation: Relation, log_delta: float, epsilon: float | None = None
+) -> tuple[Composition, float, Tables]:
+    """(the run, its line's order c for this log of delta, or epsilon, tables up to 8c + 8).
+
+    The run is one of Gaussians on Poisson samples and full batches.
 
     Raises:
         Unresolved: the moments cannot be tabulated, or no order suits.
     """
+    sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
+    mu2 = math.fsum(
+        n * (relation.separation / s.noise_multiplier) ** 2
+        for s, n in run.steps
+        if s.sampling_prob == 1
+    )
+    composition = Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
 
     def at(log_c: float) -> float:
         """log delta at this saddle less the one wanted, or epsilon less its own; decreasing."""
@@ -401,12 +399,13 @@ def choose_order(
         if low < -80:
             raise Unresolved("no saddle point above order e^-80")
     c = math.exp(bracket_decreasing(at, low, high, rtol=1e-2, max_iter=25)[1])
-    return c, composition.tables(8 * c + 8)
+    return composition, c, composition.tables(8 * c + 8)
 
 
 def trapezoid_width(z: float, spread: float | Array, turning: float = 0.0) -> Array:
     """Width at which the trapezoid rule of the tilted density is exact to rounding.
 
+    Trefethen and Weideman 2014, "The exponentially convergent trapezoidal rule", Theorem 5.1.
     Shifting the line of integration to x + id multiplies the integrand by at most
     exp(d^2/2z^2) for the Gaussian, exp(turning d) for the oscillation, and exp(spread d^2/z^4),
     spread = order p(1-p), where a likelihood ratio is divided by; this holds for d <= pi z^2/2, as

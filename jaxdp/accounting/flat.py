@@ -88,7 +88,7 @@ class FlatRun:
         hidden: (event, count) of the hidden-state events.
         others: the steps without the hidden-state events; None when there are none of these.
         parts: (part, count) of the events that are no Gaussian steps, distinct.
-        distance: of the release in total variation from this run; whoever takes it charges it.
+        distance: of the release in total variation from this run; charged by ``queries``.
     """
 
     steps: tuple[tuple[GaussianStep, int], ...]

@@ -344,7 +344,7 @@ class LargeLosses(Pair):
         """Upper bound on the probability of a large loss."""
         pair, ends = self.inner.pair, np.asarray([-np.inf, self.inner.low])
         above = float(pair.tails(np.asarray([self.inner.high]))[0][0])
-        return (float(pair.cells(ends)[0][0]) + above) * (1 + 2 * pair.rounding)
+        return (float(pair.masses(ends).p[0]) + above) * (1 + 2 * pair.rounding)
 
 
 AtomCounts = Sequence[tuple[Atoms, int]]

@@ -88,11 +88,6 @@ class Pair(abc.ABC):
         """The largest distance, in loss, of cells and tails as computed from finite ``edges``."""
         return 0.0
 
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        """P and Q masses of the cells between ``edges``, [m] each."""
-        p, q, *_ = self.masses(edges)
-        return p, q
-
 
 class PairedEvent(Event):
     """An event that accountants read as it is: neither a composition nor a Gaussian step.
@@ -587,7 +582,7 @@ class BatchGaussian(Pair):
 
         Under P if ``above``, else under Q. More at the upper end is safe: all doubt goes there.
         """
-        p, q = self.cells(loss)
+        p, q, *_ = self.masses(loss)
         gap = np.diff(loss)
         # A mass is a difference of tails, which are known to 1e-13 of themselves.
         step = -1 if above else 1

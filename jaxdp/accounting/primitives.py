@@ -305,7 +305,8 @@ def _log_moment(c: Array, p: Array, power: float) -> float:
     On the line Im y = d with c_i d < pi/2 no term leaves the right half-plane, so |R| is at most
     its value at Re y and at least cos(c d) times that, and the Gaussian grows by e^(d^2/2). The
     trapezoid rule of width h is then wrong by a relative e^(d^2/2 - 2 pi d/h) cos(c d)^power for
-    powers below 0, made e^-37. Outside [-reach, reach] the moments of the components bound it.
+    powers below 0, made e^-37 (as in ``contour.trapezoid_width``). Outside [-reach, reach] the
+    moments of the components bound it.
     """
     top, order = float(c[-1]), max(power, 1 - power)
     if top == 0:

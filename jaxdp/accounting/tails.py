@@ -64,19 +64,18 @@ class SumMoments:
         for loss, log_mass, n in self._steps:
             part = max(_MAX_EXPONENTS // loss.size, 1)
             parts = [orders[i : i + part, None] for i in range(0, orders.size, part)]
-            one = np.concatenate([_log_sum_exp(order * loss + log_mass) for order in parts])
+            one = np.empty(0)
+            for order in parts:
+                exponent = order * loss + log_mass
+                peak = exponent.max(axis=1)
+                summed = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
+                one = np.append(one, summed)
             # Exponents, their logs and exponentials, and a sum of non-negative terms.
             reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
             size = loss.size + 16 + 8 * float(np.abs(log_mass).max())
             value += n * one
             error += n * _U * (8 * reach + size)
         return value, error + 4 * _U * len(self._steps) * np.abs(value)
-
-
-def _log_sum_exp(exponent: Array) -> Array:
-    """log of the sum of exponentials over the last axis, [k]."""
-    peak = exponent.max(axis=1)
-    return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
 
 def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> float:

@@ -115,7 +115,7 @@ def test_the_masses_of_cells_are_those_of_the_tails(event, relation):
     edges = np.concatenate([[-np.inf], np.linspace(-0.4, 0.4, 1001), [1.0, 2.0, 9.0, np.inf]])
     for pair in event.pairs(relation, True):
         beyond = pair.tails(edges)
-        p, q = pair.cells(edges)
+        p, q, *_ = pair.masses(edges)
         for cell, outside in zip((p, q), beyond, strict=True):
             assert cell == pytest.approx(-np.diff(outside), abs=3e-15)
         assert beyond[0][-1] == pair.infinite
@@ -128,7 +128,7 @@ def test_the_masses_of_cells_are_those_of_the_tails(event, relation):
 def test_renyi_divergences_are_no_less_than_those_of_the_pairs(event, relation):
     """log E_P[e^((order - 1) loss)]/(order - 1) of the pairs, by cells that are narrow."""
     orders, edges = np.asarray([1.01, 1.5, 2.0, 4.0]), np.linspace(-14, 14, 70_001)
-    masses = [pair.cells(edges)[0] for pair in event.pairs(relation, True)]
+    masses = [pair.masses(edges).p for pair in event.pairs(relation, True)]
     for order, value in zip(orders.tolist(), event.renyi(relation, orders), strict=True):
         weight = np.exp((order - 1) * edges[:-1])
         moment = max(math.log(float(p @ weight)) / (order - 1) for p in masses)
