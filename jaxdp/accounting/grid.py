@@ -1,17 +1,19 @@
 """Losses on a grid, above and below a dominating pair, and the law of a sum of many.
 
-docs/certificate.md holds the argument. Above: the mass between two grid points goes to both of them
-such that its probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
-arXiv:2207.04380v2, Section 4). Below: a cell is merged into one outcome, which is post-processing,
-and that outcome is split between its two neighbours on the grid where the cell's own profile is
-found to lie above the split one's.
+docs/certificate.md holds the argument; ``certificate`` asks for what is here in this order.
 
-Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both is
-long. A step is dominated by two released together: which of the two it is, with a large loss if it
-is one (``LargeLosses``), and always a small loss (``SmallLosses``; Theorem 9).
-
-The sum's law is found by a tilted FFT whose rounding is bounded: Theorems 6 and 7 of one transform,
-Theorem 8 of bunches.
+1. ``dominating_atoms``: the mass between two grid points goes to both of them such that its
+   probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
+   arXiv:2207.04380v2, Section 4; Theorem 2). ``dominated_atoms``: a cell is merged into one
+   outcome, which is post-processing, and that outcome is split between its two neighbours on the
+   grid where the cell's own profile is found to lie above the split one's (Theorem 3).
+2. Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both
+   is long. A step is dominated by two released together: which of the two it is, with a large loss
+   if it is one (``LargeLosses``), and always a small loss (``SmallLosses``; Theorem 9).
+3. ``law_of_sum`` adds up all steps. ``Law`` is one tilted FFT whose rounding is bounded (Theorems 6
+   and 7). Many steps are summed in bunches, whose law is a pair again (``BunchPair``) and is put on
+   a coarser grid (Theorem 8).
+4. ``LawProfile`` reads delta off the law, with its error.
 """
 
 import math

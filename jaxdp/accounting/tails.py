@@ -1,9 +1,9 @@
 """Ends of epsilon and delta from moments alone, for sums that no grid resolves.
 
 Where the losses of very many steps add up to millions, rounding drowns the law of their sum. Its
-moments are known to all digits still: above, Chernoff's bound; below, the probability of a window
-about where the tilted law lies (docs/certificate.md, Theorem 11). The ends are a few standard
-deviations of the sum apart.
+moments (``SumMoments``) are known to all digits still. ``upper_end`` is Chernoff's bound by the best
+order; ``lower_end`` the probability of the best window about a tilted law (``_windows``;
+docs/certificate.md, Theorem 11). The two ends differ by a few standard deviations of the sum.
 """
 
 import math
@@ -21,7 +21,7 @@ Kinds = tuple[tuple[Pair, int], ...]
 _U = 2.0**-53
 _NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
 _NO_DIGITS = 1e-305  # a mass below has not its relative error: it may be this much more
-_MAX_EXPONENTS = 4_000_000  # exponents
+_MAX_EXPONENTS = 4_000_000  # at once
 
 
 class SumMoments:
