@@ -1,8 +1,8 @@
 """Ends of epsilon and delta from moments alone, for sums that no grid resolves.
 
 Where the losses of very many steps add up to millions, rounding drowns the law of their sum. Its
-moments (``SumMoments``) are known to all digits still. ``upper_end`` is Chernoff's bound by the best
-order; ``lower_end`` the probability of the best window about a tilted law (``_windows``;
+moments (``SumMoments``) are known to all digits still. ``upper_end`` is Chernoff's bound, by the
+best order; ``lower_end`` the probability of the best window about a tilted law (``_windows``;
 docs/certificate.md, Theorem 11). The two ends differ by a few standard deviations of the sum.
 """
 
