@@ -32,7 +32,7 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 @dataclass(frozen=True)
 class _Resolution:
-    """Laws are made above or below in convex order, with atoms as close as this."""
+    """The side on which laws are approximated in convex order, and how close their atoms are."""
 
     upper: bool
     fine: float  # spacing near the mean, in standard deviations
@@ -41,7 +41,7 @@ class _Resolution:
 
 @dataclass(frozen=True)
 class _RatioLaw:
-    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence."""
+    """A discrete law of a likelihood ratio, or of a sum of some, in the record's absence."""
 
     at: Array  # [m] places, increasing, > 0
     mass: Array  # [m]
@@ -104,7 +104,7 @@ def _combine_copies(
     combine: Callable[[_RatioLaw, _RatioLaw, int], _RatioLaw],
     count: int,
 ) -> _RatioLaw:
-    """``count`` independent copies combined by doubling; calls get how many are in the result."""
+    """The law of ``count`` copies combined by doubling; calls get how many are in the result."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2

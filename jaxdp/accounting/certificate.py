@@ -400,7 +400,7 @@ class _SingleLargeLoss:
 def _bracket_crossing(
     delta: Callable[[float], float], near: float, step: float, rtol: float
 ) -> tuple[float, float, bool]:
-    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or zeros.
+    """Brackets the epsilon at which a decreasing bound on delta is 1: (low, high); or zeros.
 
     Looked for about ``near``; a search that goes far below it tries 0.
 
@@ -446,7 +446,7 @@ def _bracket_crossing(
 
 @dataclass(frozen=True, eq=False)
 class SumPlan:
-    """Cuts of the losses, and the window and tilt of their sum.
+    """Caps on the losses, and the window and the tilt with which their sum is computed.
 
     Attributes:
         caps: the largest small loss of each kind of step.
@@ -703,7 +703,7 @@ class DiscretizedComposition:
         return [(self.atoms, widths[-1]), (self._small_loss_atoms(widths[0]), widths[0])]
 
     def law(self, c: float, without: int | None = None) -> Law:
-        """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
+        """The law of the sum of all losses below the caps, tilted, ``without`` one of a kind."""
         plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
         if not self._inner:
@@ -714,7 +714,7 @@ class DiscretizedComposition:
         )
 
     def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
-        """The atoms of ``kinds`` on a grid, with their numbers; one step of a kind less."""
+        """The atoms of ``kinds`` on a grid with their numbers, ``without`` one step of a kind."""
         if width not in self._found:
             self._found[width] = [
                 self._put(pair, width, low, cap, self._fine)

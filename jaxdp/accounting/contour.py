@@ -366,9 +366,10 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
 def choose_order(
     run: "FlatRun", relation: Relation, log_delta: float, epsilon: float | None = None
 ) -> tuple[Composition, float, Tables]:
-    """(the run, its line's order c for this log of delta, or epsilon, tables up to 8c + 8).
+    """(the run, the order c of its line, tables of moments up to 8c + 8).
 
-    The run is one of Gaussians on Poisson samples and full batches.
+    The run is one of Gaussians on Poisson samples and full batches; the order is that whose saddle
+    is at this log of delta, or at ``epsilon``.
 
     Raises:
         Unresolved: the moments cannot be tabulated, or no order suits.

@@ -111,7 +111,7 @@ class DominatedEvent(Event):
 
 @dataclass(frozen=True)
 class FlatRun:
-    """A composition in flat form.
+    """The releases of a composition with their numbers.
 
     Attributes:
         steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
@@ -330,7 +330,7 @@ def directions(
 def _group_similar_steps(
     steps: tuple[tuple[GaussianStep, int], ...], most: int
 ) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
-    """(steps with the least and the most noise of those taken together and their number, spread).
+    """Groups similar steps: (those of least and most noise in a group, its number), and the spread.
 
     Noise is post-processing, so that less of it gives an upper end and more a lower one. Of the
     steps that differ in their noise alone about ``most`` groups are made; the spread is that of the

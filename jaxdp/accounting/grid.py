@@ -543,7 +543,7 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Grids on which a sum is found.
+    """The grids on which the law of a sum is computed.
 
     Attributes:
         widths: of the only grid; or of that of the steps' losses and of that of the bunches'.

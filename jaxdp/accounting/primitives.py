@@ -113,7 +113,7 @@ class Laplace(PairedEvent):
 
 @dataclass(frozen=True)
 class _IntegerNoise(PairedEvent):
-    """Noise on the integers: the sums are integers, and so is the distance."""
+    """Base of noise on the integers: the sums are integers, and so is the distance."""
 
     noise: ClassVar[str]
 

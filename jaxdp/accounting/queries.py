@@ -190,7 +190,7 @@ def _delta_cost(epsilon: float, distance: float) -> float:
 
 
 def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on epsilon of a release within its run's distance of the run."""
+    """Bounds on epsilon where the run's total-variation distance is charged to delta."""
     run, relation, target = question.run, question.relation, question.at
     none = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if known := trivial_bound(run):
@@ -219,7 +219,7 @@ def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
 
 
 def _delta_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on delta of a release within its run's distance of the run."""
+    """Bounds on delta, to which the run's total-variation distance is charged."""
     share = _delta_cost(question.at, question.run.distance)
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
@@ -426,7 +426,7 @@ def _tighten(bound: Bound, other: Bound) -> Bound:
 
 
 def _single_step(question: Question) -> Bound:
-    """One step by its closed form."""
+    """The bound of one sampled Gaussian step, by its closed form."""
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
     z, q = step.noise_multiplier, step.sampling_prob
     if question.of == "epsilon":
@@ -439,9 +439,10 @@ def _single_step(question: Question) -> Bound:
 
 
 def _closed_form_delta(delta: Callable[[float], float], margin: float, name: str) -> Bound:
-    """A closed form with its margin, at arguments moved by more than their rounding.
+    """The bound on delta by a closed form, with its margin.
 
-    That moves delta by more than the margin where mu is huge.
+    Its arguments are moved by more than their rounding, which moves delta by more than the margin
+    where mu is huge.
     """
     value, low, high = delta(0.0), delta(2e-15) * (1 - margin), delta(-2e-15) * (1 + margin)
     return Bound(min(low, value), value, min(max(high + 1e-300, value), 1.0), name)

@@ -25,7 +25,7 @@ _MAX_EXPONENTS = 4_000_000  # at once
 
 
 class SumMoments:
-    """Moments of the sum of losses of all steps, each kind's put above or below it.
+    """Log moments of the sum of all steps' losses, from above or from below.
 
     Attributes:
         over: probability of losses that are left out of the moments; of use above only.
@@ -146,7 +146,7 @@ class Windows:
 
 
 def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
-    """Windows about the tilted laws of all orders >= 0 but the last, for all pairs of nats.
+    """Yields windows that hold most of each tilted law, for each pair of shares left outside.
 
     Args:
         orders: [k] increasing.
