@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp._rows import check_mask, rows
-from jaxdp.ledger.links import past_of, start_of
+from jaxdp.ledger.returned import find_past, past_of_bound
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 
@@ -268,9 +268,9 @@ def report(
     if ticket is None:
         return
     own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit())
-    if not own and past_of(bound) not in (b"", start_of(limit())):
+    if not own and find_past(bound) not in (b"", past_of_bound(limit())):
         ticket.note("trusted", _BY_THE_CALLER.format("the clip bound (bound=)"))
-    if any(past_of(leaf) != b"" for leaf in jax.tree.leaves(scale)):
+    if any(find_past(leaf) != b"" for leaf in jax.tree.leaves(scale)):
         ticket.note("trusted", _BY_THE_CALLER.format("the scale (scale=)"))
 
 
