@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.clipping import ClippedGrad, captured, rounding
-from jaxdp.clipping.options import holds_reused
+from jaxdp.clipping import ClippedGrad, losses, rounding
+from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement, among_held, laid, on, pinned
 from jaxdp.ledger.links import OTHERS, ChainRecord, record_opened, recording
@@ -379,7 +379,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
             for value in extra.values():
                 if isinstance(value, ExtraArgument):
                     value.check(ticket)
-        if holds_reused((params, opt_state)):
+        if is_donated((params, opt_state)):
             raise ValueError(
                 "params and opt_state must be those that the update before returned, got some "
                 "whose memory that update has reused: write params, opt_state, info = "
@@ -477,7 +477,7 @@ class CompiledUpdate:
         # The ledger of every ticket is told what was seen while the program was traced.
         if ticket is not None:
             self._record.require_charged(ticket.step, ticket.multipliers)
-            captured.report(ticket, plan)
+            losses.note_assumed(ticket, plan)
             if self._record.others:
                 ticket.note("trusted", OTHERS)
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
@@ -342,7 +342,7 @@ class Trainer:
         # The step itself. What the loss captures may by now be another array than when it was
         # inspected, so that it is looked at again wherever the loss is traced.
         rng = ticket.rng("examples") if self._takes_rng else None
-        with among(self._place), captured.looked_at(self._guard.look):
+        with among(self._place), losses.inspecting(self._guard.look):
             params, opt_state, info, infos = self._step(
                 ticket,
                 state.params,
