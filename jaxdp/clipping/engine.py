@@ -493,12 +493,12 @@ def clipped_grad(
             bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
         rng_name: the argument that takes a key, or names to look for; None for none.
         mesh: its devices share the rows of every batch: each clips its own, and the sums are added.
-            None: where ``sum`` is given arrays that lie on a mesh, that one.
-        data_axes: the axes of the mesh that rows are cut over; None takes "data", else the first.
+            None: the mesh of the records and parameters of a draw, if any.
+        data_axes: the axes of the mesh that rows are sharded over; None takes "data", else the first.
 
     Returns:
-        ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
-        no ``Batch``; see ``ClippedGrad``.
+        ``(params, data, draw, rng=None) -> Summed``, where ``draw`` may be a mask, and is left out
+        where the data are a ``Batch``; see ``ClippedGrad``.
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
@@ -507,7 +507,7 @@ def clipped_grad(
         >>> loss_fn = lambda w, x, y: (x @ w - y) ** 2
         >>> grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
         >>> batch = (jnp.ones((8, 3)), jnp.ones(8))
-        >>> summed, info = grad_fn(jnp.zeros(3), batch, mask="all")
+        >>> summed, info = grad_fn.with_info(jnp.zeros(3), batch, "all")
         >>> print(f"{summed.l2:.3f}")  # the clip norm, and a share of it for rounding
         0.104
         >>> info.norms.shape

@@ -214,11 +214,13 @@ def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, j
     require_no_batch(data)
     if not isinstance(mask, str | list | tuple) and not hasattr(mask, "dtype"):
         size = rows("batch", data)
+        found = type(mask).__name__
+        if mask is None:
+            found = "None: padding would count as records"
         raise ValueError(
             "draw must be a Draw where data are all records, a mask where they are the rows of one "
             f'physical batch (bool [{size}], or "all" where no row is padding), or left out where '
-            f"data is a jaxdp.Batch (draw.batches(data) makes them), got {type(mask).__name__}"
-            + (": padding would count as records" if mask is None else "")
+            f"data is a jaxdp.Batch (draw.batches(data) makes them), got {found}"
         )
     return data, checked_mask(mask, rows("batch", data))
 

@@ -274,7 +274,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         >>> params = jnp.zeros(3)
         >>> opt_state = tx.init(params)
         >>> for _ in range(3):
-        ...     summed, _ = grad_fn.sum(params, data, sampler.draw())
+        ...     summed = grad_fn(params, data, sampler.draw())
         ...     params, opt_state, info = update(params, opt_state, summed)
         >>> sampler.ledger.steps
         3
