@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,30 @@ class ClippedGrad:
         if isinstance(draw, Draw):
             return self.sum_draw(params, data, draw, rng, scale=scale, bound=bound)[0]
         return self.with_info(params, data, draw, rng, scale=scale, bound=bound)[0]
+
+    @overload
+    def with_info(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw,
+        rng: jax.Array | None = None,
+        *,
+        scale: PyTree | None = None,
+        bound: jax.Array | None = None,
+    ) -> tuple[Summed, list[ClipInfo]]: ...
+
+    @overload
+    def with_info(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: ArrayLike | str | None = None,
+        rng: jax.Array | None = None,
+        *,
+        scale: PyTree | None = None,
+        bound: jax.Array | None = None,
+    ) -> tuple[Summed, ClipInfo]: ...
 
     def with_info(
         self,
@@ -494,7 +518,7 @@ def clipped_grad(
         rng_name: the argument that takes a key, or names to look for; None for none.
         mesh: its devices share the rows of every batch: each clips its own, and the sums are added.
             None: the mesh of the records and parameters of a draw, if any.
-        data_axes: the axes of the mesh that rows are sharded over; None takes "data", else the first.
+        data_axes: the axes of the mesh that rows are sharded over; None: "data", else the first.
 
     Returns:
         ``(params, data, draw, rng=None) -> Summed``, where ``draw`` may be a mask, and is left out
