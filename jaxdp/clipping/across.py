@@ -23,7 +23,7 @@ from jax.extend import core
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.clipping.ghost.leaves import Cut
+from jaxdp.clipping.ghost.leaves import ShardedAxis
 from jaxdp.clipping.reduce import Clipped
 from jaxdp.devices.placement import Placement, axes_of, varying
 from jaxdp.types import ClipInfo, PyTree
@@ -92,7 +92,7 @@ def sum_over_devices(
     return Clipped(total, norms, short, votes), info
 
 
-def sharded_leaves(place: Placement | None) -> dict[int, Cut]:
+def sharded_leaves(place: Placement | None) -> dict[int, ShardedAxis]:
     """The parameters that are cut along one axis, over mesh axes that are not taken by hand."""
     if place is None:
         return {}
@@ -106,7 +106,7 @@ def sharded_leaves(place: Placement | None) -> dict[int, Cut]:
         if len(cut) == 1:
             ((axis, names),) = cut.items()
             parts = math.prod(place.mesh.shape[name] for name in names)
-            found[leaf] = Cut(axis, parts, names, place.mesh)
+            found[leaf] = ShardedAxis(axis, parts, names, place.mesh)
     return found
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _rows, arguments
-from jaxdp.clipping import across, captured, losses, options, rounding
+from jaxdp.clipping import across, losses, options, rounding
 from jaxdp.clipping.ghost import program, run
-from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan
+from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
 from jaxdp.clipping.reduce import Clipped, clipped_sum
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement, shards
@@ -48,7 +48,7 @@ class ClippedGrad:
     microbatch_size: int | None
     trainable: options.Trainable
     form: losses.Form
-    constants: captured.Declared
+    constants: losses.Constants
     most_records: int = 2**14
     placement: Placement | None = None
 
@@ -161,14 +161,14 @@ class ClippedGrad:
         keys = None if rng is None else jax.random.split(rng, size)
         given = scale, bound
         scale, bound = options.checked_scale(scale), options.checked_bound(bound)
-        with captured.compared(rows):
+        with losses.comparing(rows):
             summed, info = self.clip_physical_batch(
                 params, (rows, keys), None, mask, None, gathered=True, scale=scale, bound=bound
             )
         if not isinstance(data, Batch) or (ticket := data.ticket) is None:
             return summed, info
-        captured.report(ticket, info.plan)
-        options.report(ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        losses.note_assumed(ticket, info.plan)
+        options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
         return summed.carrying(ticket, passes=frozenset([data.number])), info
 
     def sum_draw(
@@ -239,7 +239,7 @@ class ClippedGrad:
             elif source is not None and place is not None:
                 rows = shards.gathered(source.gather, indices, mask, place.of_rows)
             positions = _rows.for_device(indices, draw.num_records, not on_device)
-            with placement.among(place), captured.compared(rows):
+            with placement.among(place), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
                 totals, info = add_physical_batch(
                     *kinds, totals, there, rows, positions, mask, rng, scale, bound
@@ -248,8 +248,8 @@ class ClippedGrad:
             infos += [info] if return_info else []
 
         # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
-        captured.report(draw.ticket, engines)
-        options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        losses.note_assumed(draw.ticket, engines)
+        options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with placement.among(place):
             total = _compensated(total, lost)
@@ -309,20 +309,22 @@ class ClippedGrad:
             def microbatch(rows: PyTree, mask: jax.Array) -> tuple[Clipped, ClipInfo]:
                 # The plan, then every row's gradients in the form that it says, then the sum of
                 # them clipped.
-                loss, uses, engines = self._planned(params, options.example(rows), mask.shape[0])
+                loss, uses, engines = self._planned(
+                    params, options.example_shapes(rows), mask.shape[0]
+                )
                 leaves, structure = jax.tree.flatten(params)
                 sharded = {} if place is None else across.sharded_leaves(place)
-                losses, rest, grads = run.gradients(
+                values, rest, grads = run.per_example_gradients(
                     loss, uses, engines, leaves, jax.tree.leaves(rows), sharded
                 )
                 scales: list[jax.Array | None] | None = None
                 if scale is not None:
-                    each = iter(options.scales(scale, self.trained(params)))
+                    each = iter(options.scale_leaves(scale, self.trained(params)))
                     flags = options.trained_flags(self.trainable, params)
                     scales = [next(each) if flag else None for flag in flags]
                 clipped = clipped_sum(self.rule, grads, structure, mask, scales, bound)
-                aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
-                return clipped, ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, engines)
+                aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
+                return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
             size = mask.shape[0]
             together = self._microbatch_rows(size)
@@ -341,7 +343,7 @@ class ClippedGrad:
 
             def add(totals: Totals, rows: tuple[PyTree, jax.Array]) -> tuple[Totals, ClipInfo]:
                 (total, lost, votes), (clipped, info) = totals, microbatch(*rows)
-                more = rounding.added(total, lost, clipped.total)
+                more = rounding.add_compensated(total, lost, clipped.total)
                 return (*more, votes + clipped.votes), info
 
             start = zero_totals(self, params)
@@ -407,8 +409,8 @@ class ClippedGrad:
         )
         devices = 1 if self.placement is None else self.placement.devices
         rows = self._microbatch_rows(-(-size // devices))
-        with captured.compared(data):
-            return self._planned(params, (options.example(data), key), rows)[2]
+        with losses.comparing(data):
+            return self._planned(params, (options.example_shapes(data), key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves, as the optimizer sees them."""
@@ -420,11 +422,11 @@ class ClippedGrad:
     def _l2(self, params: PyTree, bound: jax.Array | None, drawn: bool) -> float | jax.Array:
         """The sensitivity of a sum: the rule's bound, and a share of it for rounding.
 
-        ``drawn`` as for ``rounding.of_sum``.
+        ``drawn`` as for ``rounding.error_of_sum``.
         """
         devices = 1 if self.placement is None else self.placement.devices
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        return l2 * (1.0 + rounding.of_sum(self.most_records, devices, drawn))
+        return l2 * (1.0 + rounding.error_of_sum(self.most_records, devices, drawn))
 
     def _planned(
         self, params: PyTree, rows: PyTree, size: int
@@ -445,19 +447,20 @@ class ClippedGrad:
 
         def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, PyTree]:
             try:
-                result = losses.called(self.form, self.loss_fn, params, *args)
+                result = losses.call(self.form, self.loss_fn, params, *args)
             except Exception as error:
-                error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
+                shapes = options.describe_shapes(args[0])
+                error.add_note(f"jaxdp called the loss with one example: {shapes}")
                 raise
             return options.checked_result(result)
 
         traced = program.trace(loss, params, *args)
-        constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
+        constants = losses.inspect_loss(traced.closed, self.constants, loss, flags, params, args)
         if not program.depends(traced.program.outs[0], traced.of_example):
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
-        each = plan(options.paths(params), shapes, flags, used, size, self.engine)
+        each = plan_leaves(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 
     def _microbatch_rows(self, size: int) -> int:
@@ -547,8 +550,8 @@ def clipped_grad(
     if microbatch_size is not None:
         microbatch_size = arguments.integer("microbatch_size", microbatch_size, least=1)
     most = arguments.integer("most_records", most_records, least=1)
-    chosen = options.trainable(trainable)
-    form, public = losses.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
+    chosen = options.checked_trainable(trainable)
+    form, public = losses.form_of(loss_fn, rng_name), losses.declared_constants(constants, loss_fn)
     try:
         hash(loss_fn)
     except TypeError:  # such as a module with arrays; a bound method is told by its object
@@ -582,7 +585,7 @@ def add_physical_batch(
         info = jax.tree.map(lambda leaf: None, info)
     # Compensated, so that rounding does not grow with the number of physical batches.
     total, lost, votes = totals
-    total, lost = rounding.added(total, lost, summed.value)
+    total, lost = rounding.add_compensated(total, lost, summed.value)
     votes = votes if summed.votes is None else votes + summed.votes
     return (_sharded(grad_fn, total), _sharded(grad_fn, lost), votes), info
 
