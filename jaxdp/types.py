@@ -278,7 +278,7 @@ class Draw(OfTicket):
     """The records of one step, cut into physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
-    ``grad_fn.sum``.
+    the gradient, ``grad_fn(params, data, draw)``.
 
     Attributes:
         indices: int32 [passes, physical_batch_size], int64 from 2^31 records on; padding points at

@@ -351,7 +351,7 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
 
     @jax.jit
     def summed(rows: PyTree, mask: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        found, _ = grad_fn(params, rows, mask, key)
+        found = grad_fn(params, rows, mask, key)
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(found.value)]
         return jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves]), jnp.asarray(found.l2)
 

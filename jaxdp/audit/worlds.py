@@ -84,7 +84,7 @@ def training_run(
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
             mask = draw(draw_key, mine, step) & there
             context = links.clipped_by(state)
-            summed, _ = links.grad_fn(params, worlds.records, mask, **context)
+            summed = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)

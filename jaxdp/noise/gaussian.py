@@ -177,7 +177,7 @@ def privatize(
         >>> tx = optax.chain(jaxdp.privatize(1.0, expected_batch_size=10), optax.adam(1e-3))
         >>> params = jnp.zeros(3)
         >>> opt_state = tx.init(params)
-        >>> summed, _ = grad_fn.sum(params, data, sampler.draw())
+        >>> summed = grad_fn(params, data, sampler.draw())
         >>> updates, opt_state = tx.update(summed, opt_state, params)
         >>> updates.shape
         (3,)
@@ -301,7 +301,7 @@ def noise_key(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey
         raise ValueError(
             "key must be given to an update that you compile yourself: make it outside jit with "
             "draw.key(), one for every call, pass it in as an argument and on as "
-            "tx.update(..., key=key). Outside jit sum with grad_fn.sum(params, data, draw), or "
+            "tx.update(..., key=key). Outside jit sum with grad_fn(params, data, draw), or "
             "over draw.batches(data): the draw brings its ticket, to a sum of these batches that "
             "nobody changed. Got a sum without one"
         )

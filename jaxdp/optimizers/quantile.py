@@ -52,7 +52,7 @@ def quantile_clip(
     record adds at most ``bound`` to the sum and at most ½ to the count shifted by one half. The
     first bound is a public constant and every later one is computed from noisy counts.
 
-    Hand the bound of the state to the gradient: ``grad_fn.sum(..., bound=state[0].bound)``, with
+    Hand the bound of the state to the gradient: ``grad_fn(..., bound=state[0].bound)``, with
     ``grad_fn = mechanism.clipped_grad(loss_fn)``.
 
     Args:

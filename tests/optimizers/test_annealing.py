@@ -396,7 +396,7 @@ def test_an_energy_that_was_opened_once_judges_once():
     one, other = energies.prepare().spent(), energies.prepare().spent()
 
     def judged(energy):
-        update(PARAMS, state, grad_fn.sum(PARAMS, data, sampler.draw())[0], energy=energy)
+        update(PARAMS, state, grad_fn(PARAMS, data, sampler.draw()), energy=energy)
 
     judged(one)
     judged(other)
@@ -436,7 +436,7 @@ def test_an_energy_is_charged_to_the_ledger_of_the_gradient_and_that_it_is_publi
     update, grad_fn = jaxdp.compile_update(tx), MECH.clipped_grad(first)
 
     def judged(sampler, energy):
-        summed, _ = grad_fn.sum(PARAMS, data, sampler.draw())
+        summed = grad_fn(PARAMS, data, sampler.draw())
         update(PARAMS, tx.init(PARAMS), summed, energy=energy)
 
     apart, sampler = private().prepare(), MECH.sampler(60)

@@ -103,7 +103,7 @@ def test_the_bound_goes_to_the_quantile(target):
     update, sampler = jaxdp.compile_update(chain), mechanism.sampler(400, physical_batch_size=400)
     params, state, bounds = PARAMS, chain.init(PARAMS), []
     for _ in range(60):
-        summed, _ = grad_fn.sum(params, data, sampler.draw(), bound=state[0].bound)
+        summed = grad_fn(params, data, sampler.draw(), bound=state[0].bound)
         params, state, _ = update(params, state, summed)
         bounds.append(float(state[0].bound))
     assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.05)
@@ -148,7 +148,7 @@ def test_the_bound_of_a_state_is_told_from_one_that_was_put_into_it(compiled):
     for other, told in ((None, 0), (jnp.float32(9.0), 1), (elsewhere, 1)):
         sampler, state = mechanism.sampler(100), chain.init(PARAMS)
         for each in (None, other, None):
-            summed, _ = grad_fn.sum(PARAMS, data, sampler.draw(), bound=state[0].bound)
+            summed = grad_fn(PARAMS, data, sampler.draw(), bound=state[0].bound)
             if each is not None:  # the state has another one when the noise is added
                 state = (state[0]._replace(bound=each), *state[1:])
             given = (PARAMS, state, summed) if compiled else (summed, state, PARAMS)

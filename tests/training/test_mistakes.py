@@ -141,7 +141,7 @@ ASKING = {
 def own_loop(optimizer):
     sampler, tx = MECH.sampler(60), optax.chain(MECH.privatize(), optimizer)
     draw = sampler.draw()
-    summed, _ = MECH.clipped_grad(loss_fn).sum(PARAMS, (X, Y), draw)
+    summed = MECH.clipped_grad(loss_fn)(PARAMS, (X, Y), draw)
     return sampler, draw, summed, tx
 
 
