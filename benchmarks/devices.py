@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from benchmarks import networks_large
 from benchmarks.collectives import summary
-from jaxdp.clipping.across import spread
+from jaxdp.clipping.across import with_mesh
 from jaxdp.devices import placement
 from jaxdp.training.step import PrivateStep
 
@@ -78,7 +78,7 @@ def private(loss_fn, params, batch, mesh):
     place = None if mesh is None else placement.agreed(placement.placement(mesh), params)
     grad_fn = mechanism.clipped_grad(loss_fn)
     step = PrivateStep(
-        grad_fn if place is None else spread(grad_fn, place), mechanism.privatize(), OPTIMIZER
+        grad_fn if place is None else with_mesh(grad_fn, place), mechanism.privatize(), OPTIMIZER
     )
     state = jax.eval_shape(step.init, params)
     if place is not None:

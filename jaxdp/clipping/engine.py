@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -366,25 +366,6 @@ class ClippedGrad:
         votes = None if bound is None else clipped.votes
         return Summed(clipped.total, self._l2(params, bound, drawn), scale, votes), info
 
-    # Old names, until the trainer has the new ones.
-    def one_pass(self, *args: Any, **options: Any) -> Any:
-        """An old name."""
-        summed, info = self.clip_physical_batch(*args, **options)
-        return Clipped(summed.value, info.norms, info.clipped, summed.votes), info  # type: ignore
-
-    def summed(
-        self, params: Any, total: Any, votes: Any, scale: Any = None, bound: Any = None
-    ) -> Any:
-        """An old name."""
-        votes = None if bound is None else votes
-        return Summed(total, self._l2(params, bound, True), scale, votes)
-
-    def sum(self, *args: Any, told: bool = False, **options: Any) -> Any:
-        """An old name."""
-        return self.sum_draw(*args, return_info=told, **options)
-
-    sum_passes = sum
-
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
 
@@ -606,6 +587,3 @@ def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
         return total
     leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
     return jax.tree.unflatten(structure, grad_fn.placement.held(leaves))
-
-
-add_pass, nothing = add_physical_batch, zero_totals  # until the trainer has the new names

@@ -70,7 +70,7 @@ def check_arrays(params: PyTree) -> None:
     if is_donated(params):
         raise ValueError(
             "params must be those that the last update returned, got some whose memory it has "
-            "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
+            "reused: write params, opt_state, info = update(params, opt_state, "
             "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
         )
     for at, leaf in enumerate(jax.tree.leaves(params)):

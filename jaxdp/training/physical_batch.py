@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import special
 
 from jaxdp.clipping import ClippedGrad
-from jaxdp.clipping.engine import add_pass, nothing
+from jaxdp.clipping.engine import add_physical_batch, zero_totals
 from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.rules import exact_size
@@ -255,13 +255,13 @@ def bytes_of_physical_batch(
         else None
     )
     indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (jnp.int32, jnp.bool_))
-    totals = jax.eval_shape(lambda params: nothing(grad_fn, params), params)
+    totals = jax.eval_shape(lambda params: zero_totals(grad_fn, params), params)
     if (place := grad_fn.placement) is not None:
         cut = NamedSharding(place.mesh, P(place.records)) if records else place.of_rows
         data = jax.tree.map(lambda x: _at(x, cut), data)
         totals = jax.tree.map(_at, totals, place.like(grad_fn.trained(params), totals))
     more = (rng, context.get("scale"), context.get("bound"))
-    lowered = add_pass.lower(
+    lowered = add_physical_batch.lower(
         grad_fn, records is None, False, totals, params, data, indices, mask, *more
     )
     found: Any = lowered.compile().memory_analysis()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.clipping import ClippedGrad, losses, rounding
+from jaxdp.clipping import losses, rounding
 from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement, among_held, laid, on, pinned
@@ -123,9 +123,13 @@ class PrivateStep:
             summed, infos = self.grad_fn.sum_draw(
                 params, rows, draw, rng, gathered=gathered, return_info=return_info, **context
             )
-            if batch.rows is not None and isinstance(self.grad_fn, ClippedGrad):
-                # Of rows that the trainer itself gathered.
+            own = type(self.grad_fn).__module__.partition(".")[0] == "jaxdp"
+            if batch.rows is not None and own:  # of rows that the trainer itself gathered
                 summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
+            if summed.ticket not in (None, ticket):
+                raise ValueError(
+                    "gradient must return the sum of the draw that it is given, got that of another"
+                )
             if summed.leaked is not None and not self.leak:
                 raise ValueError(
                     "mechanism must name its leak for a gradient that hands on un-noised means, "
@@ -470,7 +474,7 @@ class CompiledUpdate:
             key = spend() if ticket is None else ticket.blank()
             shapes = self.jitted.eval_shape(params, opt_state, given, key, blank, tags, **options)
             if self._donate:
-                _require_distinct(params, opt_state)
+                _require_distinct(params, opt_state, given)
             plan = () if shapes[-1] is None else shapes[-1].plan
             self._programs.append((kind, plan))
 
@@ -560,13 +564,14 @@ def _explain_missing(error: Exception) -> None:
     ) from error
 
 
-def _require_distinct(params: PyTree, opt_state: PyTree) -> None:
-    """Raises ValueError for an array that XLA could not reuse twice, before anything is spent."""
+def _require_distinct(params: PyTree, opt_state: PyTree, given: PyTree) -> None:
+    """Raises ValueError for an array that XLA could not reuse, before anything is spent."""
     arrays = [leaf for leaf in jax.tree.leaves((params, opt_state)) if isinstance(leaf, jax.Array)]
-    if len({id(leaf) for leaf in arrays}) < len(arrays):
+    reused = {id(leaf) for leaf in arrays}
+    if len(reused) < len(arrays) or any(id(leaf) in reused for leaf in jax.tree.leaves(given)):
         raise ValueError(
-            "params and opt_state must not share an array for their memory to be reused, got one "
-            "that is in them twice: copy them when you make them, params, opt_state = "
-            "jax.tree.map(jnp.copy, (params, tx.init(params))), or take "
+            "params and opt_state must not share an array, with each other or with the sum, for "
+            "their memory to be reused, got one that is there twice: copy them when you make them, "
+            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params))), or take "
             "jaxdp.compile_update(tx, donate=False)"
         )

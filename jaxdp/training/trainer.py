@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, losses
-from jaxdp.clipping.across import spread
+from jaxdp.clipping.across import with_mesh
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import agreed, among, placement
@@ -469,7 +469,7 @@ class Trainer:
             return params is not None
         place = place if self._data is None else place.with_records(self._data)
         self._place = dataclasses.replace(place, fed=True)
-        self._grad_fn = spread(self._grad_fn, self._place)
+        self._grad_fn = with_mesh(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:
             self._step = self._step.sharded_as(params, self._place)
