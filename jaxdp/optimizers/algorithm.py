@@ -136,7 +136,7 @@ class Algorithm:
                 f"{arguments.described(energy)}"
             )
         if energy is not None:
-            processes.check_alone("energy")
+            processes.require_single_process("energy")
         if found.charges != self.energy:
             raise ValueError(
                 "energy must be the one that the algorithm charges, whose mechanism is "

@@ -14,7 +14,7 @@ import optax
 from jaxdp.clipping import losses, rounding
 from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
-from jaxdp.devices.placement import Placement, among_held, laid, on, pinned
+from jaxdp.devices.placement import Placement, place_on_mesh, using_mesh, with_sharding
 from jaxdp.ledger.links import OTHERS, ChainRecord, record_opened, recording
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.tickets import NoiseKey, Ticket
@@ -196,7 +196,7 @@ class PrivateStep:
                 info = jax.tree.map(lambda leaf: None, info)
         summed = nan_unless_same_step(summed, tags)
         place = getattr(self.grad_fn, "placement", None)
-        with on(None if place is None else place.mesh):
+        with using_mesh(None if place is None else place.mesh, override=False):
             params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
         if self.shardings is not None:
             params, opt_state = jax.lax.with_sharding_constraint(
@@ -297,9 +297,9 @@ class PrivateStep:
 
     def sharded_as(self, params: PyTree, place: Placement) -> "PrivateStep":
         """The step for parameters where they are placed, and for a state that is placed alike."""
-        params_at = place.like(params, params)
+        params_at = place.shardings_like(params, params)
         trained = self.grad_fn.trained(params)
-        state_at = place.like(trained, jax.eval_shape(self.init, params))
+        state_at = place.shardings_like(trained, jax.eval_shape(self.init, params))
         return dataclasses.replace(self, shardings=(params_at, state_at))
 
 
@@ -354,11 +354,11 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
         held: Any,
     ) -> tuple[PyTree, PyTree, StepInfo, None]:
         summed = nan_unless_same_step(Summed(**given), tags)
-        with on(held[0].mesh if held else None):
+        with using_mesh(held[0].mesh if held else None, override=False):
             params, (opt_state, _), _, updates = step.release(
                 params, (opt_state, optax.EmptyState()), summed, key, **extra
             )
-        params, opt_state = pinned((params, opt_state), held)
+        params, opt_state = with_sharding((params, opt_state), held)
         return params, opt_state, StepInfo(optax.tree.norm(updates)), None
 
     compiled = CompiledUpdate(traced, step.chain_record, ("held",), donate)
@@ -397,8 +397,8 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
             return noise_key(summed, key)
 
         # On the mesh of the parameters, if they are on one.
-        params, opt_state, given, held = laid(params, opt_state, _parts(summed))
-        with among_held(held):
+        params, opt_state, given, held = place_on_mesh(params, opt_state, _parts(summed))
+        with using_mesh(held[0].mesh if held else None):
             moved, state, info, _ = compiled(
                 ticket, spend, params, opt_state, given, extra, held=held
             )
@@ -458,7 +458,7 @@ class CompiledUpdate:
         """
         # Traced with a key of zeros where the types are new. Arrays that one program returned have
         # the very same ``aval``, so that comparing is fast.
-        tags = shards.met(ticket, params)
+        tags = shards.ticket_tags(ticket, params)
         blank = {
             name: value.blank() if isinstance(value, ExtraArgument) else value
             for name, value in extra.items()
