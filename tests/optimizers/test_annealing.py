@@ -262,7 +262,7 @@ def test_a_refused_step_has_burnt_the_energys_ticket_alone_and_close_ends_both(t
     refused("batch must be as trainer.batches", trainer.step, state, dataclasses.replace(batch))
     assert energy.sampler.step == 0  # that batch was refused before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "examine", lambda params: 1 / 0)
+        patch.setattr(trainer, "_step", lambda *args, **options: 1 / 0)
         refused("", trainer.step, state, batch, error=ZeroDivisionError)
     state, _ = trainer.step(state, batch)
     trainer.step(state, next(batches))

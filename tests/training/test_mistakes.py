@@ -131,8 +131,8 @@ def test_mistakes_with_a_run_are_named_and_none_is_called_a_damaged_folder(tmp_p
 
 
 ASKING = {
-    "plateau": (optax.contrib.reduce_on_plateau, r"asks for value besides .* hand it over"),
-    "polyak": (optax.polyak_sgd, r"asks for value besides .* hand it over"),
+    "plateau": (optax.contrib.reduce_on_plateau, r"asks for value besides .* pass it on"),
+    "polyak": (optax.polyak_sgd, r"asks for value besides .* pass it on"),
     "lbfgs": (optax.lbfgs, "asks for value, grad, value_fn besides .* line search"),
     "lookahead": (lambda: optax.lookahead(optax.sgd(0.1), 5, 0.5), "average=0.99"),
 }
