@@ -153,7 +153,7 @@ def _full_batch_mu(run: FlatRun, relation: Relation) -> Bound:
         log_miss = -float(np.logaddexp(0.0, part.pure(relation)))
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)
     mu = math.sqrt(math.fsum(squares))
-    exact = not run.parts and not run.hidden and all(s.sampling_prob == 1 for s, _ in run.steps)
+    exact = not run.parts and not run.dominated and all(s.sampling_prob == 1 for s, _ in run.steps)
     lower, estimate = (mu * (1 - 1e-12), mu) if exact else (0.0, None)
     return Bound(lower, estimate, mu * (1 + 1e-12), "gdp")
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxdp import arguments as check
-from jaxdp.accounting.chains import NoisyChain
 
 Array = NDArray[np.float64]
 
@@ -416,52 +415,6 @@ class NonPrivate(Event):
             raise ValueError(f"reason={self.reason!r}: expected a non-empty sentence")
 
 
-@dataclass(frozen=True)
-class HiddenState(Event):
-    """The last iterates of one or more chains over ONE secret partition, and nothing else of them.
-
-    The chains run one after the other; each starts from public constants and what was released
-    before it, and nothing computed from its inner iterates is logged, evaluated, exported or used
-    elsewhere. Bounded under REPLACE_ONE only: another number of records is another partition.
-    docs/hidden_state.md derives the bound; ``jaxdp.accounting.hidden_state`` computes it.
-
-    Attributes:
-        blocks: chains with the same number of batches (any iterable is accepted and made a tuple).
-        average: the batch of a record is uniform: all batches have the same size. Then the loss is
-            averaged over the batches, once over all blocks; otherwise the worst batch counts.
-        exposed: "" while the inner iterates stay hidden. Otherwise one sentence that names
-            what left a loop: the hidden-state bound is then lost and every step is charged.
-    """
-
-    blocks: tuple[NoisyChain, ...]
-    average: bool = False
-    exposed: str = ""
-
-    def __post_init__(self) -> None:
-        blocks = tuple(self.blocks) if isinstance(self.blocks, Iterable) else ()
-        if not blocks or not all(isinstance(block, NoisyChain) for block in blocks):
-            raise ValueError(f"blocks={self.blocks!r}: expected at least one NoisyChain")
-        if len({block.batches for block in blocks}) > 1:
-            raise ValueError(
-                f"blocks have {sorted({b.batches for b in blocks})} batches: expected the same "
-                "number, for they share one partition"
-            )
-        if not isinstance(self.average, bool):
-            raise ValueError(f"average={self.average!r}: expected True or False")
-        if not isinstance(self.exposed, str):
-            raise ValueError(f"exposed={self.exposed!r}: expected a sentence")
-        object.__setattr__(self, "blocks", blocks)
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is Relation.REPLACE_ONE:
-            return ""
-        return (
-            "records are put into batches of public sizes, so that neighbours have equal size; ask "
-            "with relation replace_one"
-        )
-
-
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     """Several Gaussian releases computed from ONE draw of records, as the one event they are.
 
@@ -525,8 +478,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             value = to_dict(value)
         elif key == "events":
             value = [to_dict(e) for e in value]
-        elif key == "blocks":
-            value = [asdict(block) for block in value]
+        elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+            value = [asdict(part) for part in value]
         elif isinstance(value, Relation):
             value = value.value
         elif is_dataclass(value):
@@ -543,7 +496,8 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     """
     if not isinstance(description, Mapping) or description.get("type") not in Event.types:
         raise ValueError(
-            f"description={description!r}: expected a 'type' among {sorted(Event.types)}"
+            f"description={description!r}: expected a 'type' among {sorted(Event.types)}; "
+            "`import jaxdp.papers.hidden_state` adds HiddenState"
         )
     fields = {k: v for k, v in description.items() if k != "type"}
     if "event" in fields:
@@ -551,8 +505,6 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     if "events" in fields:
         fields["events"] = tuple(from_dict(e) for e in fields["events"])
     try:
-        if "blocks" in fields:
-            fields["blocks"] = tuple(NoisyChain(**block) for block in fields["blocks"])
         return Event.types[description["type"]](**fields)
     except TypeError as error:
         raise ValueError(f"description={description!r}: {error}") from None

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting import certificate, contour, gaussian, hidden_state
+from jaxdp.accounting import certificate, contour, gaussian
 from jaxdp.accounting.events import (
     ADD,
     Bound,
@@ -154,7 +154,7 @@ def _epsilon_at_delta_zero(run: FlatRun, relation: Relation) -> Bound:
     if known := trivial_bound(run):
         return known
     if run.steps:
-        lower, estimate = (0.0, None) if run.hidden else (math.inf, math.inf)
+        lower, estimate = (0.0, None) if run.dominated else (math.inf, math.inf)
         return Bound(lower, estimate, math.inf, "none", "Gaussian noise: no loss is the largest")
     value = math.fsum(n * part.pure(relation) for part, n in run.parts)
     tight = value < math.inf and all(part.pairs(relation, False) for part, _ in run.parts)
@@ -198,7 +198,7 @@ def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
         return known if run.infinite or _delta_cost(0.0, run.distance) <= target else none
     # An epsilon that is proven at half of delta says what the distance costs at most.
     start = math.inf
-    if not run.hidden:
+    if not run.dominated:
         start = best_conversion("epsilon", run.renyi(relation), 0.5 * target)
     if not math.isfinite(start):
         start = _compute_bound(replace(question, at=0.5 * target, tolerance=None), accountant).upper
@@ -289,20 +289,16 @@ def _compute_bound(question: Question, accountant: str) -> Bound:
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     try:
         bound = ACCOUNTANTS[accountant][0](question)
-        if not run.hidden:
-            return bound
-        # Of hidden states an upper end only, averaged over their batches where that is allowed.
-        if accountant == "auto" and any(event.average for event, _ in run.hidden):
-            averaged = hidden_state.averaged_bound(question.of, run, question.relation, question.at)
-            bound = min(bound, averaged, key=lambda b: b.upper)
+        for kind in dict.fromkeys(type(event) for event, _ in run.dominated):
+            of, relation, at = question.of, question.relation, question.at
+            bound = kind.refine(bound, of, run, relation, at, accountant)
     except Unresolved as error:
         raise UnsupportedEventError(
             f"{run}: {accountant} under {question.relation.value} cannot resolve the composition "
             f"({error}); use accountant 'auto'"
         ) from None
-    name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
-    words = "; ".join(part for part in (bound.note, hidden_state.assumption(run)) if part)
-    return Bound(0.0, None, bound.upper, name, words)
+    # The Gaussian in the place of such an event is above it, so that the lower end is lost.
+    return replace(bound, lower=0.0, estimate=None) if run.dominated else bound
 
 
 def _certified(question: Question, renyi: bool = False) -> Bound:
@@ -334,7 +330,7 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
 
     # The contour integral's value, which is no bound, says where to look.
     estimate, rough = None, aim is not None and aim >= _ROUGH_TOLERANCE
-    if poisson and not run.hidden and (not rough or aim == math.inf):
+    if poisson and not run.dominated and (not rough or aim == math.inf):
         try:
             if not of_epsilon:
                 estimate = contour.delta(run, relation, at)
@@ -478,11 +474,6 @@ def _rdp(question: Question) -> Bound:
     return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
-def _log_sobolev(question: Question) -> Bound:
-    of, run, relation, at = question.of, question.run, question.relation, question.at
-    return hidden_state.renyi_bound(of, run, relation, at, hidden_state.log_sobolev)
-
-
 def _no_replace_one(run: FlatRun, relation: Relation) -> str:
     bad = any(step.sampling != "poisson" for step, _ in run.steps)
     if bad or relation is Relation.REPLACE_ONE:
@@ -503,7 +494,6 @@ ACCOUNTANTS: dict[str, tuple[Callable[[Question], Bound], Callable[[FlatRun, Rel
     "gdp": (_gdp, _only_full_batch),
     "clt": (_clt, _no_replace_one),
     "rdp": (_rdp, lambda run, relation: ""),
-    "log_sobolev": (_log_sobolev, hidden_state.refuses_log_sobolev),
 }
 
 
