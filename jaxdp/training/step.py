@@ -151,7 +151,7 @@ class PrivateStep:
 
     @functools.cached_property
     def chain_record(self) -> ChainRecord:
-        """What the chain's links did with the sum and its key while they were traced."""
+        """The record of the chain's links: who opened the sum and its key while they were traced."""
         return ChainRecord()
 
     @functools.cached_property
