@@ -17,6 +17,7 @@ PyTree = Any
 LossFn = Callable[..., jax.Array]
 # A compiled step gathers by indices of 32 bits. Floating-point numbers count to 2^53.
 MOST_ON_DEVICE, MOST_RECORDS = 2**31 - 1, 2**53
+OTHER_RECORDS = "data must hold the records that the sampler draws from, got another number of them"
 
 _NEVER_FLATTENED = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
@@ -66,6 +67,28 @@ class OfTicket:
     def _given(self) -> list[PyTree]:
         # Dataclasses keep the names of what their constructor takes.
         return [getattr(self, name) for name in self.__match_args__]
+
+
+class ExtraArgument:
+    """An extra argument of an optax update whose cost or assumptions jaxdp knows.
+
+    An update calls these methods on the host, in this order. What is no ``ExtraArgument`` is
+    assumed public, and the ledger says so.
+    """
+
+    def check(self, ticket: Ticket) -> None:
+        """Raises ValueError if it was charged to another ledger than the update's ticket."""
+
+    def blank(self) -> Self:
+        """Returns itself with the types that ``take`` returns, to trace an update; spends none."""
+        return self
+
+    def note(self, ticket: Ticket) -> None:
+        """Tells the ledger of the update's ticket what it assumes."""
+
+    def take(self) -> Self:
+        """Returns itself as the one compiled update gets it; its own ticket, if any, is spent."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,9 +223,7 @@ def check_records(data: Any, num_records: int) -> None:
     # A gather beyond the end would count the last record again and again.
     if count_rows("data", data) != num_records:
         # Without the numbers: they are private.
-        raise ValueError(
-            "data must hold the records that the sampler draws from, got another number of them"
-        )
+        raise ValueError(OTHER_RECORDS)
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(data)):
         require_gatherable(num_records)
 
@@ -215,6 +236,18 @@ def require_gatherable(num_records: int) -> None:
             "host, in NumPy arrays, memory maps or a reader, so that a draw's rows are gathered "
             "there"
         )
+
+
+def positions_for_device(indices: np.ndarray, num_records: int, gathered: bool) -> np.ndarray:
+    """Positions [..., m] as a compiled function takes them; see ``Draw.positions``."""
+    if num_records <= MOST_ON_DEVICE:
+        return indices
+    if not gathered:
+        require_gatherable(num_records)
+    # Without 64-bit numbers JAX would drop the high halves silently.
+    whole = indices.astype(np.uint64)
+    halves = (whole & np.uint64(2**32 - 1), whole >> np.uint64(32))
+    return np.stack(halves, axis=-1).astype(np.uint32)
 
 
 def record_keys(rng: jax.Array, indices: jax.Array) -> jax.Array:
@@ -336,7 +369,7 @@ class Draw(OfTicket):
     """The records of one step, in physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
-    ``grad_fn.sum``.
+    the gradient, ``grad_fn(params, data, draw)``.
 
     Attributes:
         indices: int32 [passes, physical_batch_size], int64 from 2^31 records on; padding points at
@@ -377,14 +410,7 @@ class Draw(OfTicket):
         Raises:
             ValueError: it is, and 32 bits do not reach every record.
         """
-        if self.num_records <= MOST_ON_DEVICE:
-            return self.indices
-        if not gathered:
-            require_gatherable(self.num_records)
-        # Without 64-bit numbers JAX would drop the high halves silently.
-        whole = self.indices.astype(np.uint64)
-        halves = (whole & np.uint64(2**32 - 1), whole >> np.uint64(32))
-        return np.stack(halves, axis=-1).astype(np.uint32)
+        return positions_for_device(self.indices, self.num_records, gathered)
 
     def batches(self, data: PyTree) -> Iterator[Batch]:
         """Returns the physical batches of the draw, gathered from ``data``, each with its mask.
