@@ -13,10 +13,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _rows, arguments
-from jaxdp.clipping import across, losses, options, rounding
+from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
-from jaxdp.clipping.reduce import Clipped, clipped_sum
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
@@ -297,7 +296,7 @@ class ClippedGrad:
             assert indices is not None
             data, gathered = across.gather_sharded(over, data, indices), True
 
-        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> tuple[Clipped, ClipInfo]:
+        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> tuple[reduce.Clipped, ClipInfo]:
             # One device's rows, each with a key of its own.
             (indices, mask, own), (records, scale, bound, rng) = rows, shared
             if indices is None:
@@ -306,7 +305,7 @@ class ClippedGrad:
                 examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
                 batch = examples, None if rng is None else _rows.folded(rng, indices)
 
-            def microbatch(rows: PyTree, mask: jax.Array) -> tuple[Clipped, ClipInfo]:
+            def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
                 # The plan, then every row's gradients in the form that it says, then the sum of
                 # them clipped.
                 loss, uses, engines = self._planned(
@@ -322,7 +321,7 @@ class ClippedGrad:
                     each = iter(options.scale_leaves(scale, self.trained(params)))
                     flags = options.trained_flags(self.trainable, params)
                     scales = [next(each) if flag else None for flag in flags]
-                clipped = clipped_sum(self.rule, grads, structure, mask, scales, bound)
+                clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
@@ -349,7 +348,7 @@ class ClippedGrad:
             start = zero_totals(self, params)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
             info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-            return Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+            return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
 
         own, records = (data, None) if gathered else (None, data)
         rows, shared = (indices, mask, own), (records, scale, bound, rng)
@@ -370,7 +369,7 @@ class ClippedGrad:
     def one_pass(self, *args: Any, **options: Any) -> Any:
         """An old name."""
         summed, info = self.clip_physical_batch(*args, **options)
-        return Clipped(summed.value, info.norms, info.clipped, summed.votes), info  # type: ignore
+        return reduce.Clipped(summed.value, info.norms, info.clipped, summed.votes), info  # type: ignore
 
     def summed(
         self, params: Any, total: Any, votes: Any, scale: Any = None, bound: Any = None

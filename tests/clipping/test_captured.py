@@ -408,7 +408,7 @@ batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
 spread = jax.device_put((batch, jnp.arange(32) % 3 != 0), NamedSharding(mesh, P("x")))
 for engine in ("auto", "ghost", "vmap"):
     grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
-    total = jax.jit(lambda p, b, m: grad_fn(p, b, m)[0].value)
+    total = jax.jit(lambda p, b, m: grad_fn(p, b, m).value)
     found = total(params, *spread), total(params, *jax.device_get(spread))
     jax.tree.map(lambda a, b: all_close(a, b, rtol=1e-5, atol=1e-6), *found)
 print(len(jax.devices()))
