@@ -218,12 +218,13 @@ class ClippedGrad:
 
         # Parameters and records stay where they are; where that is a mesh, its devices share the
         # rows of each physical batch.
-        place = placement.agreed(self.placement, params, *([data] if on_device else []))
+        place = placement.resolve_placement(self.placement, params, *([data] if on_device else []))
+        mesh = None if place is None else place.mesh
         grad_fn, there = self, params
         if place is not None:
             grad_fn, there = dataclasses.replace(self, placement=place), place.put(params)
             data = place.put(data) if on_device else data
-        with placement.among(place):
+        with placement.using_mesh(mesh):
             totals = zero_totals(grad_fn, there)
 
         # Each physical batch: rows gathered by the program from records on the device, else here.
@@ -232,13 +233,13 @@ class ClippedGrad:
         each = data if gathered else itertools.repeat(data, len(draw.indices))
         for rows, indices, mask in zip(each, draw.indices, draw.mask, strict=True):
             if place is not None and not gathered:
-                indices, mask = place.padded(indices, mask)
+                indices, mask = place.pad(indices, mask)
             if source is not None and place is None:
                 rows = source.gather(indices, mask)
             elif source is not None and place is not None:
-                rows = shards.gathered(source.gather, indices, mask, place.of_rows)
+                rows = shards.gathered(source.gather, indices, mask, place.row_sharding)
             positions = _rows.for_device(indices, draw.num_records, not on_device)
-            with placement.among(place), losses.comparing(rows):
+            with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
                 totals, info = add_physical_batch(
                     *kinds, totals, there, rows, positions, mask, rng, scale, bound
@@ -250,11 +251,11 @@ class ClippedGrad:
         losses.note_assumed(draw.ticket, engines)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
-        with placement.among(place):
+        with placement.using_mesh(mesh):
             total = _compensated(total, lost)
         if place is not None:
-            total = placement.as_it_was(total, params)
-        l2 = grad_fn._l2(params, bound, drawn=not gathered or (place is not None and place.fed))
+            total = placement.sharded_like(total, params)
+        l2 = grad_fn._l2(params, bound, drawn=not gathered or (place is not None and place.from_trainer))
         summed = Summed(total, l2, scale, None if bound is None else votes)
         if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
@@ -291,7 +292,7 @@ class ClippedGrad:
         if place is not None and place.devices > 1:
             around = jax.sharding.get_abstract_mesh().manual_axes
             over = None if set(place.rows) & set(around) else place
-        drawn = indices is not None and (not gathered or (place is not None and place.fed))
+        drawn = indices is not None and (not gathered or (place is not None and place.from_trainer))
         if over is not None and over.records and not gathered:
             assert indices is not None
             data, gathered = across.gather_sharded(over, data, indices), True
@@ -604,7 +605,7 @@ def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
     if grad_fn.placement is None:
         return total
     leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
-    return jax.tree.unflatten(structure, grad_fn.placement.held(leaves))
+    return jax.tree.unflatten(structure, grad_fn.placement.with_sharding(leaves))
 
 
 add_pass, nothing = add_physical_batch, zero_totals  # until the trainer has the new names
