@@ -237,7 +237,7 @@ class ClippedGrad:
             if source is not None and place is None:
                 rows = source.gather(indices, mask)
             elif source is not None and place is not None:
-                rows = shards.gathered(source.gather, indices, mask, place.row_sharding)
+                rows = shards.gather_sharded(source.gather, indices, mask, place.row_sharding)
             positions = _rows.for_device(indices, draw.num_records, not on_device)
             with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
@@ -255,7 +255,9 @@ class ClippedGrad:
             total = _compensated(total, lost)
         if place is not None:
             total = placement.sharded_like(total, params)
-        l2 = grad_fn._l2(params, bound, drawn=not gathered or (place is not None and place.from_trainer))
+        l2 = grad_fn._l2(
+            params, bound, drawn=not gathered or (place is not None and place.from_trainer)
+        )
         summed = Summed(total, l2, scale, None if bound is None else votes)
         if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
@@ -295,9 +297,11 @@ class ClippedGrad:
         drawn = indices is not None and (not gathered or (place is not None and place.from_trainer))
         if over is not None and over.records and not gathered:
             assert indices is not None
-            data, gathered = across.gather_sharded(over, data, indices), True
+            data, gathered = across.gather_to_devices(over, data, indices), True
 
-        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> tuple[reduce.Clipped, ClipInfo]:
+        def of_device(
+            params: PyTree, rows: PyTree, shared: PyTree
+        ) -> tuple[reduce.Clipped, ClipInfo]:
             # One device's rows, each with a key of its own.
             (indices, mask, own), (records, scale, bound, rng) = rows, shared
             if indices is None:
