@@ -94,9 +94,9 @@ def compiled(trainer, state):
     batch = next(trainer.batches(1))
     draw, rows = batch.draw, batch.rows
     data = trainer._data if rows is None else rows[0]
-    drawn = (data, draw.indices[0], draw.mask[0], draw.ticket.blank())
-    options = {"gathered": rows is not None, "told": False}
-    return trainer._step.whole.lower(*state[:2], *drawn, None, {}, **options).compile()
+    given = (data, draw.indices[0], draw.mask[0], None), draw.ticket.blank(), {}, None
+    options = {"gathered": rows is not None, "return_info": False}
+    return trainer._step.compiled.jitted.lower(*state[:2], *given, **options).compile()
 
 
 def ordinary(params, rows, axes, mesh):

@@ -147,7 +147,11 @@ def test_a_loop_of_ones_own_goes_through_the_chain_in_order_alone():
     mechanism, names = amplified(), range(N)
     grad_fn, tx = mechanism.clipped_grad(loss_fn), mechanism.privatize()
     sampler = mechanism.sampler(N, identities=names)
-    update, params, data = jaxdp.compile_update(tx), PARAMS, jax.tree.map(jnp.asarray, DATA)
+    update, params, data = (
+        jaxdp.compile_update(tx, donate=False),
+        PARAMS,
+        jax.tree.map(jnp.asarray, DATA),
+    )
     first = state = tx.init(params)
     for _ in range(STEPS - 1):
         summed = grad_fn(params, data, sampler.draw())

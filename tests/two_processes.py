@@ -93,7 +93,7 @@ def a_sum_of_one_process_is_refused():
         summed = grad_fn(params, own, mech.sampler(100).draw())
         refused("", tx.update, summed, tx.init(params), params)
         if mech is MECH:
-            refused("", jaxdp.compile_update(tx), params, tx.init(params), summed)
+            refused("", jaxdp.compile_update(tx, donate=False), params, tx.init(params), summed)
 
 
 ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")

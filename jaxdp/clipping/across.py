@@ -231,6 +231,3 @@ _PRIMITIVE.def_impl(_run)
 _PRIMITIVE.def_abstract_eval(_types)
 mlir.register_lowering(_PRIMITIVE, _lowered)
 batching.primitive_batchers[_PRIMITIVE] = _mapped
-
-
-spread = with_mesh  # until the trainer calls it so

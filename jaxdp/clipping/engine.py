@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -288,6 +288,11 @@ class ClippedGrad:
             scale: checked, as for a call.
             bound: checked, as for a call.
         """
+        if gathered and indices is not None and _rows.rows("data", data) != mask.shape[0]:
+            raise ValueError(
+                f"data must hold a row for each of the {mask.shape[0]} positions of a physical "
+                f"batch, got {_rows.rows('data', data)}: one would count as several records"
+            )
         # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
         # the same axes they are already), each record goes to the device that will work on it.
         place, over = self.placement, None
@@ -369,25 +374,6 @@ class ClippedGrad:
             clipped, info = across.without_mesh_types(of_device, params, rows, shared)
         votes = None if bound is None else clipped.votes
         return Summed(clipped.total, self._l2(params, bound, drawn), scale, votes), info
-
-    # Old names, until the trainer has the new ones.
-    def one_pass(self, *args: Any, **options: Any) -> Any:
-        """An old name."""
-        summed, info = self.clip_physical_batch(*args, **options)
-        return reduce.Clipped(summed.value, info.norms, info.clipped, summed.votes), info  # type: ignore
-
-    def summed(
-        self, params: Any, total: Any, votes: Any, scale: Any = None, bound: Any = None
-    ) -> Any:
-        """An old name."""
-        votes = None if bound is None else votes
-        return Summed(total, self._l2(params, bound, True), scale, votes)
-
-    def sum(self, *args: Any, told: bool = False, **options: Any) -> Any:
-        """An old name."""
-        return self.sum_draw(*args, return_info=told, **options)
-
-    sum_passes = sum
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
@@ -610,6 +596,3 @@ def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
         return total
     leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
     return jax.tree.unflatten(structure, grad_fn.placement.with_sharding(leaves))
-
-
-add_pass, nothing = add_physical_batch, zero_totals  # until the trainer has the new names

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp._rows import check_mask, rows
-from jaxdp.ledger.links import past_of, start_of
+from jaxdp.ledger.returned import find_past, past_of_bound
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 
@@ -70,7 +70,7 @@ def check_arrays(params: PyTree) -> None:
     if is_donated(params):
         raise ValueError(
             "params must be those that the last update returned, got some whose memory it has "
-            "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
+            "reused: write params, opt_state, info = update(params, opt_state, "
             "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
         )
     for at, leaf in enumerate(jax.tree.leaves(params)):
@@ -213,8 +213,8 @@ def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, j
         return data.data, jnp.asarray(data.mask)
     require_no_batch(data)
     if not isinstance(mask, str | list | tuple) and not hasattr(mask, "dtype"):
-        size = rows("batch", data)
-        found = type(mask).__name__
+        shape = next((getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(data)), ())
+        size, found = shape[0] if shape else "m", type(mask).__name__
         if mask is None:
             found = "None: padding would count as records"
         raise ValueError(
@@ -283,9 +283,9 @@ def note_given(
     if ticket is None:
         return
     own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit())
-    if not own and past_of(bound) not in (b"", start_of(limit())):
+    if not own and find_past(bound) not in (b"", past_of_bound(limit())):
         ticket.note("trusted", _BY_THE_CALLER.format("the clip bound (bound=)"))
-    if any(past_of(leaf) != b"" for leaf in jax.tree.leaves(scale)):
+    if any(find_past(leaf) != b"" for leaf in jax.tree.leaves(scale)):
         ticket.note("trusted", _BY_THE_CALLER.format("the scale (scale=)"))
 
 

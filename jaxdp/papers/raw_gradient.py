@@ -114,8 +114,6 @@ class RawGradient:
             return summed, infos
         return summed.carrying(draw.ticket, passes=frozenset(range(len(parts)))), infos
 
-    sum = sum_passes = sum_draw  # until the trainer has the new name
-
     def _rows(
         self, params: PyTree, contribution: Contribution, batch: PyTree, mask: jax.Array
     ) -> tuple[tuple[PyTree, PyTree], ClipInfo]:

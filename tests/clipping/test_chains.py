@@ -55,7 +55,7 @@ def test_before_the_noise_nothing_opens_a_sum():
     }
     words, given, rows = r"Put privatize .* first in the optax chain, before scale", summed(), []
     for name, tx in early.items():
-        state, update = tx.init(PARAMS), jaxdp.compile_update(tx)
+        state, update = tx.init(PARAMS), jaxdp.compile_update(tx, donate=False)
         rows.append((words, functools.partial(tx.update, given, state, PARAMS), name))
         rows.append((words, functools.partial(update, PARAMS, state, given), name, "compiled"))
     all_refused(rows, TypeError)
@@ -86,7 +86,13 @@ def test_a_sum_is_no_array_nothing_else_takes_its_place_and_jit_does_not_hold_it
         (r"outside jit: jaxdp.compile_update\(tx\) compiles", jax.jit(NOISY.update), given, state),
         (inside, jax.jit(MECH.clipped_grad(loss_fn)), PARAMS, batch),
         (remedy, NOISY.update, plain, state, PARAMS),
-        ("summed must be a Summed", jaxdp.compile_update(NOISY), PARAMS, state, plain),
+        (
+            "summed must be a Summed",
+            jaxdp.compile_update(NOISY, donate=False),
+            PARAMS,
+            state,
+            plain,
+        ),
         *(("un-noised sum, which nothing but priv", use, given) for use in (*uses, list)),
     ]
     all_refused(
@@ -100,7 +106,7 @@ FROZEN = {"w": True, "b": False}
 def test_a_state_made_for_frozen_parameters_too_is_refused_with_the_remedy():
     trained = MECH.clipped_grad(loss_fn, trainable=FROZEN).trained(PARAMS)
     tx = optax.chain(privatize(), optax.rmsprop(0.1))
-    wrong, right, update = tx.init(PARAMS), tx.init(trained), jaxdp.compile_update(tx)
+    wrong, right, update = tx.init(PARAMS), tx.init(trained), jaxdp.compile_update(tx, donate=False)
     given = [summed(trainable=FROZEN) for _ in range(4)]
     remedy = r"tx.init\(grad_fn.trained\(params\)\)"
     rows = [(f"opt_state must be .*{remedy}", functools.partial(update, PARAMS, wrong, given[3]))]
@@ -121,7 +127,7 @@ def test_an_error_of_the_users_own_transformation_stays_as_it_is():
 
     tx = optax.chain(privatize(), optax.GradientTransformation(optax.sgd(0.1).init, broken))
     with pytest.raises(ValueError, match=r"^mine"):
-        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed())
+        jaxdp.compile_update(tx, donate=False)(PARAMS, tx.init(PARAMS), summed())
 
 
 # ------------------------------------------------------------------- Flax

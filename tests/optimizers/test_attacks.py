@@ -243,7 +243,7 @@ def test_a_sum_beside_un_noised_means_is_never_without_a_word():
         sampler, tx = mechanism().sampler(100), optax.chain(mechanism().privatize())
         summed = grad_fn(params, DATA, sampler.draw(), raw=jnp.zeros(3))
         if compiled:
-            jaxdp.compile_update(tx)(params, tx.init(params), summed)
+            jaxdp.compile_update(tx, donate=False)(params, tx.init(params), summed)
         else:
             tx.update(summed, tx.init(params), params)
         assert any("un-noised means" in said for said in sampler.ledger.unverified()), compiled
