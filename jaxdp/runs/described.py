@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
+from jaxdp.runs.assemble import RunResult
 from jaxdp.runs.config import RunConfig
-from jaxdp.runs.loop import RunResult
 from jaxdp.runs.report import build, levels, origin, words
 from jaxdp.runs.report.schema import TEST_ACCURACY, Report
 from jaxdp.runs.report.subject import Names, Rows, Subject, steps_in_words

@@ -14,9 +14,9 @@ from jaxdp.accounting.tuned import Tries
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import assemble, checks
+from jaxdp.runs import assemble
 from jaxdp.runs import space as spaces
-from jaxdp.runs.config import RunConfig, resolve
+from jaxdp.runs.config import RunConfig, check_values, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.tries import Chosen
 from jaxdp.runs.tuning import tune
@@ -132,7 +132,7 @@ def tuned(
 
     def make(candidate: spaces.Candidate) -> Algorithm:
         changed = dataclasses.replace(config, **candidate)  # type: ignore[arg-type]
-        checks.values(dataclasses.replace(changed, epsilon=None))
+        check_values(dataclasses.replace(changed, epsilon=None))
         return changed.private_algorithm()
 
     # Public: the same ones for all tries, also of a tuning that goes on.

@@ -17,7 +17,7 @@ from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.audit import audit_blocks
-from jaxdp.papers.block_coordinate.run import BlockRun
+from jaxdp.papers.block_coordinate.run import block_run, report_of, train
 from jaxdp.papers.block_coordinate.settings import (
     ADD,
     ALGORITHMS,
@@ -196,9 +196,10 @@ def train_blocks(
     date = reporting.today()
     with in_words(directory):
         with _bar(config) as progress:
-            run = BlockRun(config, directory, dataset, secret, progress, set_aside_unreadable)
-            result = run.result()
-        report = run.report_of(result, date, None if words is None else origin.command(words))
+            run = block_run(config, directory, dataset, secret, progress, set_aside_unreadable)
+            result = train(run, config)
+        asked = None if words is None else origin.command(words)
+        report = report_of(config, dataset, result, directory.ledger, date, asked)
         reporting.write(report, directory)
     _tell(report, directory, result, as_json)
 
