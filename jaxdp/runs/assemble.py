@@ -85,7 +85,7 @@ def start(
         secret: the randomness.
         progress: called after every step.
         mesh: whose devices share the records of every step; None for one device.
-        enough: ends the run early, see ``RunPlan``; the configuration's steps are charged all the
+        enough: ends the run early, see ``jaxdp.runs.run.Parts``; the configuration's steps are charged all the
             same, at the start.
 
     Raises:

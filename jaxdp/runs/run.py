@@ -25,7 +25,7 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement
 from jaxdp.devices.placement import agreed as agreed_place
@@ -246,8 +246,8 @@ class Run:
         self._given = self._params if agreed_place(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
         if constants is not None:
-            declared = captured.declared(constants, loss_fn).arrays
-            loss_fn = captured.declaring(functools.partial(loss_fn), declared)
+            declared = losses.declared_constants(constants, loss_fn).arrays
+            loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
         self._loss_fn = loss_fn
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
