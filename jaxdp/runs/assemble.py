@@ -85,8 +85,8 @@ def start(
         secret: the randomness.
         progress: called after every step.
         mesh: whose devices share the records of every step; None for one device.
-        enough: ends the run early, see ``jaxdp.runs.run.Parts``; the configuration's steps are charged all the
-            same, at the start.
+        enough: ends the run early, see ``jaxdp.runs.run.Parts``; the configuration's steps are
+            charged all the same, at the start.
 
     Raises:
         ValueError: the directory holds a run already, or is in use.
