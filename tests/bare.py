@@ -19,7 +19,7 @@ from jaxdp import __main__, _extras, audit, data
 from jaxdp import accounting as acc
 
 # Rooms, and modules of papers and data, that an extra brings.
-OUTSIDE = ("cli", "data.models", "papers", "report", "runs", "data.builders")
+OUTSIDE = ("cli", "data.models", "papers", "runs", "data.builders")
 
 
 def loss_fn(params, example):

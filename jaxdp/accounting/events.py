@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxdp import arguments as check
-from jaxdp.accounting.chains import NoisyChain
 
 Array = NDArray[np.float64]
 
@@ -146,14 +145,14 @@ class Event:
             Event.types[cls.type_name] = cls
 
 
-def an_event(name: str, value: object) -> Event:
+def require_event(name: str, value: object) -> Event:
     """Returns the value, if it is an event."""
     if not isinstance(value, Event):
         raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
     return value
 
 
-def a_gaussian(name: str, value: object) -> "Gaussian":
+def require_gaussian(name: str, value: object) -> "Gaussian":
     """Returns the value, if it is a Gaussian event."""
     if not isinstance(value, Gaussian):
         raise ValueError(f"{name}={value!r}: expected a Gaussian (see joint_gaussian)")
@@ -196,7 +195,7 @@ class PoissonSampled(Event):
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, sampling_prob=check.share)
+        check.fields(self, event=require_event, sampling_prob=check.share)
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class FixedSizeSampled(Event):
     batch_size: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, dataset_size=check.size, batch_size=check.count)
+        check.fields(self, event=require_event, dataset_size=check.size, batch_size=check.count)
         n, b = self.dataset_size, self.batch_size
         if b > n:
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
@@ -245,7 +244,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, count=check.count)
+        check.fields(self, event=require_event, count=check.count)
 
 
 @dataclass(frozen=True)
@@ -262,7 +261,7 @@ class Composed(Event):
         if not isinstance(self.events, Iterable):
             raise ValueError(f"events={self.events!r}: expected an iterable of events")
         events = tuple(self.events)
-        check.each("events", events, an_event)
+        check.each("events", events, require_event)
         object.__setattr__(self, "events", events)
 
 
@@ -284,7 +283,7 @@ class GridNoise(Event):
     distance: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, distance=check.share)
+        check.fields(self, event=require_event, distance=check.share)
         if isinstance(self.event, GridNoise):
             raise ValueError(f"event={self.event!r}: expected one that is not on a grid already")
 
@@ -310,7 +309,7 @@ class PerUser(Event):
     records: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, records=check.size)
+        check.fields(self, event=require_event, records=check.size)
 
     @property
     def block(self) -> int:
@@ -344,7 +343,7 @@ class CorrelatedNoise(Event):
     steps: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=a_gaussian, steps=check.size)
+        check.fields(self, event=require_gaussian, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
         """As ``Event.refuses``."""
@@ -388,7 +387,7 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     steps: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=a_gaussian, sampling_prob=check.share)
+        check.fields(self, event=require_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
@@ -414,52 +413,6 @@ class NonPrivate(Event):
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
             raise ValueError(f"reason={self.reason!r}: expected a non-empty sentence")
-
-
-@dataclass(frozen=True)
-class HiddenState(Event):
-    """The last iterates of one or more chains over ONE secret partition, and nothing else of them.
-
-    The chains run one after the other; each starts from public constants and what was released
-    before it, and nothing computed from its inner iterates is logged, evaluated, exported or used
-    elsewhere. Bounded under REPLACE_ONE only: another number of records is another partition.
-    docs/hidden_state.md derives the bound; ``jaxdp.accounting.hidden_state`` computes it.
-
-    Attributes:
-        blocks: chains with the same number of batches (any iterable is accepted and made a tuple).
-        average: the batch of a record is uniform: all batches have the same size. Then the loss is
-            averaged over the batches, once over all blocks; otherwise the worst batch counts.
-        exposed: "" while the inner iterates stay hidden. Otherwise one sentence that names
-            what left a loop: the hidden-state bound is then lost and every step is charged.
-    """
-
-    blocks: tuple[NoisyChain, ...]
-    average: bool = False
-    exposed: str = ""
-
-    def __post_init__(self) -> None:
-        blocks = tuple(self.blocks) if isinstance(self.blocks, Iterable) else ()
-        if not blocks or not all(isinstance(block, NoisyChain) for block in blocks):
-            raise ValueError(f"blocks={self.blocks!r}: expected at least one NoisyChain")
-        if len({block.batches for block in blocks}) > 1:
-            raise ValueError(
-                f"blocks have {sorted({b.batches for b in blocks})} batches: expected the same "
-                "number, for they share one partition"
-            )
-        if not isinstance(self.average, bool):
-            raise ValueError(f"average={self.average!r}: expected True or False")
-        if not isinstance(self.exposed, str):
-            raise ValueError(f"exposed={self.exposed!r}: expected a sentence")
-        object.__setattr__(self, "blocks", blocks)
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is Relation.REPLACE_ONE:
-            return ""
-        return (
-            "records are put into batches of public sizes, so that neighbours have equal size; ask "
-            "with relation replace_one"
-        )
 
 
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
@@ -518,15 +471,15 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 
 def to_dict(event: Event) -> dict[str, Any]:
     """The event in plain JSON types; ``from_dict`` gives an equal event back."""
-    an_event("event", event)
+    require_event("event", event)
     out: dict[str, Any] = {"type": event.type_name}
     for key, value in vars(event).items():
         if key == "event":
             value = to_dict(value)
         elif key == "events":
             value = [to_dict(e) for e in value]
-        elif key == "blocks":
-            value = [asdict(block) for block in value]
+        elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+            value = [asdict(part) for part in value]
         elif isinstance(value, Relation):
             value = value.value
         elif is_dataclass(value):
@@ -543,7 +496,8 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     """
     if not isinstance(description, Mapping) or description.get("type") not in Event.types:
         raise ValueError(
-            f"description={description!r}: expected a 'type' among {sorted(Event.types)}"
+            f"description={description!r}: expected a 'type' among {sorted(Event.types)}; "
+            "`import jaxdp.papers.hidden_state` adds HiddenState"
         )
     fields = {k: v for k, v in description.items() if k != "type"}
     if "event" in fields:
@@ -551,8 +505,6 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     if "events" in fields:
         fields["events"] = tuple(from_dict(e) for e in fields["events"])
     try:
-        if "blocks" in fields:
-            fields["blocks"] = tuple(NoisyChain(**block) for block in fields["blocks"])
         return Event.types[description["type"]](**fields)
     except TypeError as error:
         raise ValueError(f"description={description!r}: {error}") from None

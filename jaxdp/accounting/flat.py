@@ -8,6 +8,7 @@ import numpy as np
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
     Array,
+    Bound,
     Composed,
     CorrelatedNoise,
     CyclicPoissonSampled,
@@ -15,7 +16,6 @@ from jaxdp.accounting.events import (
     FixedSizeSampled,
     Gaussian,
     GridNoise,
-    HiddenState,
     NonPrivate,
     PerUser,
     PoissonSampled,
@@ -23,12 +23,11 @@ from jaxdp.accounting.events import (
     Repeated,
     UnsupportedEventError,
 )
-from jaxdp.accounting.hidden_state import batch_values
 from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
-# Kinds of steps that are told apart: each costs the time of a transform and more.
-_KINDS, _FEW = 100, 24
+# Kinds of steps that are kept distinct: each costs the time of a transform and more.
+_MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
 _DISTANCES = {
     Relation.REPLACE_ONE: ((2, 2, 2),),
@@ -77,23 +76,60 @@ class GaussianStep:
         return np.asarray(np.minimum(np.max(curves, axis=0), full))
 
 
+class DominatedEvent(Event):
+    """Base class of events that a Gaussian mechanism dominates, and for which no pair is known.
+
+    A run that holds one has upper bounds alone; its class may know a smaller one for the whole run.
+    """
+
+    def mu(self) -> float:
+        """The mu for which the event is mu-GDP under the relations not refused; may be infinite."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Returns the event in words, for a report."""
+        raise NotImplementedError
+
+    @classmethod
+    def refine(
+        cls,
+        bound: Bound,
+        of: str,
+        run: "FlatRun",
+        relation: Relation,
+        value: float,
+        accountant: str,
+    ) -> Bound:
+        """Returns the bound of a run that holds such events, or a smaller one that they prove.
+
+        Args:
+            bound: by the accountant, where a Gaussian stands for each of them.
+            of: "epsilon" at a delta, or "delta" at an epsilon.
+            run: the flat run.
+            relation: which data sets are neighbours.
+            value: the delta, or the epsilon.
+            accountant: the one that was asked for.
+        """
+        return bound
+
+
 @dataclass(frozen=True)
 class FlatRun:
     """A composition in flat form.
 
     Attributes:
         steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
-            Hidden-state events are among them as Gaussians that are no better.
+            Dominated events are among them as the Gaussians that dominate them.
         infinite: why nothing can be guaranteed, or "" when something can.
-        hidden: (event, count) of the hidden-state events.
-        others: the steps without the hidden-state events; None when there are none of these.
+        dominated: (event, count) of the events that a Gaussian dominates, distinct.
+        others: the steps without the dominated events; None when there are none of these.
         parts: (part, count) of the events that are no Gaussian steps, distinct.
         distance: of the release in total variation from this run; whoever takes it charges it.
     """
 
     steps: tuple[tuple[GaussianStep, int], ...]
     infinite: str = ""
-    hidden: tuple[tuple[HiddenState, int], ...] = ()
+    dominated: tuple[tuple[DominatedEvent, int], ...] = ()
     others: tuple[tuple[GaussianStep, int], ...] | None = None
     parts: tuple[tuple[PairedEvent, int], ...] = ()
     distance: float = 0.0
@@ -106,9 +142,9 @@ class FlatRun:
             total += n * release.renyi(relation, alphas)
         return total
 
-    def fewer(self) -> "FlatRun":
+    def merge_similar(self) -> "FlatRun":
         """A run of fewer kinds of steps, no more private: similar ones have the least noise."""
-        groups, _ = _alike(self.steps, _FEW)
+        groups, _ = _group_similar_steps(self.steps, _MAX_KINDS_ROUGH)
         return replace(self, steps=tuple((least, n) for (least, _), n in groups))
 
     def __str__(self) -> str:
@@ -139,8 +175,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
     counts: dict[GaussianStep, int] = {}
-    worst: dict[GaussianStep, int] = {}  # no better than the hidden-state events
-    hidden: dict[HiddenState, int] = {}
+    dominating: dict[GaussianStep, int] = {}  # in the place of the dominated events
+    dominated: dict[DominatedEvent, int] = {}
     parts: dict[PairedEvent, int] = {}
     reasons: list[str] = []
     distance = 0.0
@@ -176,12 +212,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     continue
                 # Everything inside saw one draw, so it is one joint Gaussian.
                 run = flatten(event.event, relation, name)
-                if run.hidden:
-                    raise UnsupportedEventError(
-                        f"{name} of a HiddenState event: its partition is of all records, not of a "
-                        "draw, and no bound is known"
-                    )
-                for part, _ in run.parts:
+                for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
                         f"{name} of a {part.type_name} event: its amplification by sampling "
                         "has no bound here; put it beside the sampled event"
@@ -194,25 +225,21 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     reasons.append(run.infinite)
                 kind = kind if q < 1 else "poisson"
                 steps = [GaussianStep(step.noise_multiplier, q, kind) for step, _ in run.steps]
-            case HiddenState():
-                hidden[event] = hidden.get(event, 0) + times
-                # A Gaussian that is no better than the event's worst batch. Under replace-one a
-                # Gaussian of multiplier z is 2/z-GDP.
-                mu = math.sqrt(2 * float(batch_values(event).max()))
+            case DominatedEvent():
+                dominated[event] = dominated.get(event, 0) + times
+                mu = event.mu()
                 if not math.isfinite(mu):
-                    reasons.append(
-                        "inner iterates left a loop whose start is not the same for all records"
-                    )
+                    reasons.append(f"no Gaussian dominates {name}: {event.describe()}")
                 elif mu > 0:
-                    steps = [GaussianStep(min(2 / mu, 1e30))]
+                    steps = [GaussianStep(min(relation.separation / mu, 1e30))]
             case PerUser(inner, _):
                 todo.append((inner, times))
-            case GridNoise(inner, apart):
+            case GridNoise(inner, variation):
                 if sampled:
                     raise UnsupportedEventError(
                         f"{sampled} of a GridNoise event: put it around the sampled event"
                     )
-                distance += times * apart
+                distance += times * variation
                 todo.append((inner, times))
             case CorrelatedNoise() | CyclicPoissonSampled():
                 # At the cost of releases with independent noise: one, or a round of groups each.
@@ -228,7 +255,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     parts[event] = parts.get(event, 0) + times
             case _:
                 raise ValueError(f"event={event!r}: expected an event that jaxdp.accounting knows")
-        into = worst if isinstance(event, HiddenState) else counts
+        into = dominating if isinstance(event, DominatedEvent) else counts
         for step in steps:
             z = step.noise_multiplier
             if z == 0:
@@ -237,9 +264,9 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 reasons.append(f"noise multiplier {z:g} is too small to be any noise")
             else:
                 into[step] = into.get(step, 0) + times
-    # All full-batch Gaussians are merged into one, without the hidden states and with them.
+    # All full-batch Gaussians are merged into one, without the dominated events and with them.
     merged = []
-    for found in ([*counts.items()], [*counts.items(), *worst.items()]):
+    for found in ([*counts.items()], [*counts.items(), *dominating.items()]):
         full = [(s, n) for s, n in found if s.sampling_prob == 1]
         kinds = [(s, n) for s, n in found if s.sampling_prob < 1]
         if full:
@@ -253,8 +280,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     return FlatRun(
         merged[1],
         "; ".join(dict.fromkeys(reasons)),
-        tuple(hidden.items()),
-        merged[0] if hidden else None,
+        tuple(dominated.items()),
+        merged[0] if dominated else None,
         tuple(parts.items()),
         distance * (1 + 1e-9),
     )
@@ -283,7 +310,7 @@ def directions(
         tolerance: relative, of the width that is aimed at.
         both: prepare a lower end too.
     """
-    groups, spread = _alike(run.steps, _KINDS)
+    groups, spread = _group_similar_steps(run.steps, _MAX_KINDS)
     above = [(least.pairs(relation, True), n) for (least, _), n in groups]
     above += [(part.pairs(relation, True), n) for part, n in run.parts]
     below = [(most.pairs(relation, False), n) for (_, most), n in groups if both]
@@ -301,7 +328,7 @@ def directions(
     return found
 
 
-def _alike(
+def _group_similar_steps(
     steps: tuple[tuple[GaussianStep, int], ...], most: int
 ) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
     """(steps with the least and the most noise of those taken together and their number, spread).
@@ -312,14 +339,14 @@ def _alike(
     """
     if len(steps) <= most:
         return [((step, step), n) for step, n in steps], 0.0
-    alike: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
+    by_sampling: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
     for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
-        alike.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
+        by_sampling.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
     reach = sum(
-        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in alike.values()
+        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in by_sampling.values()
     )
     groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
-    for members in alike.values():
+    for members in by_sampling.values():
         least, last, count = members[0][0], members[0][0], 0
         for step, n in members:
             if step.noise_multiplier > least.noise_multiplier * math.exp(reach / most):

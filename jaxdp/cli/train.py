@@ -232,7 +232,9 @@ def train(
     name = options["dataset"] if data_file is None else data_file.stem
     free = (Path("runs") / f"{name}-{number}" for number in itertools.count(1))
     directory = RunDirectory(
-        processes.first(lambda: str(out or next(path for path in free if not path.exists())))
+        processes.from_process_0(
+            lambda: str(out or next(path for path in free if not path.exists()))
+        )
     )
     secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
     own = _own_data(directory, data_file, classes, dataset_size, resume)

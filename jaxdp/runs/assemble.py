@@ -96,7 +96,7 @@ def start(
         directory.create()
         return ""
 
-    processes.first(create)
+    processes.from_process_0(create)
     return _train(config, directory, dataset, secret, progress, mesh, enough, is_new=True)
 
 

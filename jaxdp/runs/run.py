@@ -27,8 +27,7 @@ from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.devices import processes, shards
-from jaxdp.devices.placement import Placement, placement
-from jaxdp.devices.placement import agreed as agreed_place
+from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import AT_ONCE, Secret
@@ -243,7 +242,7 @@ class Run:
         self.algorithm.mechanism.check_source(self.source)
         self._params = jax.tree.map(np.asarray, params)
         # On a mesh they stay sharded as they are.
-        self._given = self._params if agreed_place(None, params) is None else params
+        self._given = self._params if resolve_placement(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
         if constants is not None:
             declared = losses.declared_constants(constants, loss_fn).arrays
@@ -397,7 +396,7 @@ class Run:
             self.directory.lock()
             return ""
 
-        processes.first(take_folder)  # process 0 alone; an error stops all
+        processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
             count = 0 if self._canaries is None else self._canaries.count
@@ -623,7 +622,7 @@ class Run:
         given = None if self._secret is None else self._secret.stream("agreement").hex()
         versions = processes.versions()
         processes.agree(**versions, mechanism=self._mechanism(), secret=given)
-        text = processes.first(lambda: json.dumps(self._kept_state().to_dict()))
+        text = processes.from_process_0(lambda: json.dumps(self._kept_state().to_dict()))
         found = RunState.from_dict(json.loads(text))
         processes.agree(
             options=(self._every, self._physical_batch_size, self._delta, self._relation),
@@ -772,7 +771,7 @@ def _first_state(
         return first, state
 
     params, opt_state = (jax.jit(both, compiler_options=AT_ONCE) if traceable else both)(params)
-    place = agreed_place(place, params)
+    place = resolve_placement(place, params)
     if place is None:
         return params, opt_state
     params = place.put(params)

@@ -167,7 +167,9 @@ class Start:
             ValueError: the ledger lacks charges behind the state, or the steps behind it cannot be
                 charged once more.
         """
-        return Continuation[processes.first(lambda: self._use_of(state, mechanism, given_up).name)]
+        return Continuation[
+            processes.from_process_0(lambda: self._use_of(state, mechanism, given_up).name)
+        ]
 
     def _use_of(self, state: TrainState, mechanism: Mechanism, given_up: bool) -> Continuation:
         past, ledger, streams = past_of(state), self.ledger, self.streams
@@ -262,8 +264,10 @@ def begin(
         # Each start has a line of its own, so that what two copies of a folder take and write after
         # their start can be told apart, and fresh randomness for draws and noise.
         head = ledger.head
-        _, place = ledger.new_stream(f"start {processes.first(lambda: secrets.token_hex(16))}")
-        fresh = processes.first(lambda: secrets.token_hex(16))
+        _, place = ledger.new_stream(
+            f"start {processes.from_process_0(lambda: secrets.token_hex(16))}"
+        )
+        fresh = processes.from_process_0(lambda: secrets.token_hex(16))
         if secret.reproducible:
             # A seed that a person chose gives the same to every such run that was never
             # interrupted; copies that went on separately have other ledgers.
@@ -271,7 +275,7 @@ def begin(
             fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
 
         # A copy of the folder may have gone on elsewhere: that cannot be seen here, so it is said.
-        folder = processes.first(directory.place)
+        folder = processes.from_process_0(directory.place)
         if state.place not in (None, folder):  # runs of older versions did not write it down
             ledger.trust(MOVED)
         state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=folder)

@@ -15,9 +15,8 @@ from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.tickets import Issuer, Ticket
-from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
+from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, secret_partition, train_block
 from jaxdp.papers.block_coordinate.network import Weights
-from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.sampling import Sampler
 from jaxdp.training.trainer import TrainState
@@ -41,7 +40,7 @@ class _Charging:
     """A ledger and an issuer on it, for both kinds of training."""
 
     def __init__(self, ledger: Ledger, issuer: Issuer):
-        processes.check_alone("a run of block coordinate descent")
+        processes.require_single_process("a run of block coordinate descent")
         self.ledger, self.issuer = ledger, issuer
 
     def epsilon(self, delta: float, relation: acc.Relation) -> acc.Bound:

@@ -4,6 +4,7 @@ import decimal
 import math
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.flat import DominatedEvent
 
 _FLOATS = "Floating-point attacks: noise is float32 from a non-cryptographic generator."
 _DRAWS = (
@@ -95,18 +96,8 @@ def describe(event: acc.Event) -> str:
             return f"{count:,} times {describe(inner)}"
         case acc.Composed(events):
             return "; ".join(describe(part) for part in events) or "nothing"
-        case acc.events.HiddenState(blocks, _, exposed):
-            steps = sum(block.steps for block in blocks)
-            chains = "a chain" if len(blocks) == 1 else f"each of {len(blocks)} chains"
-            if exposed:
-                return (
-                    f"every iterate of {chains} of noisy steps over one fixed partition "
-                    f"({steps:,} steps); the hidden-state number is lost: {exposed}"
-                )
-            return (
-                f"the last iterate of {chains} of noisy steps over one fixed, secret partition "
-                f"({steps:,} steps, the others hidden)"
-            )
+        case DominatedEvent():
+            return event.describe()
     return _mechanism(event)
 
 
