@@ -364,6 +364,7 @@ def canary_records(config: RunConfig, dataset: data.Dataset) -> int | tuple[np.n
 
 
 def _canary_examples(config: RunConfig, dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Examples (x [m, ...], y [m]) of a kind; the same in every run, so that they are public."""
     rng = np.random.Generator(np.random.Philox(key=_INPUTS))
     count, classes = config.canaries, config.spec.num_classes
     labels = rng.integers(0, classes, count)
@@ -474,7 +475,7 @@ def model_of(config: RunConfig) -> nn.Module:
 def evaluator(
     model: nn.Module, x: np.ndarray, y: np.ndarray
 ) -> Callable[[PyTree], dict[str, float]]:
-    """A function from parameters to ``test_accuracy`` and ``test_loss``, the mean cross-entropy.
+    """Returns a function from parameters to ``test_accuracy`` and ``test_loss`` (cross-entropy).
 
     Args:
         model: the network.
@@ -549,6 +550,7 @@ def rehearse(config: RunConfig) -> Times:
 
 
 def _random(config: RunConfig) -> data.Dataset:
+    """Random data in the shapes of the configured ones."""
     spec, rng = config.spec, np.random.default_rng(0)
 
     def records(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -273,7 +273,13 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
     """
-    config = _with_whole_steps(config)
+    # Whole steps of an allocation's epoch make the batch size.
+    if config.sampling == "allocation" and config.strategy is None:
+        arguments.integer("participations", config.participations, least=1)
+        batch_size = sampling.rules.expected_size(
+            config.sampling_rule(), config.batch_size, config.dataset_size
+        )
+        config = dataclasses.replace(config, batch_size=batch_size)
     check_values(config)
     given = (config.epsilon, config.noise_multiplier, config.steps)
     if all(value is not None for value in given):
@@ -290,17 +296,6 @@ def resolve(config: RunConfig) -> RunConfig:
     block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or rows_of_pass(config)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
-
-
-def _with_whole_steps(config: RunConfig) -> RunConfig:
-    """The configuration with the batch size that whole steps of an allocation's epoch make."""
-    if config.sampling != "allocation" or config.strategy is not None:
-        return config
-    arguments.integer("participations", config.participations, least=1)
-    batch_size = sampling.rules.expected_size(
-        config.sampling_rule(), config.batch_size, config.dataset_size
-    )
-    return dataclasses.replace(config, batch_size=batch_size)
 
 
 def rows_of_pass(config: RunConfig) -> int:
@@ -419,7 +414,14 @@ def check_values(config: RunConfig) -> None:
     registry.named(config.algorithm)
     arguments.one_of("optimizer", config.optimizer, OPTIMIZERS)
     arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
-    _check_sampling(config)
+    strategies.check(config)
+    if config.strategy is None:
+        arguments.one_of("sampling", config.sampling, sampling.NAMES)
+    covered = [r.value for r in sampling.relations(config.sampling)]
+    arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
+    arguments.integer("participations", config.participations, least=1)
+    if config.cap is not None:
+        arguments.integer("cap", config.cap, least=1)
     if arguments.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
         raise ValueError(
             f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
@@ -452,32 +454,82 @@ def check_values(config: RunConfig) -> None:
         arguments.fraction("average", config.average)
 
 
-def _check_sampling(config: RunConfig) -> None:
-    strategies.check(config)
-    if config.strategy is None:
-        arguments.one_of("sampling", config.sampling, sampling.NAMES)
-    covered = [r.value for r in sampling.relations(config.sampling)]
-    arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
-    arguments.integer("participations", config.participations, least=1)
-    if config.cap is not None:
-        arguments.integer("cap", config.cap, least=1)
-
-
 def _check_parts(config: RunConfig) -> None:
     """Raises ValueError if mechanism and model, built once for their own checks, refuse theirs."""
-    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_algorithm()
-    if (
-        registry.ALGORITHMS[config.algorithm].energy in ("public", "test")
-        and not config.spec.test_size
-    ):
+    noise_multiplier = config.noise_multiplier or 1.0
+    algorithm = dataclasses.replace(config, noise_multiplier=noise_multiplier).private_algorithm()
+    judge = registry.ALGORITHMS[config.algorithm].energy
+    if judge in ("public", "test") and not config.spec.test_size:
         raise ValueError(
             f"algorithm {config.algorithm} must come with test records, which judge its "
             "candidates, got a file without"
         )
-    _check_features(config)
-    _check_projection(config)
-    _check_noise(config)
-    _check_canaries(config)
+
+    # Features, and a projection or whitening, which are released before the first step.
+    whitening, dimensions = config.whiten_noise_multiplier, config.pca_dimensions
+    if whitening is not None:
+        arguments.positive("whiten_noise_multiplier", whitening)
+        if config.features is None:
+            raise ValueError(
+                "whiten_noise_multiplier must be None without features, which it whitens; got "
+                f"{whitening}"
+            )
+    if config.features is not None:
+        shape = features.shape_of(config.features, config.spec.example_shape)
+        if dimensions is not None:
+            raise ValueError(
+                f"pca_dimensions must be None with features, of which a record has "
+                f"{math.prod(shape)}: the noise of so large a matrix leaves nothing; got "
+                f"{dimensions} with features {config.features}"
+            )
+    if (dimensions is None) != (config.pca_noise_multiplier is None):
+        raise ValueError(
+            "pca_dimensions and pca_noise_multiplier must be given together, got "
+            f"{dimensions} and {config.pca_noise_multiplier}"
+        )
+    if dimensions is not None:
+        arguments.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+        most = math.prod(config.spec.example_shape)
+        if arguments.integer("pca_dimensions", dimensions, least=1) > most:
+            raise ValueError(
+                f"pca_dimensions must be at most the {most} of an example, got {dimensions}"
+            )
+    for name in ("pca_dimensions", "whiten_noise_multiplier") if config.secure_noise else ():
+        if (found := getattr(config, name)) is not None:
+            raise ValueError(
+                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating "
+                "point, and the guarantee would not be that of noise on an integer grid"
+            )
+
+    # Candidates of an audit.
+    kind = arguments.one_of("canary_kind", config.canary_kind, CANARY_KINDS)
+    count, tests = arguments.integer("canaries", config.canaries, least=0), config.spec.test_size
+    if kind != "gradient" and not count:
+        raise ValueError(f"canaries must be at least 1 with canary_kind {kind}, got 0")
+    if kind != "gradient" and dimensions is not None:
+        raise ValueError(
+            "canary_kind must be gradient with pca_dimensions, whose projection would read them "
+            f"without a charge, got {kind}"
+        )
+    if kind == "mislabelled" and not count <= (tests or 0) // 2:
+        raise ValueError(
+            f"canaries must be at most half of the {tests or 0} test records, which they are taken "
+            f"out of, got {count} mislabelled ones"
+        )
+    if count:
+        if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
+            raise ValueError(
+                "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
+                f"got {count} under {config.relation}"
+            )
+        if config.sensitive:
+            raise ValueError(
+                "sensitive must be False with canaries, whose losses would drown the others', "
+                f"got both, {count} canaries"
+            )
+        audit_canaries.check(algorithm, records=kind != "gradient")
+        config.candidates()
+
     models.build(
         config.model,
         num_classes=config.spec.num_classes,
@@ -485,92 +537,3 @@ def _check_parts(config: RunConfig) -> None:
         activation=config.activation,
         hidden=(arguments.integer("hidden", config.hidden, least=1),),
     )
-
-
-def _check_canaries(config: RunConfig) -> None:
-    _check_canary_kind(config)
-    if not config.canaries:
-        return
-    if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
-        raise ValueError(
-            "canaries must be 0 but under add_or_remove_one, for each is a record more or not; got "
-            f"{config.canaries} under {config.relation}"
-        )
-    if config.sensitive:
-        raise ValueError(
-            "sensitive must be False with canaries, whose losses would drown the others', "
-            f"got both, {config.canaries} canaries"
-        )
-    noise = config.noise_multiplier or 1.0
-    algorithm = dataclasses.replace(config, noise_multiplier=noise).private_algorithm()
-    audit_canaries.check(algorithm, records=config.canary_kind != "gradient")
-    config.candidates()
-
-
-def _check_features(config: RunConfig) -> None:
-    if config.whiten_noise_multiplier is not None:
-        arguments.positive("whiten_noise_multiplier", config.whiten_noise_multiplier)
-    if config.features is None:
-        if config.whiten_noise_multiplier is not None:
-            raise ValueError(
-                "whiten_noise_multiplier must be None without features, which it whitens; got "
-                f"{config.whiten_noise_multiplier}"
-            )
-        return
-    shape = features.shape_of(config.features, config.spec.example_shape)
-    if config.pca_dimensions is not None:
-        raise ValueError(
-            f"pca_dimensions must be None with features, of which a record has {math.prod(shape)}: "
-            f"the noise of so large a matrix leaves nothing; got {config.pca_dimensions} with "
-            f"features {config.features}"
-        )
-
-
-def _check_noise(config: RunConfig) -> None:
-    if not config.secure_noise:
-        return
-    for name in ("pca_dimensions", "whiten_noise_multiplier"):
-        if (found := getattr(config, name)) is not None:
-            raise ValueError(
-                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating "
-                "point, and the guarantee would not be that of noise on an integer grid"
-            )
-
-
-def _check_projection(config: RunConfig) -> None:
-    if (config.pca_dimensions is None) != (config.pca_noise_multiplier is None):
-        raise ValueError(
-            "pca_dimensions and pca_noise_multiplier must be given together, got "
-            f"{config.pca_dimensions} and {config.pca_noise_multiplier}"
-        )
-    if config.pca_dimensions is None:
-        return
-    arguments.positive("pca_noise_multiplier", config.pca_noise_multiplier)
-    most = math.prod(config.spec.example_shape)
-    if arguments.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
-        raise ValueError(
-            f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
-        )
-
-
-def _check_canary_kind(config: RunConfig) -> None:
-    """Raises ValueError for a kind or a number of candidates that cannot be had."""
-    arguments.one_of("canary_kind", config.canary_kind, CANARY_KINDS)
-    count = arguments.integer("canaries", config.canaries, least=0)
-    if config.canary_kind == "gradient":
-        return
-    if not count:
-        raise ValueError(
-            f"canaries must be at least 1 with canary_kind {config.canary_kind}, got 0"
-        )
-    if config.pca_dimensions is not None:
-        raise ValueError(
-            "canary_kind must be gradient with pca_dimensions, whose projection would read them "
-            f"without a charge, got {config.canary_kind}"
-        )
-    tests = config.spec.test_size or 0
-    if config.canary_kind == "mislabelled" and not count <= tests // 2:
-        raise ValueError(
-            f"canaries must be at most half of the {tests} test records, which they are taken out "
-            f"of, got {count} mislabelled ones"
-        )
