@@ -22,8 +22,8 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import reading, save_array, writing
 from jaxdp.sampling import Source, as_source
-from jaxdp.training.passes import rows_of_a_pass
-from jaxdp.training.start import planned
+from jaxdp.training.physical_batch import default_rows
+from jaxdp.training.start import inspect_loss
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (
@@ -65,8 +65,8 @@ def found(
         rows: the physical batch size, as the run was given it.
 
     Raises:
-        ValueError: they cannot be told from the records of this run, or the loss captured records
-            or a statistic of them, which canaries would change; or records of another kind.
+        ValueError: they cannot be distinguished from the records of this run, or the loss captured
+            records or a statistic of them, which canaries would change; or records of another kind.
     """
     counted = isinstance(given, int | np.integer)
     shown = str(given) if counted else "records"
@@ -81,8 +81,8 @@ def found(
     grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows
-        size = size or rows_of_a_pass(algorithm.mechanism, source)
-        planned(grad_fn, params, source, size, first=True)
+        size = size or default_rows(algorithm.mechanism, source)
+        inspect_loss(grad_fn, params, source, size, first=True)
     if not counted:
         own = as_source(given)
         if own.example != source.example:

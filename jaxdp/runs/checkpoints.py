@@ -65,6 +65,7 @@ class Checkpoints:
 
     @functools.cached_property
     def _manager(self) -> "ocp.CheckpointManager":
+        """Orbax's manager, made at its first use."""
         # Imported here: a run that begins need not wait for it before its first step.
         import orbax.checkpoint as ocp
 

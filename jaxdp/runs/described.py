@@ -60,7 +60,7 @@ def report(
 
     Args:
         result: of the run.
-        test_labels: int [n] of the test examples that accuracy is told of; public.
+        test_labels: int [n] of the test examples that accuracy is measured on; public.
         ledger: the ledger's file, for its hash.
         date: on which the run began.
         command: that started the run; None writes one with all of its public numbers.
@@ -124,6 +124,7 @@ def command_of(config: RunConfig) -> str:
 
 
 def _training(config: RunConfig) -> Rows:
+    """The rows of the report about the training, in words."""
     assert config.steps is not None
     width = f", hidden width {config.hidden}" if config.model == "mlp" else ""
     epochs = config.steps * config.batch_size / config.dataset_size

@@ -121,7 +121,7 @@ class RunDirectory:
         path: the folder; created by ``create``.
 
     Attributes:
-        remembered: what a resumed run need not be told again; kept with the secret state, which
+        remembered: options that a resumed run need not repeat; kept with the secret state, which
             wins over it.
 
     Raises:
@@ -150,7 +150,7 @@ class RunDirectory:
             return self.state_file.exists()
 
     def place(self) -> str:
-        """A hash of where the folder lies, another one once it was moved or copied.
+        """A hash of the folder's place, another one once it was moved or copied.
 
         Of its path, of its number on the file system, and of when its first file was written there,
         for a number is used again once a folder was removed. The device is left out: it may be
@@ -195,7 +195,7 @@ class RunDirectory:
     def lock(self) -> None:
         """Takes the run for this process, until it ends (however it ends).
 
-        Whatever lies in ``secret/`` by then, also from older versions, is closed to others.
+        Everything in ``secret/`` by then, also from older versions, is closed to others.
 
         Raises:
             ValueError: another process is training here, or ``secret/`` belongs to somebody else.

@@ -63,10 +63,10 @@ class Stepper(Protocol):
     def batches(self, steps: int) -> Iterator[PyTree]:
         """Iterates over the next batches; no step beyond them is charged."""
 
-    def step_and_look(
-        self, state: TrainState, batch: PyTree, told: bool = False
+    def step_with_info(
+        self, state: TrainState, batch: PyTree, return_info: bool = False
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        """Takes one step; returns its clipping information too where it is ``told``."""
+        """Takes one step; where ``return_info``, returns its clipping information too."""
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish."""
@@ -523,8 +523,8 @@ class Run:
                         seen: list[jax.Array] = []
                         infos: list[ClipInfo] = []
                         for batch in trainer.batches(step - first_step):
-                            state, info, clipped = trainer.step_and_look(
-                                state, batch, told=parts.sensitive
+                            state, info, clipped = trainer.step_with_info(
+                                state, batch, return_info=parts.sensitive
                             )
                             if state.step == taken + 1:
                                 checkpoints.prepare()  # while the device works
@@ -534,7 +534,8 @@ class Run:
                             infos += clipped
                             progress(state.step, None)
                             # Several processes write it down together, at the end of a block.
-                            if processes.count() == 1 and not checkpoints.is_saving:
+                            alone = pending is not None and processes.count() == 1
+                            if alone and not checkpoints.is_saving:
                                 show_pending()
 
                         row: Row = {"step": state.step}
@@ -606,9 +607,9 @@ class Run:
             issuer=start.issuer(algorithm.mechanism, state.step),
         )
         if rows == "auto":
-            trainer.fit_rows(state.params)
+            trainer.choose_physical_batch_size(state.params)
             start.save_state(physical_batch_size=trainer.physical_batch_size)
-        trainer.take_up(state)
+        trainer.resume(state)
         return trainer
 
     def _agreed_state(self) -> RunState:
@@ -685,7 +686,7 @@ class Run:
         return kept
 
     def _check_guarantee(self, kept: RunState) -> None:
-        """Refuses another delta or relation than the epsilons of the run's rows have."""
+        """Raises ValueError for another delta or relation than that of the rows' epsilons."""
         for name, given in (("delta", self._delta), ("relation", self._relation.value)):
             if kept.relation is not None and getattr(kept, name) != given:
                 raise ValueError(
@@ -695,6 +696,7 @@ class Run:
                 )
 
     def _mechanism(self) -> str:
+        """A text of what is charged, kept with the run."""
         described = repr((self.algorithm.mechanism, self.algorithm.energy))
         return described + (f" {self._canaries.name}" if self._canaries else "")
 
@@ -710,6 +712,7 @@ class Run:
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
+        """The user's progress function, or a bar; in process 0 alone."""
         if processes.index():
             return contextlib.nullcontext(lambda step, row: None)
         if self._progress is not None:
@@ -775,7 +778,7 @@ def _first_state(
     if place is None:
         return params, opt_state
     params = place.put(params)
-    return tuple(shards.put((params, opt_state), step.held_for(params, place).held))
+    return tuple(shards.put((params, opt_state), step.sharded_as(params, place).shardings))
 
 
 def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
@@ -809,7 +812,7 @@ def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: Py
         update = jax.make_jaxpr(links.after.update)(params, after, params)
     loss, numbers = "", [params, after, update.consts]
     if isinstance(links.grad_fn, ClippedGrad):
-        norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
+        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
         traced = jax.make_jaxpr(norms)(params, batch)
         loss, numbers = str(traced), [*numbers, traced.consts]
     text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process

@@ -262,7 +262,7 @@ def begin(
         directory.check_shown(ledger, state)
 
         # Each start has a line of its own, so that what two copies of a folder take and write after
-        # their start can be told apart, and fresh randomness for draws and noise.
+        # their start can be distinguished, and fresh randomness for draws and noise.
         head = ledger.head
         _, place = ledger.new_stream(
             f"start {processes.from_process_0(lambda: secrets.token_hex(16))}"

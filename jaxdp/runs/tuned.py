@@ -86,7 +86,7 @@ def configured(
 
 
 def _check_once(config: RunConfig) -> None:
-    """Refuses a release before the first step, which no try would make and every one be told of."""
+    """Raises ValueError for a projection: tries train on the records as they are."""
     for name in ("pca_dimensions", "whiten_noise_multiplier"):
         if (found := getattr(config, name)) is not None:
             raise ValueError(
@@ -104,7 +104,7 @@ def tuned(
 ) -> TunedConfig:
     """Tunes a configuration, or goes on where it was interrupted; see ``jaxdp.tune``.
 
-    The first half of the test records, 5,000 at most, chooses; accuracy is told of the others.
+    The first half of the test records, 5,000 at most, chooses; accuracy is measured on the others.
 
     Args:
         folder: of the tuning.
