@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
-    from jaxdp.runs.front import Run
+    from jaxdp.runs.run import Run
     from jaxdp.runs.tuning import tune
     from jaxdp.training.step import compile_update
     from jaxdp.training.trainer import Trainer
@@ -38,7 +38,7 @@ _HOME = {
     "Algorithm": "optimizers",
     "Ledger": "ledger",
     "Mechanism": "mechanism",
-    "Run": "runs.front",
+    "Run": "runs.run",
     "Secret": "ledger.seeds",
     "Summed": "types",
     "augmented": "clipping",

@@ -18,9 +18,9 @@ from benchmarks.papers.rows import ROWS as ROWS
 from jaxdp import arguments, data
 from jaxdp.ledger.durable import open_locked, write_atomically
 from jaxdp.ledger.seeds import Secret
+from jaxdp.runs.assemble import RunResult, resume, start
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.loop import RunResult, resume, start
 from jaxdp.runs.report.schema import Report
 from jaxdp.runs.run import Progress
 

@@ -16,7 +16,7 @@ from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
-from jaxdp.papers.block_coordinate.run import BlockRun
+from jaxdp.papers.block_coordinate.run import block_run, report_of, train
 from jaxdp.papers.block_coordinate.settings import BlockConfig, configured
 from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
@@ -127,9 +127,10 @@ def train_blocks(
     date = reporting.today()
     with in_words(directory):
         with _bar(config) as progress:
-            run = BlockRun(config, directory, dataset, secret, progress, set_aside_unreadable)
-            result = run.result()
-        report = run.report_of(result, date, None if words is None else origin.command(words))
+            run = block_run(config, directory, dataset, secret, progress, set_aside_unreadable)
+            result = train(run, config)
+        asked = None if words is None else origin.command(words)
+        report = report_of(config, dataset, result, directory.ledger, date, asked)
         reporting.write(report, directory)
     _tell(report, directory, result, as_json)
 

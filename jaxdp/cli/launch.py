@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from jaxdp.data import Dataset
     from jaxdp.ledger.seeds import Secret
+    from jaxdp.runs.assemble import RunResult
     from jaxdp.runs.config import RunConfig
     from jaxdp.runs.directory import RunDirectory
-    from jaxdp.runs.loop import RunResult
     from jaxdp.runs.report.schema import Report
 
 
@@ -76,7 +76,7 @@ def launch(
 def dry(config: "RunConfig", as_json: bool) -> None:
     """Prints the epsilon and the time of a run; reads no data and charges nothing."""
     from jaxdp import accounting as acc
-    from jaxdp.runs.rehearsal import rehearse
+    from jaxdp.runs.assemble import rehearse
     from jaxdp.runs.report.words import show_epsilon
 
     assert config.steps is not None

@@ -37,8 +37,16 @@ def usual_relation(sampling_name: str) -> str:
 def check(config: "RunConfig") -> None:
     """Raises ValueError if strategy, bands and sampling do not belong together."""
     if config.strategy is None:
-        _check_none(config)
+        if config.bands is not None:
+            raise ValueError(f"bands must be given with a strategy only, got {config.bands}")
+        if config.sampling in correlated.SAMPLINGS:
+            raise ValueError(
+                f"strategy must be given with sampling {config.sampling}, one of "
+                f"{', '.join(SAMPLINGS)}: it is for correlated noise; got None"
+            )
         return
+
+    # Which sampling the strategy's sensitivity is proven for, and over how many steps.
     name = arguments.one_of("strategy", config.strategy, tuple(SAMPLINGS))
     hint = f" with strategy {name}"
     arguments.one_of("sampling", config.sampling, correlated.SAMPLINGS, hint)
@@ -59,38 +67,22 @@ def check(config: "RunConfig") -> None:
             f"strategy must be one of {', '.join(correlated.ON_GRID)} with secure_noise, got "
             f"{name}: noise on an integer grid takes coefficients of a few binary digits alone"
         )
-    _check_bands(config)
-    _check_apart(config)
 
-
-def _check_none(config: "RunConfig") -> None:
+    # Its number.
     if config.bands is not None:
-        raise ValueError(f"bands must be given with a strategy only, got {config.bands}")
-    if config.sampling in correlated.SAMPLINGS:
-        raise ValueError(
-            f"strategy must be given with sampling {config.sampling}, one of "
-            f"{', '.join(SAMPLINGS)}: it is for correlated noise; got None"
-        )
-
-
-def _check_bands(config: "RunConfig") -> None:
-    name, bands = config.strategy, config.bands
-    if bands is not None:
-        arguments.integer("bands", bands, least=1)
+        arguments.integer("bands", config.bands, least=1)
         if name in _WITHOUT_NUMBER:
-            raise ValueError(f"bands must be None with strategy {name}, got {bands}")
+            raise ValueError(f"bands must be None with strategy {name}, got {config.bands}")
     elif name == "banded" and config.epsilon is None and config.sampling == "cyclic_poisson":
         raise ValueError(
             "bands must be given with noise_multiplier: which number is best depends on the budget "
             f"(epsilon); got None with noise_multiplier={config.noise_multiplier}"
         )
 
-
-def _check_apart(config: "RunConfig") -> None:
-    """Raises ValueError for what nothing is proven of with correlated noise."""
-    for name in ("noise_schedule", "cap"):
-        if (found := getattr(config, name)) is not None:
-            raise ValueError(f"{name} must be None with a strategy, got {found!r}")
+    # What nothing is proven of with correlated noise.
+    for option in ("noise_schedule", "cap"):
+        if (found := getattr(config, option)) is not None:
+            raise ValueError(f"{option} must be None with a strategy, got {found!r}")
     if config.participations != 1:
         raise ValueError(f"participations must be 1 with a strategy, got {config.participations}")
     if config.canaries:

@@ -22,6 +22,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.optimizers import registry
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as run_module
+from jaxdp.runs import starts as start_module
 from jaxdp.runs.audit import into_report
 from jaxdp.runs.report.schema import AuditRow
 from tests.cli.calling import called, ran
@@ -89,7 +90,7 @@ def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, 
     """
     published, said = [], []
     # By which two starts of one seed can be told apart in their ledgers.
-    monkeypatch.setattr(run_module.secrets, "token_hex", lambda size: 2 * size * "0")
+    monkeypatch.setattr(start_module.secrets, "token_hex", lambda size: 2 * size * "0")
     for number, tick in enumerate((1.0, 12_345.6)):
         clock = SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__)
         monkeypatch.setattr(run_module, "time", clock)

@@ -69,8 +69,8 @@ def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluate
     apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), plain.params, found.params)
     assert max(jax.tree.leaves(apart)) > 1e-3
     assert [r["epsilon"] for r in plain.history] == [r["epsilon"] for r in found.history]
-    model = runs.loop.assemble.model_of(config())
-    told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
+    model = runs.assemble.model_of(config())
+    told = runs.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
     assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
     seen, options = [], {"params": jnp.zeros(3), "average": 0.5, "report": False, "every": 2}
     options["evaluate"] = lambda w: seen.append(w) or {"size": float(np.abs(w).sum())}
