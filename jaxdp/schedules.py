@@ -151,23 +151,3 @@ def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
             f"{', '.join(KINDS)}, such as exponential:0.01:117; got {text!r}"
         ) from error
     return decaying(kind, initial, number, every, steps)
-
-
-def split_noise(noise_multiplier: float | NoiseSchedule, count_noise_multiplier: float) -> float:
-    """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
-
-    Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.
-    2021, arXiv:1905.03871v5, theorem 1).
-
-    Raises:
-        ValueError: the count alone would cost more than the whole step may.
-    """
-    whole = arguments.positive("noise_multiplier", noise_multiplier)
-    count = arguments.positive("count_noise_multiplier", count_noise_multiplier)
-    if count <= whole:
-        raise ValueError(
-            f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "
-            "count would use the step's whole budget"
-        )
-    # Rounded up, so that the two together are never more than the event says.
-    return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)

@@ -4,9 +4,18 @@ Correlated noise is described on the host: a strategy C, a workload A, the error
 the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
+from collections.abc import Callable
+
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
-from jaxdp.noise.gaussian import Axes, IndependentNoise, Noise, Paid, PrivatizeState, privatize
+from jaxdp.noise.gaussian import (
+    Axes,
+    IndependentNoise,
+    Noise,
+    NoiseRequest,
+    PrivatizeState,
+    privatize,
+)
 from jaxdp.noise.grid import IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import (
@@ -29,7 +38,15 @@ from jaxdp.noise.strategies import (
     square_root,
 )
 
+# The kinds of noise by name, as ``jaxdp.Mechanism`` takes them: the class whose steps have noise of
+# their own, from (noise_multiplier), and the one of a strategy, from (noise_multiplier, strategy).
+NOISES: dict[str, tuple[Callable[..., Noise], Callable[..., Noise]]] = {
+    "gaussian": (IndependentNoise, MatrixNoise),
+    "grid": (IntegerNoise, IntegerMatrixNoise),
+}
+
 __all__ = [
+    "NOISES",
     "Axes",
     "BandedInverse",
     "Buffered",
@@ -42,7 +59,7 @@ __all__ = [
     "IntegerNoise",
     "MatrixNoise",
     "Noise",
-    "Paid",
+    "NoiseRequest",
     "Participation",
     "PrivatizeState",
     "Single",

@@ -24,7 +24,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _LOWEST = np.nextafter(np.float32(-1), np.float32(0))
 
 
-def noised(
+def add_normals(
     tree: PyTree,
     std: ArrayLike,
     words: jax.Array,
@@ -50,17 +50,17 @@ def noised(
     keys = []  # another one for each part of a leaf that devices hold
     for leaf in leaves:
         own = words
-        for axis in cut_over(leaf, sharded_over, replicated_over):
+        for axis in sharded_axes(leaf, sharded_over, replicated_over):
             index = jax.lax.axis_index(axis).astype(jnp.uint32)
             own = jnp.stack(_threefry(own[0], own[1], jnp.uint32(0xFFFFFFFF), index))
         keys.append(own)
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     with placement.on(placement.mesh_around(values)):
-        return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
+        return jax.tree.unflatten(structure, over_vmap(_add_normals)(keys, std, *values))
 
 
-def _together(
+def _small_leaves(
     words: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
 ) -> dict[int, jax.Array]:
     """The normals of the small leaves, by the leaf's number; none where a leaf would be alone.
@@ -88,7 +88,7 @@ def _together(
     return found
 
 
-def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
+def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
     """``leaf`` and its noise, in a computation of its own.
 
     XLA would otherwise run the generator again in everything that takes the result, and make the
@@ -156,7 +156,7 @@ def _from_bits(bits: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def by_member(
+def over_vmap(
     one: Callable[..., list[jax.Array]], lanes: int = 0
 ) -> Callable[..., list[jax.Array]]:
     """``one``, for each member of a ``vmap`` around it; the members' keys must differ.
@@ -199,27 +199,27 @@ def by_member(
             x if m else jnp.broadcast_to(x[None], (size, *x.shape))
             for x, m in zip((std, *leaves), mapped[1:], strict=True)
         ]
-        found = by_member(one, lanes + 1)(keys, *full)
+        found = over_vmap(one, lanes + 1)(keys, *full)
         return found, [True] * len(found)
 
     return add
 
 
-def _added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+def _add_normals(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
     """Each leaf with its noise."""
 
     @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
     def added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        small = _together(words, [leaf.shape for leaf in leaves])
+        small = _small_leaves(words, [leaf.shape for leaf in leaves])
         return [
-            leaf + std * small[n] if n in small else _added_apart(words[n], std, n, leaf)
+            leaf + std * small[n] if n in small else _add_separately(words[n], std, n, leaf)
             for n, leaf in enumerate(leaves)
         ]
 
     return added(words, std, *leaves)
 
 
-def cut_over(
+def sharded_axes(
     leaf: jax.Array, sharded_over: tuple[str, ...], replicated_over: tuple[str, ...]
 ) -> list[str]:
     """The axes of a ``shard_map`` or ``pmap`` around over which devices hold other parts, sorted.

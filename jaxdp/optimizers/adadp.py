@@ -39,7 +39,7 @@ class AdaDpState(NamedTuple):
     local: jax.Array
 
 
-def counted(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -> AdaDpState:
+def count_step(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -> AdaDpState:
     """The state after one more step, whose sides differed if ``local``."""
     step = optax.safe_increment(state.step)
     began = jnp.where(local & (state.began == 0), step, state.began)
@@ -88,13 +88,13 @@ class Box:
         if arguments.positive("cap", self.cap) < self.floor:
             raise ValueError(f"cap must be at least floor ({self.floor}), got {self.cap!r}")
 
-    def even(self, like: PyTree) -> float:
+    def even_side(self, like: PyTree) -> float:
         """C/√m, m the number of coordinates."""
         return self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(like)))
 
     def sides(self, moment: PyTree) -> PyTree:
         """The sides s_i, shaped like the parameters, positive and finite."""
-        even = self.even(moment)
+        even = self.even_side(moment)
         sizes, local = self.sizes(moment), self.local(moment)
         return jax.tree.map(
             lambda r: jnp.where(
@@ -114,7 +114,7 @@ class Box:
 
     def first_moment(self, params: PyTree) -> PyTree:
         """E′ before the first step: public, the same for every coordinate."""
-        start = (self.even(params) / (self.beta * math.sqrt(self.batch_size))) ** 2
+        start = (self.even_side(params) / (self.beta * math.sqrt(self.batch_size))) ** 2
         return jax.tree.map(lambda p: jnp.full(p.shape, start, jnp.float32), params)
 
 
@@ -170,7 +170,7 @@ def scale_by_adadp(
             box.sides(state.moment),
         )
         out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
-        return out, counted(state, box.local(state.moment), moment, rate)
+        return out, count_step(state, box.local(state.moment), moment, rate)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -198,7 +198,9 @@ class AdaptiveMoments:
         mu = None if self.b1 is None else zeros
         return AdaptiveState(jnp.zeros([], jnp.int32), mu, zeros, zeros)
 
-    def take_in(self, state: AdaptiveState, grads: PyTree, variance: PyTree) -> AdaptiveState:
+    def with_gradients(
+        self, state: AdaptiveState, grads: PyTree, variance: PyTree
+    ) -> AdaptiveState:
         """The state after noisy gradients whose noise has this variance in each coordinate."""
 
         def average(old: PyTree, new: PyTree, decay: float | None) -> PyTree:
@@ -257,7 +259,7 @@ def scale_by_moments(
             variance = jax.tree.map(lambda g: jnp.full(g.shape, jnp.square(std)), updates)
         else:
             variance = jax.tree.map(lambda s: jnp.square(std * s), scale(state))
-        state = moments.take_in(state, updates, variance)
+        state = moments.with_gradients(state, updates, variance)
         direction = moments.direction(state, updates)
         out = jax.tree.map(jnp.divide, direction, moments.denominator(state))
         return jax.tree.map(lambda o, g: o.astype(g.dtype), out, updates), state

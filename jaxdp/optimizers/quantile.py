@@ -12,7 +12,7 @@ from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
 from jaxdp.types import PyTree, Summed
@@ -113,7 +113,7 @@ def quantile_clip(
         words, multiplier = key.part("votes")
         links.adds("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
-        count = noised(updates.votes, 0.5 * multiplier * fresh, words)
+        count = add_normals(updates.votes, 0.5 * multiplier * fresh, words)
         spent = dataclasses.replace(updates)  # it has no ticket
         mean, noise_state = inner.update(spent, state.privatize, params, key=key, **extra)
         within = count / batch_size + 0.5

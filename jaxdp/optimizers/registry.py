@@ -56,7 +56,7 @@ class Numbers:
         # Rules know it by names of their own.
         check_bound("l2_clip_norm", self.l2_clip_norm)
 
-    def coin(self) -> jax.Array:
+    def acceptance_key(self) -> jax.Array:
         """The key of an annealer's acceptance draws; ValueError where none was given."""
         if self.key is None:
             raise ValueError("key must be given to an annealed algorithm, got None")
@@ -115,7 +115,7 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
         ValueError: an unknown name or setting, or a value out of its range; noise that the
             algorithm would pass over.
     """
-    entry = named(name)
+    entry = entry_of(name)
     known = settings_of(name)
     for setting in settings or {}:
         if setting not in known:
@@ -136,7 +136,7 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
     return made
 
 
-def named(name: str) -> AlgorithmEntry:
+def entry_of(name: str) -> AlgorithmEntry:
     """The algorithm of that name; ValueError for an unknown one."""
     hint = "; `import jaxdp.papers.algorithms` adds those of the papers"
     return ALGORITHMS[arguments.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
@@ -207,7 +207,7 @@ def _annealed(
     return sa_dpsgd(
         n.mechanism(),
         n.learning_rate,
-        n.coin(),
+        n.acceptance_key(),
         momentum=n.momentum,
         temperature=temperature,
         max_rejections=max_rejections,
@@ -239,7 +239,7 @@ def _adadp(
     )
 
 
-def built_by(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+def built_from(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     """The builder of an entry from ``make(mechanism, learning_rate, settings...)``."""
 
     def build(n: Numbers, **settings: Setting) -> Algorithm:
@@ -262,15 +262,15 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "auto-s": AlgorithmEntry(_auto_s, momentum=True),
     "normalised-sgd": AlgorithmEntry(_normalised, momentum=True),
     "dp-adam": AlgorithmEntry(_dp_adam, recipe=_SMALL_RATE),
-    "dp-adam-bc": AlgorithmEntry(built_by(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
-    "dp-rmsprop": AlgorithmEntry(built_by(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
-    "dp-adagrad": AlgorithmEntry(built_by(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
+    "dp-adam-bc": AlgorithmEntry(built_from(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
+    "dp-rmsprop": AlgorithmEntry(built_from(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
+    "dp-adagrad": AlgorithmEntry(built_from(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
     "sa-dpsgd": AlgorithmEntry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
     "sa-dpsgd-private": AlgorithmEntry(
         _sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE
     ),
     "adadp": AlgorithmEntry(_adadp, recipe=ADADP_RECIPE),
-    "piadam": AlgorithmEntry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
-    "pirmsprop": AlgorithmEntry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),
-    "piadagrad": AlgorithmEntry(built_by(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
+    "piadam": AlgorithmEntry(built_from(pigdo.piadam), recipe=_SMALL_RATE),
+    "pirmsprop": AlgorithmEntry(built_from(pigdo.pirmsprop), recipe=_SMALL_RATE),
+    "piadagrad": AlgorithmEntry(built_from(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
 }

@@ -18,7 +18,7 @@ from jaxdp import arguments
 from jaxdp.clipping import coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.adadp import AdaDpState, counted, rms_step, variance
+from jaxdp.optimizers.adadp import AdaDpState, count_step, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
@@ -153,7 +153,7 @@ def adadp_as_published(
         out, rate = rms_step(updates, state.rate, gamma, eps, True)
         squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
         moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
-        return out, counted(state, clipping.local(state.moment), moment, rate)
+        return out, count_step(state, clipping.local(state.moment), moment, rate)
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)

@@ -97,7 +97,7 @@ def pigdo_as_published(
     moved, entering = table_1(name, b1, b2)
     eps = _check.positive("eps", eps)
     bound = mechanism.rule.l2(None)
-    leaking = mechanism.leaking("moments of un-noised gradients set every example's contribution")
+    leaking = mechanism.with_leak("moments of un-noised gradients set every example's contribution")
 
     def over(rule: Rule, state: RawMoments, grads: PyTree) -> tuple[PyTree, PyTree]:
         pairs = jax.tree.map(lambda f, s, g: rule(f, s, g, state.step), state.f, state.s, grads)

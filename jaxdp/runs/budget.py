@@ -81,13 +81,14 @@ def _plain(config: "RunConfig") -> bool:
     rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)
     # A registered algorithm may release something else than the noise it is given.
     plain = released if rate == 1 else acc.PoissonSampled(released, rate)
-    return made.energy is None and made.mechanism.leaking("").event == plain
+    return made.energy is None and made.mechanism.with_leak("").event == plain
 
 
 def _total(config: "RunConfig", **tried: Any) -> acc.Event:
     """The event of everything released; of an algorithm as published, without its leak."""
     config = dataclasses.replace(config, **tried)
     algorithm = config.private_algorithm()
-    algorithm = dataclasses.replace(algorithm, mechanism=algorithm.mechanism.leaking(""), raw=None)
+    sound = algorithm.mechanism.with_leak("")
+    algorithm = dataclasses.replace(algorithm, mechanism=sound, raw=None)
     assert config.steps is not None
     return acc.Composed((*config.once(), algorithm.total(config.steps)))

@@ -25,7 +25,7 @@ _DELTAS = (1e-30, 0.1)
 
 def values(config: "RunConfig") -> None:
     """Raises ValueError for a value of a wrong kind or out of its range; builds nothing."""
-    registry.named(config.algorithm)
+    registry.entry_of(config.algorithm)
     arguments.one_of("optimizer", config.optimizer, OPTIMIZERS)
     arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     _check_sampling(config)
