@@ -17,10 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 FLOW = """
     _version _extras arguments accounting devices _rows ledger types
     sampling clipping schedules noise mechanism optimizers training audit
-    recipes data runs cli papers
+    recipes data runs papers cli
 """.split()
-# Imported when it is called, not before: a convenience that leads back up.
-LATE = {("cli", "papers")}
 NO_ROOM = ("__init__", "__main__")
 
 QUESTION = re.compile(r"(What|Whether|How|Where|When|Which|Who|Why)\b")
@@ -49,14 +47,13 @@ Found = Iterator[tuple[int, str]]  # line, what is wrong there
 
 
 def imports(where: Path, tree: ast.Module) -> Found:
-    """A room that imports what lies after it, or at once what it may import late alone."""
+    """Imports of a room that lies after their own."""
     here = where.parts[0].removesuffix(".py")
     for node in ast.walk(tree):
         if here in NO_ROOM or not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         for room in _rooms(node):
-            late = (here, room) in LATE and node not in tree.body
-            if room == "__version__" or late:
+            if room == "__version__":
                 continue
             if here not in FLOW or room not in FLOW:
                 yield node.lineno, f"{here} or {room} has no place in the order of rooms"

@@ -186,7 +186,7 @@ class Mechanism:
             # which optimizers subtract, is then the noise that is added.
             found = updates.undeclared if isinstance(updates, Summed) else None
             if found is not None and found[1] <= self.most_records:
-                l2 = found[0] * (1.0 + rounding.of_sum(self.most_records))
+                l2 = found[0] * (1.0 + rounding.error_of_sum(self.most_records))
                 updates = dataclasses.replace(updates, l2=l2)
             return inner.update(updates, state, params, **extra)
 
@@ -238,7 +238,7 @@ class Mechanism:
 
         The rule's bound and a share of it for rounding (docs/clip_bound.md); the unit of the noise.
         """
-        return self.rule.l2(params) * (1.0 + rounding.of_sum(self.most_records))
+        return self.rule.l2(params) * (1.0 + rounding.error_of_sum(self.most_records))
 
     @property
     def most_records(self) -> int:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 def late():
     from jaxdp.noise.grid import distance
 """
-    names = {f"jaxdp.{name}" for name in ("trainer", "step", "ledger", "noise.grid", "seeds")}
-    found = house._imports("jaxdp.seeds", tmp_path / "seeds.py", ast.parse(text), names)
+    names = {
+        f"jaxdp.{name}" for name in ("training.trainer", "training.step", "ledger", "noise.grid")
+    }
+    found = house._imports("jaxdp.training.seeds", tmp_path / "seeds.py", ast.parse(text), names)
     assert found == {"jaxdp.training.trainer", "jaxdp.training.step", "jaxdp.noise.grid"}
 
 

@@ -3,12 +3,18 @@
 from benchmarks import lint
 
 FAULTS = {  # file, its text, and what is said of it
-    "ledger.py": ("import jaxdp.training.trainer", "ledger imports trainer, which lies after it"),
-    "types.py": ("from jaxdp import step, __version__", "types imports step, which lies after it"),
-    "cli/a.py": ("from jaxdp.papers import x", "cli imports papers, which lies after it"),
+    "ledger.py": ("import jaxdp.training.trainer", "ledger imports training, which lies after it"),
+    "types.py": (
+        "from jaxdp import noise, __version__",
+        "types imports noise, which lies after it",
+    ),
+    "papers/a.py": ("from jaxdp.cli import x", "papers imports cli, which lies after it"),
     "accounting/a.py": ("from jaxdp._rows import x", "accounting imports _rows, which lies after"),
     "accounting/b.py": ("from jaxdp import _extras", "accounting stands alone, and imports _ext"),
-    "other.py": ("from jaxdp import seeds", "other or seeds has no place in the order of rooms"),
+    "other.py": (
+        "from jaxdp import clipping",
+        "other or clipping has no place in the order of rooms",
+    ),
     "a.py": ('"""Whether it is."""', "a docstring begins with a question: Whether it is."),
     "b.py": ('"""Rows.\n\nOf riddles."""', "a docstring says 'riddles', which is no word of"),
     "c.py": ('def f():\n    """A.\n\n    Note:\n        B."""', "has the sections ['Note']"),
@@ -22,7 +28,7 @@ FAULTS = {  # file, its text, and what is said of it
 }
 SOUND = {
     "cli/b.py": "def f():\n    '''Of `c`.'''\n    from jaxdp.papers import x",
-    "trainer.py": "from jaxdp import __version__, ledger\nfrom jaxdp.training.trainer import x",
+    "training/a.py": "from jaxdp import __version__, ledger\nfrom jaxdp.training.trainer import x",
     "j.py": "path.open('rb')\npath.read_text(encoding='utf-8')\nImage.open(path)",
     "k.py": '"""A.\n\nArgs:\n    b: ``c``, 6/tmp\n"""',
     "accounting/c.py": "import jax\nfrom jaxdp.accounting import events",

@@ -1,16 +1,17 @@
 """``jaxdp reproduce``: the papers' tables and figures."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxdp._extras import needed
 from jaxdp.ledger.durable import StorageError
-from jaxdp.runs.interrupts import status_of
+from jaxdp.ledger.interrupts import status_of
 
 with needed("jaxdp reproduce", "papers", "click", "rich"):
     import click
@@ -18,8 +19,7 @@ with needed("jaxdp reproduce", "papers", "click", "rich"):
     from jaxdp.cli.failures import Stopped
     from jaxdp.cli.options import Filled
 
-_RESULTS = Path("benchmarks/results/papers.json")
-_FOLDER = Path("runs/reproduce")
+ROOT = Path(__file__).parent.parent.parent
 # Named here, so that `--help` need not wait for JAX; benchmarks.papers.tables.TARGETS makes them.
 _TARGETS = {
     "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
@@ -53,34 +53,32 @@ def reproduce() -> None:
           jaxdp reproduce run --detach --data-dir DIR mnist-dp-sgd-tanh mnist-sa-dpsgd
           jaxdp reproduce status
           jaxdp reproduce figures
+          jaxdp reproduce audit --runs 2000
     """
 
 
-_results = click.option(
-    "--results",
-    type=Filled(),
-    default=_RESULTS,
-    show_default=True,
-    help="JSON file of the finished rows.",
-)
-_out = click.option(
-    "--out",
-    type=Filled(),
-    default=_FOLDER,
-    show_default=True,
-    help="Folder of the runs; holds their secrets.",
-)
+Command = Callable[..., Any]
 
 
-_data_dir = click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
+def _of_checkout(path: str) -> Path:
+    """A path of the checkout, from whatever folder the command is called."""
+    found = ROOT / path
+    return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+
+
+def _path_option(name: str, of_checkout: str, about: str) -> Callable[[Command], Command]:
+    """An option for a path that is one of the checkout by default."""
+    default = functools.partial(_of_checkout, of_checkout)
+    return click.option(name, type=Filled(), default=default, show_default=of_checkout, help=about)
+
+
+_results = _path_option(
+    "--results", "benchmarks/results/papers.json", "JSON file of the finished rows."
+)
+_results_dir = _path_option("--results-dir", "benchmarks/results", "Folder of the result rows.")
+_out = _path_option("--out", "runs/reproduce", "Folder of the runs; holds their secrets.")
+_data_dir = click.option("--data-dir", type=Filled(), help="Where prepared data sets are.")
 _detached = click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
-_results_dir = click.option(
-    "--results-dir",
-    type=Filled(),
-    default=_RESULTS.parent,
-    show_default=True,
-    help="Folder of the result rows.",
-)
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
@@ -162,13 +160,40 @@ def status(results: Path, out: Path) -> None:
 
 
 @reproduce.command()
-@click.option(
-    "--to",
+@click.argument(
+    "results",
+    metavar="[FILE]",
     type=Filled(),
-    default=Path("docs/images"),
-    show_default=True,
-    help="Folder for the plots.",
+    default=functools.partial(_of_checkout, "benchmarks/results/papers.json"),
 )
+@click.option("--runs", type=int, default=2_000, show_default=True, help="Runs in each world.")
+@click.option("--confidence", type=float, default=0.95, show_default=True)
+@click.option("--seed", type=int, help="Of the runs, to repeat them.")
+def audit(results: Path, runs: int, confidence: float, seed: int | None) -> None:
+    """Audit the algorithm of every finished row of FILE that has no audit yet, on a tiny network.
+
+    FILE is benchmarks/results/papers.json if none is given. Each row is written as soon as it is
+    done.
+    """
+    from benchmarks.papers.column import audit_rows
+    from jaxdp.cli.progress import counting_bar
+
+    with _stored(results):
+        done = audit_rows(
+            results,
+            runs=runs,
+            confidence=confidence,
+            seed=seed,
+            progress=lambda name, count: counting_bar(f"auditing {name}", count),
+        )
+    for filled in done:
+        least = f"at least {filled['audited_epsilon']:.3f}"
+        click.echo(f"{filled['name']:44}{least}: {filled['audited']}")
+    click.echo(f"{len(done)} rows audited, written to {results}")
+
+
+@reproduce.command()
+@_path_option("--to", "docs/images", "Folder for the plots.")
 @_results_dir
 @_data_dir
 def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
@@ -205,13 +230,7 @@ def _target(name: str, about: str) -> click.Command:
     @_detached
     @_results_dir
     @_out
-    @click.option(
-        "--to",
-        type=Filled(),
-        default=Path("docs/results"),
-        show_default=True,
-        help="Folder for the page and its plots.",
-    )
+    @_path_option("--to", "docs/results", "Folder for the page and its plots.")
     def command(
         render_only: bool,
         runs: int | None,

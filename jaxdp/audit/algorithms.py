@@ -30,7 +30,7 @@ from jaxdp.audit.scores import (
     tradeoff_of,
 )
 from jaxdp.audit.worlds import Energy, Worlds, training_run, two_worlds
-from jaxdp.clipping.captured import declaring
+from jaxdp.clipping.losses import with_constants
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
@@ -344,7 +344,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
 
     rows = {"x": jnp.concatenate([x, x[:1]]), "y": jnp.concatenate([labels, labels[:1]])}
     records = {"example": rows, "canary": jnp.arange(5) == 4}
-    return canary, Worlds(declaring(with_canary, canary.direction), params, records)
+    return canary, Worlds(with_constants(with_canary, canary.direction), params, records)
 
 
 def _energy(

@@ -18,7 +18,7 @@ from jax.extend import core
 
 from jaxdp.audit.findings import Checked, Finding, in_order
 from jaxdp.audit.residuals import binomial
-from jaxdp.clipping import ClippedGrad, captured, clipped_grad, coupling, losses, statistics
+from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, Poisson, Source, as_source
@@ -245,7 +245,7 @@ def _of_loss(
         return [Finding("state", words, line_of_error(error) or here)], []
 
     # State that shows as a value of an earlier call, or as another program.
-    for part in (*coupling.parts(first), *coupling.parts(second)):
+    for part in (*losses.traced_functions(first), *losses.traced_functions(second)):
         for var, value in zip(part.jaxpr.constvars, part.consts, strict=False):
             if isinstance(value, jax.core.Tracer):
                 words = f"the loss uses a value {list(value.shape)} of an earlier call"
@@ -256,18 +256,21 @@ def _of_loss(
 
     # Arrays and first values that are statistics of the records, and keys for all examples.
     known = start.known(source) or start.sampled(source, 512)
-    made_of = functools.partial(statistics.made_of, records=known)
+    made_of = functools.partial(statistics.match_statistic, records=known)
     found = []
-    for one in captured.of_records(first, made_of):
-        where, words = line_of_use(one.part.jaxpr, one.at), captured.named(one, len(source))
-        found.append(Finding("captured", words, where, one.made.certain))
+    for one in losses.captured_from_records(first, made_of):
+        where, words = (
+            line_of_use(one.function.jaxpr, one.at),
+            losses.describe_captured(one, len(source)),
+        )
+        found.append(Finding("captured", words, where, one.match.certain))
     for name, made in start.parameters(grad_fn, params, made_of, len(source)):
         found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
     found += _shared_keys(first)
 
-    # Numbers: the same example in other company.
+    # Numbers: the same example in other company; the loss was compared with all records above.
     if not found and len(source) > 1:
-        with captured.compared_before():
+        with losses.inspecting(lambda traced, public: None):
             coupled = _of_company(grad_fn, params, near.records_of(source, _ROWS))
         found += [coupled] if coupled else []
     return found, [entry.assumed for entry in plan if entry.assumed]
@@ -276,7 +279,7 @@ def _of_loss(
 def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
     """The loss of one example, traced anew."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    called = functools.partial(losses.called, grad_fn.form, grad_fn.loss_fn)
+    called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
     keys = (key,) if grad_fn.takes_rng else ()
     return jax.make_jaxpr(lambda *args: called(*args))(params, example, *keys)
 
@@ -287,7 +290,7 @@ def _line_of_refused(words: str, grad_fn: ClippedGrad, params: PyTree, example: 
         traced = _trace(grad_fn, params, example)
     except Exception as error:
         return line_of_error(error)
-    for part in coupling.parts(traced):
+    for part in losses.traced_functions(traced):
         for eqn in part.jaxpr.eqns:
             name = eqn.primitive.name.removesuffix("_call")
             if re.search(rf"(use|got) {name}\b", words):
@@ -299,12 +302,12 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
     """The line of the first difference; "" for a captured array or another length; else None."""
 
     def number(value: PyTree) -> Hashable:
-        plain = np.asarray(jax.random.key_data(value) if captured.is_key(value) else value)
+        plain = np.asarray(jax.random.key_data(value) if losses.is_key(value) else value)
         return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
 
     def steps(traced: core.ClosedJaxpr) -> Iterator[tuple[Hashable, str]]:
         """(a description that is comparable between traces, its line) of every operation."""
-        for part in coupling.parts(traced):
+        for part in losses.traced_functions(traced):
             for const in part.consts:
                 yield number(const), ""
             for eqn in part.jaxpr.eqns:
@@ -322,9 +325,9 @@ def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
     """Suspicions for keys that the loss captured, or made of a number, and uses."""
     words = "the loss draws random numbers from a key that it captured, in place of its own"
     found = []
-    for part in coupling.parts(traced):
+    for part in losses.traced_functions(traced):
         consts = zip(part.jaxpr.constvars, part.consts, strict=False)
-        keys = {var for var, value in consts if captured.is_key(value)}
+        keys = {var for var, value in consts if losses.is_key(value)}
         for eqn in part.jaxpr.eqns:
             made = eqn.primitive.name == "random_seed" and isinstance(eqn.invars[0], core.Literal)
             if made or any(not isinstance(a, core.Literal) and a in keys for a in eqn.invars):

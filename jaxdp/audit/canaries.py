@@ -22,8 +22,7 @@ from scipy import special
 
 from jaxdp import arguments
 from jaxdp.audit.guesses import binomial_pmf
-from jaxdp.clipping.captured import declaring
-from jaxdp.clipping.losses import form_of
+from jaxdp.clipping.losses import form_of, with_constants
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.devices.shards import hashed
 from jaxdp.mechanism import Mechanism
@@ -117,7 +116,7 @@ class Canaries:
             with_canaries: LossFn = lambda params, example: of(params, example, None)  # noqa: E731
         else:
             with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
-        return declaring(with_canaries, places, inner=loss_fn)
+        return with_constants(with_canaries, places, inner=loss_fn)
 
     def entered(self, source: Source, coins: np.ndarray) -> Source:
         """A source of the real records, then the candidates that take part.

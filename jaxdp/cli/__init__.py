@@ -8,13 +8,12 @@ from typing import Any
 from jaxdp._extras import MissingExtra, needed
 from jaxdp._version import __version__
 from jaxdp.ledger.durable import StorageError
-from jaxdp.runs.interrupts import guarded
 
 with needed("the command jaxdp", "cli", "click", "rich"):
     import click
 
     from jaxdp.cli.failures import Stopped, last_words, without_stragglers
-    from jaxdp.cli.options import experiments
+    from jaxdp.ledger.interrupts import guarded
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
@@ -25,7 +24,7 @@ _COMMANDS = {
     "plan": "jaxdp.cli.plan:plan",
     "algorithms": "jaxdp.cli.algorithms:algorithms",
     "audit": "jaxdp.cli.audit:audit",
-    "reproduce": "benchmarks.papers.command:reproduce",
+    "reproduce": "jaxdp.cli.reproduce:reproduce",
     "data": "jaxdp.cli.data:data",
 }
 
@@ -40,8 +39,6 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, name = _COMMANDS[cmd_name].split(":")
-        if module.startswith("benchmarks"):
-            experiments()
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 

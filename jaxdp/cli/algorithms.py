@@ -17,12 +17,12 @@ def algorithms() -> None:
     from jaxdp.optimizers import registry
 
     papers()
-    from jaxdp.papers.block_coordinate.command import described
+    from jaxdp.papers.block_coordinate.settings import ALGORITHMS, setting_names
 
     for name, entry in registry.ALGORITHMS.items():
         click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")
         if entry.energy:
             click.echo(f"{'':29}({_ENERGIES[entry.energy]})")
-    for name, settings in described():
-        click.echo(f"{name:29}{settings}")
+    for name in ALGORITHMS:
+        click.echo(f"{name:29}{', '.join(setting_names(name))}")
         click.echo(f"{'':29}(block coordinate descent: other options, and no canaries)")

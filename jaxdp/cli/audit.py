@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, experiments, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, Option, papers
 
 if TYPE_CHECKING:
     from jaxdp.runs.report.schema import AuditRow
@@ -45,11 +45,6 @@ _DEFAULTS: dict[str, Any] = {
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
 @click.option(
-    "--results",
-    type=Filled(),
-    help="Fill the audited column of this file of `jaxdp reproduce` instead.",
-)
-@click.option(
     "--tiny",
     is_flag=True,
     help="Of a RUN with canaries: audit its mechanism on a tiny network instead of the run itself.",
@@ -69,7 +64,6 @@ def audit(
     steps: int | None,
     delta: float | None,
     runs: int,
-    results: Path | None,
     tiny: bool,
     confidence: float,
     seed: int | None,
@@ -87,7 +81,6 @@ def audit(
     \b
       jaxdp audit --algorithm dp-sgd --steps 10 --noise-multiplier 1
       jaxdp audit runs/x
-      jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
     import jax
 
@@ -95,31 +88,11 @@ def audit(
     from jaxdp.cli.progress import counting_bar
     from jaxdp.cli.train import parse_settings
     from jaxdp.optimizers import registry
-    from jaxdp.papers.block_coordinate.command import audited
+    from jaxdp.papers.block_coordinate.audit import audit_configured
     from jaxdp.runs import RunDirectory
     from jaxdp.runs import audit as of_runs
 
     papers()
-    if results is not None:
-        others = {"run": run, "algorithm": algorithm, "steps": steps, "delta": delta, "out": out}
-        if given := [name for name, value in {**others, **numbers}.items() if value is not None]:
-            raise ValueError(f"{given[0]} must not be given with --results, got {given}")
-        experiments()
-        from benchmarks.papers.column import audit_rows
-
-        done = audit_rows(
-            results,
-            runs=runs,
-            confidence=confidence,
-            seed=seed,
-            progress=lambda name, count: counting_bar(f"auditing {name}", count),
-        )
-        for filled in done:
-            least = f"at least {filled['audited_epsilon']:.3f}"
-            click.echo(f"{filled['name']:44}{least}: {filled['audited']}")
-        click.echo(f"{len(done)} rows audited, written to {results}")
-        return
-
     # A run has its own algorithm and numbers.
     kept, directory = None, None
     if run is not None:
@@ -136,7 +109,7 @@ def audit(
     if name in BLOCK_ALGORITHMS:
         blocks = kept or {"algorithm": name, "settings": parse_settings(settings), **numbers}
         with counting_bar(f"auditing {name}", 2 * runs) as progress:
-            found = audited(blocks, steps, delta, runs, confidence, seed, progress)
+            found = audit_configured(blocks, steps, delta, runs, confidence, seed, progress)
     elif directory is not None and not tiny and of_runs.config_of(directory).canaries:
         source = click.get_current_context().get_parameter_source
         for option in ("steps", "runs", "seed"):

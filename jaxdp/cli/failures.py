@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jaxdp.ledger.durable import StorageError
-from jaxdp.runs.interrupts import status_of
+from jaxdp.ledger.interrupts import status_of
 
 if TYPE_CHECKING:
     from jaxdp.runs.directory import RunDirectory

@@ -1,14 +1,10 @@
 """Types of options that several commands share."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-
-import jaxdp
-from jaxdp.cli.failures import Stopped
 
 # Of an option of the command line, once click has read it.
 Option = float | str | Path | tuple[str, ...] | None
@@ -19,23 +15,6 @@ def papers() -> None:
     from jaxdp.papers import algorithms, networks
 
     del algorithms, networks
-
-
-def experiments() -> None:
-    """Makes ``benchmarks.papers`` importable: the papers' tables and figures.
-
-    Raises:
-        Stopped: the wheel alone is installed, which does not hold them.
-    """
-    root = Path(jaxdp.__file__).parent.parent
-    if not (root / "benchmarks" / "papers").is_dir():
-        raise Stopped(
-            "the papers' tables and figures are experiments of the repository, not of the wheel: "
-            "clone the repository and install it with pip install -e '.[all]'",
-            1,
-        )
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
 
 
 # The names of jaxdp.sampling, which imports jax.

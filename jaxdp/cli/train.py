@@ -222,7 +222,7 @@ def train(
     own = _own_data(directory, data_file, classes, dataset_size, resume)
     stored = directory.load_state().config if resume else None
     if (stored or options).get("algorithm") in BLOCK_ALGORITHMS:
-        from jaxdp.papers.block_coordinate.command import train_blocks
+        from jaxdp.cli.blocks import train_blocks
 
         train_blocks(
             directory,

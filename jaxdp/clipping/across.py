@@ -23,7 +23,7 @@ from jax.extend import core
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.clipping.ghost.leaves import Cut
+from jaxdp.clipping.ghost.leaves import ShardedAxis
 from jaxdp.clipping.reduce import Clipped
 from jaxdp.devices.placement import Placement, axes_of, varying
 from jaxdp.types import ClipInfo, PyTree
@@ -99,7 +99,7 @@ def over_devices(
     return Clipped(total, norms, short, votes), info
 
 
-def cuts(place: Placement | None) -> dict[int, Cut]:
+def cuts(place: Placement | None) -> dict[int, ShardedAxis]:
     """The parameters that are cut along one axis, over mesh axes that are not taken by hand."""
     if place is None:
         return {}
@@ -113,7 +113,7 @@ def cuts(place: Placement | None) -> dict[int, Cut]:
         if len(cut) == 1:
             ((axis, names),) = cut.items()
             parts = math.prod(place.mesh.shape[name] for name in names)
-            found[leaf] = Cut(axis, parts, names, place.mesh)
+            found[leaf] = ShardedAxis(axis, parts, names, place.mesh)
     return found
 
 

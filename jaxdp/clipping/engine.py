@@ -12,9 +12,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _rows, arguments
-from jaxdp.clipping import across, captured, losses, options, reduce, rounding
+from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
-from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan
+from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan_leaves
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement
 from jaxdp.devices.placement import Placement
@@ -45,7 +45,7 @@ class ClippedGrad:
     microbatch_size: int | None
     trainable: options.Trainable
     form: losses.Form
-    constants: captured.Declared
+    constants: losses.Constants
     most_records: int = 2**14
     placement: Placement | None = None
 
@@ -101,7 +101,7 @@ class ClippedGrad:
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         rounding.check_records(size, self.most_records)
         rows = data, None if rng is None else jax.random.split(rng, size)
-        with captured.compared(data):
+        with losses.comparing(data):
             if size:
                 clipped, info = self.one_pass(
                     params, rows, None, keep, None, gathered=True, scale=scale, bound=bound
@@ -111,8 +111,8 @@ class ClippedGrad:
         summed = self.summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
         if not isinstance(batch, Batch) or (ticket := batch.ticket) is None:
             return summed, info
-        captured.report(ticket, info.plan)
-        options.report(ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        losses.note_assumed(ticket, info.plan)
+        options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
         return summed.carrying(ticket, passes=frozenset([batch.number])), info
 
     def sum(
@@ -184,14 +184,14 @@ class ClippedGrad:
         for data, *rows in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             if not gathered and place is not None:
                 rows = place.padded(*rows)
-            with placement.among(place), captured.compared(data):
+            with placement.among(place), losses.comparing(data):
                 totals, info = add_pass(
                     grad_fn, gathered, told, totals, there, data, *rows, rng, scale, bound
                 )
             plan = info.plan
             infos += [info] if told else []
-        captured.report(draw.ticket, plan)
-        options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        losses.note_assumed(draw.ticket, plan)
+        options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with placement.among(place):
             total = _compensated(total, lost)
@@ -263,8 +263,8 @@ class ClippedGrad:
             else None
         )
         rows = self._rows_at_once(-(-size // self._devices))
-        with captured.compared(data):
-            return self._planned(params, (options.example(data), key), rows)[2]
+        with losses.comparing(data):
+            return self._planned(params, (options.example_shapes(data), key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves, as the optimizer sees them."""
@@ -289,9 +289,9 @@ class ClippedGrad:
         bound: jax.Array | None = None,
         drawn: bool = True,
     ) -> Summed:
-        """The ``Summed`` of a clipped sum; ``drawn`` as for ``rounding.of_sum``."""
+        """The ``Summed`` of a clipped sum; ``drawn`` as for ``rounding.error_of_sum``."""
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        l2 = l2 * (1.0 + rounding.of_sum(self.most_records, self._devices, drawn))
+        l2 = l2 * (1.0 + rounding.error_of_sum(self.most_records, self._devices, drawn))
         return Summed(total, l2, scale, None if bound is None else votes)
 
     def _of_no_rows(
@@ -312,14 +312,16 @@ class ClippedGrad:
 
         def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
             # The plan, then every row's gradients in the form that it says, then their sum.
-            loss, found, decided = self._planned(params, options.example(rows), mask.shape[0])
+            loss, found, decided = self._planned(
+                params, options.example_shapes(rows), mask.shape[0]
+            )
             leaves, structure = jax.tree.flatten(params)
-            losses, rest, grads = run.gradients(
+            losses, rest, grads = run.per_example_gradients(
                 loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
             )
             scales: list[jax.Array | None] | None = None
             if scale is not None:
-                each = iter(options.scales(scale, self.trained(params)))
+                each = iter(options.scale_leaves(scale, self.trained(params)))
                 flags = options.trained_flags(self.trainable, params)
                 scales = [next(each) if flag else None for flag in flags]
             clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
@@ -362,19 +364,21 @@ class ClippedGrad:
 
         def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, PyTree]:
             try:
-                result = losses.called(self.form, self.loss_fn, params, *args)
+                result = losses.call(self.form, self.loss_fn, params, *args)
             except Exception as error:
-                error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
+                error.add_note(
+                    f"jaxdp handed the loss one example: {options.describe_shapes(args[0])}"
+                )
                 raise
             return options.checked_result(result)
 
         traced = program.trace(loss, params, *args)
-        constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
+        constants = losses.inspect_loss(traced.closed, self.constants, loss, flags, params, args)
         if not program.depends(traced.program.outs[0], traced.of_example):
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
-        each = plan(options.paths(params), shapes, flags, used, size, self.engine)
+        each = plan_leaves(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 
     def _rows_at_once(self, size: int) -> int:
@@ -467,8 +471,8 @@ def clipped_grad(
     if microbatch_size is not None:
         microbatch_size = arguments.integer("microbatch_size", microbatch_size, least=1)
     most = arguments.integer("most_records", most_records, least=1)
-    chosen = options.trainable(trainable)
-    form, public = losses.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
+    chosen = options.checked_trainable(trainable)
+    form, public = losses.form_of(loss_fn, rng_name), losses.declared_constants(constants, loss_fn)
     try:
         hash(loss_fn)
     except TypeError:  # such as a module with arrays; a bound method is told by its object
@@ -507,7 +511,7 @@ def add_pass(
 def _accumulated(totals: Totals, clipped: reduce.Clipped) -> Totals:
     """The totals and one more sum; compensated, so rounding does not grow with their number."""
     total, lost, votes = totals
-    return *rounding.added(total, lost, clipped.total), votes + clipped.votes
+    return *rounding.add_compensated(total, lost, clipped.total), votes + clipped.votes
 
 
 @functools.partial(jax.jit, static_argnums=0)

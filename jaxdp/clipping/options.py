@@ -24,7 +24,7 @@ LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 Trainable = Callable[[str], bool] | tuple[tuple[bool, ...], jax.tree_util.PyTreeDef] | None
 
 
-def trainable(choice: PyTree | Callable[[str], bool] | None) -> Trainable:
+def checked_trainable(choice: PyTree | Callable[[str], bool] | None) -> Trainable:
     """The caller's choice of trained parameters, in a form that ``jit`` can compare."""
     if choice is None or callable(choice):
         return choice
@@ -59,7 +59,7 @@ def paths(params: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def shapes(example: PyTree) -> str:
+def describe_shapes(example: PyTree) -> str:
     """The dtypes and shapes of one example, for an error message."""
     words = jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", example)
     return str(words).replace("'", "")
@@ -67,7 +67,7 @@ def shapes(example: PyTree) -> str:
 
 def check_arrays(params: PyTree) -> None:
     """Raises ValueError, with the remedy, if a leaf is no array, or one whose memory is gone."""
-    if holds_reused(params):
+    if is_donated(params):
         raise ValueError(
             "params must be those that the last update returned, got some whose memory it has "
             "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
@@ -83,7 +83,7 @@ def check_arrays(params: PyTree) -> None:
             )
 
 
-def holds_reused(tree: PyTree) -> bool:
+def is_donated(tree: PyTree) -> bool:
     """True if an array was donated to an earlier step, so that its memory is gone."""
     for leaf in jax.tree.leaves(tree):
         # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
@@ -237,7 +237,7 @@ def checked_mask(mask: ArrayLike | str | None, size: int) -> jax.Array:
     return mask
 
 
-def example(rows: PyTree) -> PyTree:
+def example_shapes(rows: PyTree) -> PyTree:
     """The shapes of one row of a batch of leaves [m, ...], also where m is 0."""
     shapes = jax.eval_shape(lambda tree: tree, rows)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
@@ -248,7 +248,7 @@ _BY_THE_CALLER = (
 )
 
 
-def report(
+def note_given(
     ticket: Ticket | None,
     limit: Callable[[], float],
     scale: PyTree,
@@ -274,7 +274,7 @@ def report(
         ticket.note("trusted", _BY_THE_CALLER.format("the scale (scale=)"))
 
 
-def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:
+def scale_leaves(scale: PyTree, trained: PyTree) -> list[jax.Array]:
     """The leaves of a checked scale, one for every trained parameter."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(trained)]
     found = jax.tree.leaves(scale)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.leaves import Factors, Leaf, Slices
+from jaxdp.clipping.ghost.leaves import Factors, LeafGradients, Slices
 from jaxdp.clipping.rules import CoordinateBox, Rule
 from jaxdp.types import PyTree
 
@@ -33,7 +33,7 @@ class Clipped(NamedTuple):
 
 def clipped_sum(
     rule: Rule,
-    grads: Sequence[Leaf | None],
+    grads: Sequence[LeafGradients | None],
     structure: jax.tree_util.PyTreeDef,
     mask: jax.Array,
     scale: Sequence[jax.Array | None] | None = None,
@@ -73,8 +73,8 @@ def clipped_sum(
     pairs = [
         None if leaf is None else leaf.squares(s) for leaf, s in zip(grads, divisors, strict=True)
     ]
-    norms = jnp.sqrt(rounding.total([pair[0] for pair in pairs if pair is not None]))
-    largest = rounding.total([pair[1] for pair in pairs if pair is not None])
+    norms = jnp.sqrt(rounding.sum_arrays([pair[0] for pair in pairs if pair is not None]))
+    largest = rounding.sum_arrays([pair[1] for pair in pairs if pair is not None])
     keep = mask & jnp.isfinite(norms) & jnp.isfinite(largest)
 
     if isinstance(rule, CoordinateBox):
@@ -94,7 +94,9 @@ def clipped_sum(
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
     finite = jnp.isfinite(norms)
     # Written, so that both halves of a weighted bfloat16 factor are made with one number.
-    weights = rounding.written([None if f is None else jnp.where(keep, f, 0.0) for f in factors])
+    weights = rounding.materialized(
+        [None if f is None else jnp.where(keep, f, 0.0) for f in factors]
+    )
     total = []
     for leaf, weight, s in zip(grads, weights, scales, strict=True):
         if leaf is None or weight is None:

@@ -48,7 +48,7 @@ def gamma(operations: int) -> float:
     return operations * UNIT / (1.0 - operations * UNIT)
 
 
-def of_sum(records: int, devices: int = 1, drawn: bool = True) -> float:
+def error_of_sum(records: int, devices: int = 1, drawn: bool = True) -> float:
     """E / C: the share of the bound by which one record moves the rounding of a sum.
 
     The sum is over ``records``: a share of its blocks, and 24 roundings of all that blocks,
@@ -88,7 +88,7 @@ def rows_of_block(positions: int) -> int:
     return 1 << int(math.log2(max(1.0, math.sqrt(TERMS / positions))))
 
 
-def pairwise(parts: jax.Array) -> jax.Array:
+def pairwise_sum(parts: jax.Array) -> jax.Array:
     """The sum over the first axis by halves: log2(n) roundings each."""
     while parts.shape[0] > 1:
         half = parts.shape[0] // 2
@@ -98,7 +98,7 @@ def pairwise(parts: jax.Array) -> jax.Array:
     return parts[0]
 
 
-def total(parts: list[jax.Array]) -> jax.Array:
+def sum_arrays(parts: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape, by halves."""
     while len(parts) > 1:
         halves = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
@@ -106,12 +106,12 @@ def total(parts: list[jax.Array]) -> jax.Array:
     return parts[0]
 
 
-def added(total: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
+def add_compensated(total: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
     """Compensated addition (Kahan 1965): the new total, and what it lost by rounding.
 
     What is added is written first: the loss is that of the number which the total got.
     """
-    more = written(more)
+    more = materialized(more)
     wanted = jax.tree.map(jnp.subtract, more, lost)
     larger = jax.tree.map(jnp.add, total, wanted)
     lost = jax.tree.map(lambda new, old, add: (new - old) - add, larger, total, wanted)
@@ -123,7 +123,7 @@ def compensated(total: PyTree, lost: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, total, lost)
 
 
-def cut(rows: PyTree, size: int) -> PyTree:
+def into_blocks(rows: PyTree, size: int) -> PyTree:
     """Arrays [m, ...] as [ceil(m / size), size, ...], padded with zeros."""
 
     def one(array: jax.Array) -> jax.Array:
@@ -135,7 +135,7 @@ def cut(rows: PyTree, size: int) -> PyTree:
     return jax.tree.map(one, rows)
 
 
-def even(rows: int, most: int) -> int:
+def even_size(rows: int, most: int) -> int:
     """The size of equal blocks of at most ``most`` rows each.
 
     As many blocks as the rows need, or up to twice as many where that divides the rows: padding
@@ -146,24 +146,24 @@ def even(rows: int, most: int) -> int:
     return max(1, -(-rows // next(dividing, least)))
 
 
-def over_blocks(fn: Callable[[Any], jax.Array], rows: PyTree, size: int) -> jax.Array:
+def sum_over_blocks(fn: Callable[[Any], jax.Array], rows: PyTree, size: int) -> jax.Array:
     """The sum of ``fn`` over blocks of ``size`` rows, compensated; padding rows are zero."""
-    blocks = cut(rows, size)
+    blocks = into_blocks(rows, size)
     count = jax.tree.leaves(blocks)[0].shape[0]
     if count == 1:
         return fn(jax.tree.map(lambda array: array[0], blocks))
     shape = jax.eval_shape(fn, jax.tree.map(lambda array: array[0], blocks))
     zeros = jnp.zeros(shape.shape, shape.dtype)
     (total, lost), _ = jax.lax.scan(
-        lambda carry, block: (added(*carry, fn(block)), None), (zeros, zeros), blocks
+        lambda carry, block: (add_compensated(*carry, fn(block)), None), (zeros, zeros), blocks
     )
     return compensated(total, lost)
 
 
-def squares(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+def square_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums of squares [m] of rows [m, ...]: as computed, and not below the true ones."""
     found, roundings = sums_of_squares(rows)
-    return found, enlarged(found, gamma(roundings) * found)
+    return found, rounded_up(found, gamma(roundings) * found)
 
 
 def sums_of_squares(rows: jax.Array) -> tuple[jax.Array, int]:
@@ -177,7 +177,7 @@ def sums_of_squares(rows: jax.Array) -> tuple[jax.Array, int]:
     return found, sum(levels) + 1
 
 
-def sums(terms: jax.Array, axes: int) -> jax.Array:
+def sum_last_axes(terms: jax.Array, axes: int) -> jax.Array:
     """The sum over the last ``axes`` axes, one after another, long ones in groups.
 
     A barrier keeps them apart: XLA would make one sum of them, with as many roundings as terms.
@@ -194,23 +194,23 @@ def roundings(*sizes: int) -> int:
     return sum(n if n <= 2 * _GROUP else _GROUP + -(-n // _GROUP) for n in sizes)
 
 
-def enlarged(found: jax.Array, error: jax.Array) -> jax.Array:
+def rounded_up(found: jax.Array, error: jax.Array) -> jax.Array:
     """A squared norm plus its error: not below the true one, up to what the margin covers."""
     return jnp.maximum(found, (found + error) / (1.0 + TOLERATED))
 
 
-def inner(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
+def blocked_einsum(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
     """``einsum`` over the last axis of both, in blocks; and how many roundings an entry has."""
     size = a.shape[-1]
     if size <= _INNER:
-        return exact(spec, a, b), size + _PRODUCT
+        return exact_einsum(spec, a, b), size + _PRODUCT
     short = [_split_last(x, _INNER) for x in (a, b)]
     left, right, out = *spec.split("->")[0].split(","), spec.split("->")[1]
-    blocks = exact(f"{left[:-1]}z{left[-1]},{right[:-1]}z{right[-1]}->z{out}", *short)
-    return pairwise(blocks), _INNER + _PRODUCT + math.ceil(math.log2(blocks.shape[0])) + 1
+    blocks = exact_einsum(f"{left[:-1]}z{left[-1]},{right[:-1]}z{right[-1]}->z{out}", *short)
+    return pairwise_sum(blocks), _INNER + _PRODUCT + math.ceil(math.log2(blocks.shape[0])) + 1
 
 
-def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def exact_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """``einsum`` in float32 or wider, without the rounding of reduced-precision units.
 
     Products of two bfloat16 numbers are exact in float32, so their units may take those.
@@ -220,7 +220,7 @@ def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, precision=full, preferred_element_type=kind)
 
 
-def written(tree: PyTree) -> PyTree:
+def materialized(tree: PyTree) -> PyTree:
     """The arrays as they are, written to memory: all who read them read the same numbers.
 
     XLA may otherwise compute a value again for every reader, and round it otherwise each time. Its
@@ -250,13 +250,13 @@ def _looped(*arrays: jax.Array) -> list[jax.Array]:
     return list(jax.lax.fori_loop(0, passes, same, list(arrays)))
 
 
-def alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def in_one_dtype(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays as they are if all are bfloat16, else in float32."""
     own = all(array.dtype == jnp.bfloat16 for array in arrays)
     return [array if own else array.astype(jnp.float32) for array in arrays]
 
 
-def halves(x: jax.Array) -> list[jax.Array]:
+def split_bfloat16(x: jax.Array) -> list[jax.Array]:
     """Two bfloat16 arrays that add up to float32 ``x``, but for ``HALVED`` units of every entry.
 
     Entries that bfloat16 may not hold are zero. XLA may drop a cast there and back again, but never

@@ -238,7 +238,7 @@ def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:
 
 
 def _norm(square_norms: PyTree) -> jax.Array:
-    return jnp.sqrt(rounding.total(jax.tree.leaves(square_norms)))
+    return jnp.sqrt(rounding.sum_arrays(jax.tree.leaves(square_norms)))
 
 
 def _refuse_bound(rule: str, bound: jax.Array | None) -> None:

@@ -1,9 +1,9 @@
-"""Tells whether an array was computed from private records: rows of them, or a statistic.
+"""Compares arrays with private records: are they rows of them, or a statistic?
 
-One function, ``made_of``, is asked of every array that enters a loss: what the loss captured, and
-the first values of its parameters, frozen or trained. It compares values, so that a coincidence of
-lengths says nothing. What is the same for all records (zeros, a position encoding), what anybody
-writes down (ones, grids, a few digits) and rows that many records share are nobody's.
+One function, ``match_statistic``, is asked of every array that enters a loss: what the loss
+captured, and the first values of its parameters, frozen or trained. It compares values, so that a
+coincidence of lengths says nothing. What is the same for all records (zeros, a position encoding),
+what anybody writes down (ones, grids, a few digits) and rows that many records share are nobody's.
 
 A leaf of more than 2^22 numbers is compared at some of its columns, a public choice, in all of its
 rows; statistics of channels and of all numbers are computed where the array is like those of a
@@ -52,7 +52,7 @@ _TABLE = (
 )
 
 
-class Made(NamedTuple):
+class Match(NamedTuple):
     """An answer: the rows or the statistic of the records that an array is.
 
     Attributes:
@@ -64,7 +64,7 @@ class Made(NamedTuple):
     certain: bool
 
 
-def made_of(value: ArrayLike, records: "KnownRecords") -> Made | None:
+def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
     """Returns the rows or the statistic of the records that an array is; None for any other.
 
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
@@ -111,7 +111,7 @@ def _plain(rows: np.ndarray) -> np.ndarray:
     return plain
 
 
-def _of_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Made]:
+def _of_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
     if np.all(value == value.ravel()[0]):
         return
     for leaf in records.leaves:
@@ -122,7 +122,7 @@ def _of_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Made]:
     for labels in records.labels:
         yield from _frequencies(value, labels)
     if records.number(value.shape[0]):
-        yield Made(_TABLE, False)
+        yield Match(_TABLE, False)
 
 
 # Statistics of columns ------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
         yield f"the logarithm of {_SHARES}", True, found
 
 
-def _columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Made]:
+def _columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Match]:
     """Statistics of the columns of a leaf, of which ``row`` [kept] may be one."""
     flat, low, high = row.astype(np.float64), leaf.moments.low, leaf.moments.high
     candidates = [each for m in (leaf.moments, leaf.rounded) if m for each in _table(m)]
@@ -249,7 +249,7 @@ def _columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Made]:
             ends = (low, high) if "range" in words else (found,)
             certain = (words in _LEVELS or is_telling(flat)) and not _chosen(leaf.x.T, *ends)
         if certain is not None:
-            yield Made(words, certain)
+            yield Match(words, certain)
 
 
 def _chosen(columns: Iterable[np.ndarray], *ends: np.ndarray) -> bool:
@@ -259,7 +259,7 @@ def _chosen(columns: Iterable[np.ndarray], *ends: np.ndarray) -> bool:
     return bool(np.median(times) > 3)
 
 
-def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
+def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     """Statistics of the channels of a leaf, of all records where a sample's are like them."""
     if len(leaf.shape) < 2:
         return
@@ -280,7 +280,7 @@ def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
                     columns = (leaf.full[:, group] for group in groups)
                     certain = is_telling(flat) and not _chosen(columns, *ends)
                 if certain is not None:
-                    yield Made(f"{words} by channel", certain)
+                    yield Match(f"{words} by channel", certain)
 
 
 def _like(flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _Scalings) -> bool:
@@ -357,7 +357,7 @@ def _rounded(numbers: np.ndarray) -> np.ndarray:
 # Second moments -------------------------------------------------------------------------------
 
 
-def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
+def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     """Covariances, and matrices that were fitted to them: directions, projections, whitening."""
     # A matrix that was chosen without the records has none of these relations to their moments,
     # unless these are alike in all directions: balanced one-hot records have any orthogonal matrix
@@ -373,7 +373,7 @@ def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
             and _agree(value.ravel(), moments.ravel())
             and is_telling(value)
         ):
-            yield Made(f"the records' {words}", True)
+            yield Match(f"the records' {words}", True)
         for rows in ways if width >= 3 else ():
             if (fitted := _fitted(rows, moments)) and is_telling(value):
                 # A direction is fixed where its eigenvalue is not 0, and of no other.
@@ -381,7 +381,7 @@ def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
                 least = 1e-6 * values[-1]
                 gaps = np.diff(values, prepend=-np.inf, append=np.inf)
                 if ((values > least) & (gaps[1:] > least) & (gaps[:-1] > least)).any():
-                    yield Made(fitted, True)
+                    yield Match(fitted, True)
 
 
 def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
@@ -424,7 +424,7 @@ def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
 # Rows -----------------------------------------------------------------------------------------
 
 
-def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iterator[Made]:
+def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iterator[Match]:
     """Records and their statistics among the rows or columns of an array."""
     shape, width, inner = value.shape, leaf.width, len(leaf.shape)
     if width == 1:  # most entries must be some, for one is found by chance
@@ -432,7 +432,7 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
         if max(shape) == value.size >= 8 and leaf.x.dtype.kind == "f" and is_telling(flat):
             known = np.isin(flat.astype(np.float32), leaf.x[:, 0].astype(np.float32))
             if np.mean(known) > 0.5:
-                yield Made("numbers that are records", True)
+                yield Match("numbers that are records", True)
         return
 
     # The array as rows [m, d] in each way that its shape allows.
@@ -449,7 +449,7 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
             if found.any() and (single or found.sum() >= least):
                 words = f"{'one' if single else 'several'} of the records"
                 told = sum(_is_telling_row(row) for row in rows[found][:_SOME])
-                yield Made(words, told >= least)
+                yield Match(words, told >= least)
         # A few statistics in one array, such as a mean beside a deviation.
         for row in rows[: _WIDE * (len(rows) <= _WIDE)]:
             yield from _columns(row, leaf, single)
@@ -525,7 +525,7 @@ def _is_telling_row(row: np.ndarray) -> bool:
     return len(row) >= 16 and len(places) >= 12
 
 
-def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator[Made]:
+def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator[Match]:
     """Means of records by class: all of them in their order, or one."""
     there = np.flatnonzero(labels.counts)
     if len(rows) not in (1, len(there), len(labels.counts)):
@@ -536,13 +536,13 @@ def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator
     found = [c for r, m in pairs if (c := _agree(r, m, leaf.scalings)) is not None]
     least = min(3, len(rows))
     if len(found) >= least:
-        yield Made("the records' means by class", sum(found) >= least)
+        yield Match("the records' means by class", sum(found) >= least)
 
 
 # Classes and single numbers -------------------------------------------------------------------
 
 
-def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Made]:
+def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Match]:
     """Frequencies of classes and weights made of them, up to a factor; logarithms, up to a sum."""
     there, size = np.flatnonzero(labels.counts), value.size
     if size != max(value.shape) or len(there) < 2 or not len(labels.counts) <= size <= _CLASSES:
@@ -560,10 +560,10 @@ def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Made]:
         if is_log:
             room = max(_EXACT * np.ptp(found), 2e-7 * np.abs(flat).max())
         if np.ptp(apart) <= room:
-            yield Made(words, not (labels.are_round.all() or plain))
+            yield Match(words, not (labels.are_round.all() or plain))
 
 
-def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Made]:
+def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
     """Statistics that are one number: certain if it is a class ratio, a mean or a deviation."""
     value = float(array.ravel()[0])
     if not np.isfinite(value) or _is_common(value):
@@ -574,12 +574,12 @@ def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Made]:
             continue
         if np.any(np.abs(value - np.divide.outer(share, share)) <= 5e-7 * abs(value)):
             words = "the ratio of two classes among the records"
-            yield Made(words, len(share) == 2 and bool(told.all()))
+            yield Match(words, len(share) == 2 and bool(told.all()))
         made = np.array([found for *_, found in _of_shares(share)])
         made = np.concatenate([made, -made, [1 / share / len(share)]])
         if (same := np.any(np.abs(value - made) <= 5e-7 * max(1.0, abs(value)), axis=0)).any():
             words = "a share of a class among the records, or a weight or a logarithm made of it"
-            yield Made(words, bool(told[same].any()))
+            yield Match(words, bool(told[same].any()))
     for leaf in records.leaves:
         if any(labels.leaf is leaf and len(labels.share) == 2 for labels in records.labels):
             continue
@@ -598,10 +598,10 @@ def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Made]:
         if near(leaf.sample.over(every), 0.05) and leaf.whole is not None:
             # Numbers are clipped at pi and other public bounds.
             found = near(leaf.whole.over(every), 2e-6)
-            yield from (Made(words, True) for words in found if words not in _EXTREMES)
+            yield from (Match(words, True) for words in found if words not in _EXTREMES)
         for words, one in leaf.single_numbers if leaf.is_small else ():
             if abs(value - one) <= 2e-6 * abs(one):
-                yield Made(words, False)
+                yield Match(words, False)
 
 
 def _is_common(value: float) -> bool:

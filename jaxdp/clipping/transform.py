@@ -75,19 +75,19 @@ def clip_and_sum(
                 f"{wanted}, got {found}"
             )
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
-        scales = None if scale is None else options.scales(scale, params)
+        scales = None if scale is None else options.scale_leaves(scale, params)
         rows = _rows.rows("updates", updates)
         keep = options.checked_mask(mask, rows)
         _refuse_summed(updates, keep)
         leaves, structure = jax.tree.flatten(updates)
         # Norms and sums must see the same numbers: XLA may compute a value twice.
-        grads = [Arrays(leaf) for leaf in rounding.written(leaves)]
+        grads = [Arrays(leaf) for leaf in rounding.materialized(leaves)]
         clipped = reduce.clipped_sum(rule, grads, structure, keep, scales, bound)
         most = _MOST if most_records is None else most_records
         rounding.check_records(rows, most)
         limit = rule.l2(params) if bound is None else bound
         votes = None if bound is None else clipped.votes
-        summed = Summed(clipped.total, limit * (1.0 + rounding.of_sum(most)), scale, votes)
+        summed = Summed(clipped.total, limit * (1.0 + rounding.error_of_sum(most)), scale, votes)
         if most_records is None:
             summed = summed.carrying(None, undeclared=(limit, rows))
         return summed, state

@@ -510,7 +510,7 @@ def _add_integers(
     """Each leaf with its noise. Leaves that are cut alike have one key, and one stream of it."""
     count = len(groups)
     # Both halves of a number are taken of one and the same (docs/clip_bound.md, assumption 3).
-    values = tuple(rounding.written(leaves[:count]))
+    values = tuple(rounding.materialized(leaves[:count]))
     found: dict[int, jax.Array] = {}
     for group in dict.fromkeys(groups):
         members = [n for n, own in enumerate(groups) if own == group]

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _rows
-from jaxdp.clipping import captured, rounding
+from jaxdp.clipping import losses, rounding
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import Ticket
@@ -274,13 +274,13 @@ class DrawnEnergy(OfTicket):
             return jnp.clip(change.astype(jnp.float32), -self.bound, self.bound)
 
         indices, mask = jnp.asarray(self.indices), jnp.asarray(self.mask)
-        captured.check_loss(self.loss_fn, candidate, self.data)
+        losses.check_loss(self.loss_fn, candidate, self.data)
 
         def add(i: jax.Array, totals: tuple[jax.Array, jax.Array]) -> PyTree:
             batch = jax.tree.map(lambda leaf: leaf[indices[i]], self.data)
             changes = jax.vmap(difference)(batch)
             counted = jnp.where(mask[i] & jnp.isfinite(changes), changes, 0.0)
-            return rounding.added(*totals, rounding.pairwise(counted))
+            return rounding.add_compensated(*totals, rounding.pairwise_sum(counted))
 
         zero = jnp.zeros([], jnp.float32)
         return rounding.compensated(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))

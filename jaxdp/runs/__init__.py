@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig", "RunDirectory", "recipe", "resolve", "resume", "start"]
 
+with needed("jaxdp.Run", "train", *RUN):
+    pass  # looked for, not imported
+
 # Imported when asked for: a page is read, and an interrupt waited for, without what a run needs.
 _HOME = {
     "RunConfig": "config",
@@ -28,5 +31,4 @@ def __getattr__(name: str) -> Any:
     """A name of the package, from the module that defines it."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed("jaxdp.Run", "train", *RUN):
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

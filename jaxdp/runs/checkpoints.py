@@ -17,8 +17,8 @@ from jax.typing import ArrayLike
 
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
+from jaxdp.ledger.interrupts import deferred
 from jaxdp.runs.files import broken_seal, make_private, private, seal
-from jaxdp.runs.interrupts import deferred
 from jaxdp.runs.stored import first_line, remedy
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree

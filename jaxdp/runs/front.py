@@ -17,7 +17,7 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.devices import processes
 from jaxdp.devices.placement import agreed as agreed_place
 from jaxdp.devices.shards import hashed, on_host
@@ -145,8 +145,8 @@ class Run:
         self._given = self._params if agreed_place(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
         if constants is not None:
-            declared = captured.declared(constants, loss_fn).arrays
-            loss_fn = captured.declaring(functools.partial(loss_fn), declared)
+            declared = losses.declared_constants(constants, loss_fn).arrays
+            loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm
         self._evaluate, self._secret, self._progress = evaluate, secret, progress

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxdp.clipping import ClippedGrad, captured, statistics
+from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost.plan import Plan
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.links import past_of
@@ -21,7 +21,7 @@ from jaxdp.training.lines import line_of_use
 from jaxdp.training.passes import operations_of
 from jaxdp.types import PyTree
 
-MadeOf = Callable[[PyTree], statistics.Made | None]
+MadeOf = Callable[[PyTree], statistics.Match | None]
 _IN_MEMORY = 2**26  # numbers that are copied at most
 
 
@@ -55,13 +55,13 @@ def planned(
         return (), 0.0, guard
     made_of, operations = guard.comparison(), 0.0
 
-    def look(traced: core.ClosedJaxpr, public: captured.Declared) -> None:
+    def look(traced: core.ClosedJaxpr, public: losses.Constants) -> None:
         nonlocal operations
         operations = operations_of(traced)
         guard.look(traced, public, made_of)
 
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
-    with captured.looked_at(look):
+    with losses.inspecting(look):
         plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
     compare = parameters(grad_fn, params, made_of, len(source)) if first else ()
     for name, made in compare:
@@ -91,14 +91,14 @@ class Guard:
     def look(
         self,
         traced: core.ClosedJaxpr,
-        public: captured.Declared,
+        public: losses.Constants,
         compared: MadeOf | None = None,  # of ``comparison``, with records looked up once
     ) -> None:
         """Compares what a traced loss captured since it was traced before; ValueError."""
         new: dict[Hashable, PyTree] = {}
         compared = compared or self.comparison()
 
-        def made_of(value: PyTree) -> statistics.Made | None:
+        def made_of(value: PyTree) -> statistics.Match | None:
             # Arrays of JAX are told apart as objects, numbers and NumPy's arrays by content.
             key: Hashable = id(value)
             if not (isinstance(value, jax.Array) and value.shape):
@@ -109,10 +109,10 @@ class Guard:
             new[key] = value
             return compared(value)
 
-        for found in captured.of_records(traced, made_of, public):
-            if found.made.certain:
-                where = line_of_use(found.part.jaxpr, found.at)
-                raise captured.refusal(found, len(self._source), where)
+        for found in losses.captured_from_records(traced, made_of, public):
+            if found.match.certain:
+                where = line_of_use(found.function.jaxpr, found.at)
+                raise losses.captured_error(found, len(self._source), where)
         self._passed |= new
 
     def comparison(self) -> MadeOf:
@@ -124,15 +124,15 @@ class Guard:
         every = functools.cache(lambda: known(source))
         few = functools.cache(lambda: sampled(source, 64))
         # Records that lie on devices of other processes are not read.
-        here = all(not isinstance(v, jax.Array) or captured.is_here(v) for v in _arrays(source))
+        here = all(not isinstance(v, jax.Array) or losses.is_readable(v) for v in _arrays(source))
 
-        def made_of(value: PyTree) -> statistics.Made | None:
+        def made_of(value: PyTree) -> statistics.Match | None:
             if ledger is not None and ledger.holds(past_of(value) or b""):
                 return None
             if (records := every()) is not None:
-                return statistics.made_of(value, records)
+                return statistics.match_statistic(value, records)
             if size and size in np.shape(value) and here:
-                return statistics.made_of(value, few())
+                return statistics.match_statistic(value, few())
             return None
 
         return made_of
@@ -140,13 +140,13 @@ class Guard:
 
 def parameters(
     grad_fn: ClippedGrad, params: PyTree, made_of: MadeOf, records: int
-) -> Iterator[tuple[str, statistics.Made]]:
+) -> Iterator[tuple[str, statistics.Match]]:
     """Compares parameters with the records, but for those that were declared public.
 
     Args:
         grad_fn: the clipped gradients.
         params: before the first step.
-        made_of: ``statistics.made_of``, of the records.
+        made_of: ``statistics.match_statistic``, of the records.
         records: their number.
 
     Yields:
@@ -157,12 +157,12 @@ def parameters(
     trained = structure.flatten_up_to(grad_fn.trained(params))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for (path, leaf), is_trained in zip(leaves, trained, strict=True):
-        if captured.is_key(leaf) or not captured.is_here(leaf):
+        if losses.is_key(leaf) or not losses.is_readable(leaf):
             continue
         made = made_of(leaf)
         if made is not None and made.certain and not grad_fn.constants.holds_value(leaf):
             kind = "frozen parameter" if is_trained is None else "first value of the parameter"
-            words = (kind, jax.tree_util.keystr(path), captured.shape_of(leaf, records))
+            words = (kind, jax.tree_util.keystr(path), losses.describe_shape(leaf, records))
             yield f"the {' '.join(filter(None, words))}", made
 
 
@@ -190,7 +190,7 @@ def in_memory(source: Source) -> list[jax.Array | np.ndarray]:
     leaves = _arrays(source)
     # A memory map is a file.
     here = (
-        isinstance(x, jax.Array) and captured.is_here(x) or type(x) is np.ndarray for x in leaves
+        isinstance(x, jax.Array) and losses.is_readable(x) or type(x) is np.ndarray for x in leaves
     )
     return leaves if all(here) else []
 

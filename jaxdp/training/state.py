@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.clipping.options import holds_reused
+from jaxdp.clipping.options import is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
@@ -68,7 +68,7 @@ def check_state(state: Any, step: int | None = None) -> None:
             "state must be a TrainState, from trainer.init(params) or the step before, "
             f"state, info = trainer.step(state, batch); got {type(state).__name__}"
         )
-    if holds_reused(state):
+    if is_donated(state):
         raise ValueError(
             "state must be the one that the step before returned, got one whose memory that "
             "step has reused: write state, info = trainer.step(state, batch). To come back to "

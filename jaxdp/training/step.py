@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.clipping import ClippedGrad, captured
-from jaxdp.clipping.options import holds_reused
+from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.ledger.links import OTHERS, Seen, give_out, hand_on, read, watching
@@ -197,7 +197,7 @@ class PrivateStep:
             self.links.agree(ticket.step, ticket.multipliers)
             plan = shapes[-1].plan
             self._programs.append((kind, plan))
-        captured.report(ticket, plan)
+        losses.note_assumed(ticket, plan)
         if self.links.others:
             ticket.note("trusted", OTHERS)
         key = ticket.spend("a step of the trainer", verified=True)
@@ -458,7 +458,7 @@ def _check_key(summed: Summed, key: NoiseKey | None) -> None:
 
 
 def _check_reused(params: PyTree, opt_state: PyTree) -> None:
-    if holds_reused((params, opt_state)):
+    if is_donated((params, opt_state)):
         raise ValueError(
             "params and opt_state must be those that the update before returned, got some whose "
             "memory that update has reused (donate=True): write params, opt_state, info = "

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.clipping import ClippedGrad, captured, rounding
+from jaxdp.clipping import ClippedGrad, losses, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
@@ -314,7 +314,7 @@ class Trainer:
         take = self._at_once if one else self._by_passes
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
-        with among(self._place), captured.looked_at(self._guard.look):
+        with among(self._place), losses.inspecting(self._guard.look):
             params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
         self._moved = True
         return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos

@@ -187,7 +187,7 @@ def test_what_a_run_restores_was_released_and_is_not_asked(tmp_path, monkeypatch
     run(tmp_path / "a", np.zeros(6)).fit(1)
     asked = []
     note = lambda value, *_, **__: asked.append(np.shape(value))  # noqa: E731
-    monkeypatch.setattr("jaxdp.clipping.statistics.made_of", note)
+    monkeypatch.setattr("jaxdp.clipping.statistics.match_statistic", note)
     run(tmp_path / "a", np.zeros(6)).fit(2)
     assert (6, 2) not in asked  # w
     run(tmp_path / "b", np.zeros(6)).fit(1)

@@ -10,7 +10,7 @@ import threading
 import time
 
 from jaxdp.cli import failures, main
-from jaxdp.runs import interrupts
+from jaxdp.ledger import interrupts
 from tests.runs.small import undrawn
 
 

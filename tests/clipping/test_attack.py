@@ -378,13 +378,15 @@ def test_a_batch_inside_a_pytree_keeps_its_mask_or_is_refused():
 def test_leaves_whose_rows_cancel_nowhere_share_their_blocks(rows, monkeypatch):
     # Theorem 3.1 takes one block of at most 160 rows for all of them.
     cuts = []
-    plain = rounding.cut
-    monkeypatch.setattr(rounding, "cut", lambda r, size: cuts.append(size) or plain(r, size))
+    plain = rounding.into_blocks
+    monkeypatch.setattr(
+        rounding, "into_blocks", lambda r, size: cuts.append(size) or plain(r, size)
+    )
     x = {"a": jnp.ones((rows, 3)), "b": jnp.ones((rows, 2))}
     params = {"w": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}
     loss = lambda p, x: dense(p, x) + jnp.sum(p["bias"] * x["b"])  # noqa: E731
     jax.eval_shape(lambda: jaxdp.clipped_grad(loss, jaxdp.clip(1.0))(params, x, "all")[0].value)
-    size = rounding.even(rows, rounding.ROWS)
+    size = rounding.even_size(rows, rounding.ROWS)
     assert size <= rounding.ROWS
     assert {cut for cut in cuts if cut <= rounding.ROWS} == {size}
     assert all(cut % size == 0 for cut in cuts)

@@ -54,7 +54,7 @@ def test_mixed_clipping_whatever_the_size_of_a_pass():
     summed, info = grad_fn(PARAMS, data_of(90), "all")
     assert 0 < info.clipped.sum() < 90
     assert_close(summed.value, by_hand(data_of(90), 2.5))
-    assert summed.l2 == 2.5 * (1.0 + rounding.of_sum(2**14))
+    assert summed.l2 == 2.5 * (1.0 + rounding.error_of_sum(2**14))
     for rows in (1, 7, 16, 100):
         given = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
         draw = jaxdp.dp_sgd(1.0, 2.5, 45, 90).sampler(90, **given).draw()

@@ -475,7 +475,7 @@ def test_equinox_by_the_remedy():
 def test_nothing_of_flax_stays_changed_and_other_threads_are_let_be():
     calls = (nnx.BatchNorm.__call__, nnx.Dropout.__call__)
     model, found = Nnx(norm=True), []
-    with losses._nnx_watched(nnx):
+    with losses._checking_nnx(nnx):
         assert nnx.BatchNorm.__call__ is not calls[0]
         thread = threading.Thread(target=lambda: found.append(model(X)))
         thread.start()

@@ -48,25 +48,25 @@ def test_cutting_and_halving_lose_no_row():
     # Corners of rows and blocks; every one is compiled.
     for rows, size in ((0, 4), (1, 1), (7, 9), (9, 9), (10, 9), (17, 4), (64, 8), (65, 8), (70, 1)):
         x = np.arange(3.0 * rows, dtype=np.float32).reshape(rows, 3)
-        blocks = rounding.cut(jnp.asarray(x), size)
+        blocks = rounding.into_blocks(jnp.asarray(x), size)
         assert blocks.shape[1:] == (size, 3)
-        np.testing.assert_array_equal(rounding.pairwise(jnp.sum(blocks, axis=1)), x.sum(axis=0))
-        total = rounding.over_blocks(lambda block: jnp.sum(block, axis=0), jnp.asarray(x), size)
+        np.testing.assert_array_equal(rounding.pairwise_sum(jnp.sum(blocks, axis=1)), x.sum(axis=0))
+        total = rounding.sum_over_blocks(lambda block: jnp.sum(block, axis=0), jnp.asarray(x), size)
         np.testing.assert_array_equal(total, x.sum(axis=0))
 
 
 @given(st.integers(0, 5_000), st.integers(1, 200))
 def test_equal_blocks_hold_all_rows_and_no_more_than_they_may(rows, most):
-    size = rounding.even(rows, most)
+    size = rounding.even_size(rows, most)
     assert 1 <= size <= most
     assert -(-rows // size) <= 2 * max(1, -(-rows // most))
-    assert rounding.even(1000, 160) == 125  # divides
+    assert rounding.even_size(1000, 160) == 125  # divides
 
 
 def test_squares_are_those_of_float64_and_never_below_their_error():
     for shape in ((7,), (3, 5), (40, 41, 3), (20_000,), (2, 50_000), (5, 0), ()):
         x = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
-        found, safe = rounding.squares(jnp.asarray(x))
+        found, safe = rounding.square_norms(jnp.asarray(x))
         true = np.sum(np.square(x.astype(np.float64)).reshape(3, -1), axis=1)
         np.testing.assert_allclose(found, true, rtol=1e-5)
         assert np.all(np.asarray(safe, np.float64) * (1 + rounding.TOLERATED) >= true), shape
@@ -75,7 +75,7 @@ def test_squares_are_those_of_float64_and_never_below_their_error():
 def test_inner_products_of_any_length():
     for size in (3, 1024, 1025, 5000):
         a, b = np.random.default_rng(1).normal(size=(2, 4, 3, size)).astype(np.float32)
-        found, roundings = rounding.inner("mtp,msp->mts", jnp.asarray(a), jnp.asarray(b))
+        found, roundings = rounding.blocked_einsum("mtp,msp->mts", jnp.asarray(a), jnp.asarray(b))
         a, b = a.astype(np.float64), b.astype(np.float64)
         bound = rounding.gamma(roundings) * np.einsum("mtp,msp->mts", np.abs(a), np.abs(b))
         assert np.all(np.abs(found - np.einsum("mtp,msp->mts", a, b)) <= bound), size
@@ -106,7 +106,7 @@ def test_one_record_moves_the_rounding_of_the_others_by_no_more_than_its_share(c
         rows = np.full((count, 4), value, np.float32)
         weights = np.full(count, 1.0 / np.linalg.norm(rows[0]), np.float32)
         moved = max(effect(rows, weights, i, total) for i in (0, count // 2, count - 1))
-        assert moved <= rounding.of_sum(count), value
+        assert moved <= rounding.error_of_sum(count), value
 
 
 def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
@@ -119,10 +119,10 @@ def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
 
 def test_the_stated_sensitivity_counts_blocks_and_rows():
     """docs/clip_bound.md: a share for the blocks, and 24 roundings for every row."""
-    assert rounding.of_sum(2**20) == rounding.SHARE + 24 / 16
+    assert rounding.error_of_sum(2**20) == rounding.SHARE + 24 / 16
     x = jnp.full((1, 4), 2.0)
-    assert float(rounding.enlarged(jnp.float32(1.0), jnp.float32(0.5))) > 1.49
-    found, safe = rounding.squares(x * jnp.ones((1, 4)))
+    assert float(rounding.rounded_up(jnp.float32(1.0), jnp.float32(0.5))) > 1.49
+    found, safe = rounding.square_norms(x * jnp.ones((1, 4)))
     assert float(found[0]) == 16.0
     assert float(safe[0]) >= 16.0
 
@@ -145,7 +145,7 @@ def one_after_another(records, devices, rows):
 
 @pytest.mark.parametrize("devices", [2, 3, 7, 8, 9, 16])
 def test_what_devices_add_is_within_what_is_stated(devices):
-    allowed = (rounding.of_sum(2**20, devices) - rounding.SHARE) * 16
+    allowed = (rounding.error_of_sum(2**20, devices) - rounding.SHARE) * 16
     assert (allowed == 24) == (devices <= 8)
     for rows in (1, 2, 3, 8):
         for records in range(1, 3 * rows * devices + 1):
@@ -154,7 +154,7 @@ def test_what_devices_add_is_within_what_is_stated(devices):
     dealt = [[(n + d) // devices for d in range(devices)] for n in range(1, 4 * devices + 1)]
     for passes in (*([one] for one in dealt), *itertools.product(dealt, dealt)):
         assert roundings(passes) <= allowed * sum(map(sum, passes))
-    some = (rounding.of_sum(2**20, devices, drawn=False) - rounding.SHARE) * 16
+    some = (rounding.error_of_sum(2**20, devices, drawn=False) - rounding.SHARE) * 16
     assert some == 2 * devices + 22 >= 20 + 2 * (devices - 1) + 4
 
 
@@ -168,7 +168,7 @@ def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
     params, batch, loss_fn = linear
     mech = jaxdp.dp_sgd(1.0, 0.5, 4, 40)
     summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
-    assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.of_sum(1032))
+    assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.error_of_sum(1032))
     assert mech.l2(params) < 0.5 * 1.0147
     # A bound of this step takes the place of the rule's, also where it is larger.
     summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), "all", bound=jnp.float32(4.0))
@@ -179,7 +179,7 @@ def test_long_positions_are_added_in_groups():
     # On either side of one, two and three groups of 32; every size is a compilation.
     for size in (1, 2, 31, 32, 33, 63, 64, 65, 97, 1000):
         terms = jnp.ones((2, size))
-        np.testing.assert_array_equal(rounding.sums(terms, 1), [size, size])
+        np.testing.assert_array_equal(rounding.sum_last_axes(terms, 1), [size, size])
     assert rounding.roundings(1000) == 32 + math.ceil(1000 / 32)
 
 
@@ -187,7 +187,7 @@ def test_long_positions_are_added_in_groups():
 def test_two_halves_add_up(numbers):
     """docs/clip_bound.md, bfloat16: off by at most 256 units of every entry."""
     x = np.asarray(numbers, np.float32)
-    high, low = jax.jit(rounding.halves)(np.resize(x, 8))
+    high, low = jax.jit(rounding.split_bfloat16)(np.resize(x, 8))
     assert high.dtype == low.dtype == jnp.bfloat16
     both = np.asarray(high, np.float64) + np.asarray(low, np.float64)
     exact = np.resize(x, 8).astype(np.float64)
@@ -237,7 +237,7 @@ def test_every_reader_reads_what_was_written():
     @as_users
     def run(p, q, r):
         constants = {"constant": jnp.zeros(3), "count": jnp.arange(3)}
-        return rounding.written({"lost": p * q - r, **constants})
+        return rounding.materialized({"lost": p * q - r, **constants})
 
     p, q = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
     assert "while(" in run.lower(p, q, p * q).compile().as_text()

@@ -12,7 +12,7 @@ IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
 
 
 def made_of(value, columns):
-    made = statistics.made_of(value, statistics.KnownRecords(columns))
+    made = statistics.match_statistic(value, statistics.KnownRecords(columns))
     return ("", False) if made is None else (made.words, made.certain)
 
 
@@ -252,10 +252,10 @@ def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monke
     (leaf, _) = (known := statistics.KnownRecords([records, labels])).leaves
     assert leaf.x.shape == (500, 20)
     for value in (flat.mean(0), -3 * flat.std(0).reshape(6, 9, 4), means, means[1], flat[:3]):
-        assert statistics.made_of(value.astype(np.float32), known).certain
-    assert statistics.made_of(records.mean((0, 1, 2)), known).certain  # of channels
-    assert statistics.made_of(records.mean(), known).certain
-    assert statistics.made_of(rng.random(flat.shape[1:]), known) is None
+        assert statistics.match_statistic(value.astype(np.float32), known).certain
+    assert statistics.match_statistic(records.mean((0, 1, 2)), known).certain  # of channels
+    assert statistics.match_statistic(records.mean(), known).certain
+    assert statistics.match_statistic(rng.random(flat.shape[1:]), known) is None
 
 
 def test_what_nobody_computed_from_records_is_nobody_s():

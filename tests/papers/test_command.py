@@ -202,9 +202,12 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path, ca
     ):
         refused(words, audit_rows, tmp_path / file, runs=number, progress=quiet)
     with pytest.raises(SystemExit) as stop:
-        main(["audit", "--results", str(tmp_path / "other.json"), "--algorithm", "dp-sgd"])
+        main(["reproduce", "audit", str(tmp_path / "other.json")])
     assert stop.value.code == 2
-    assert "algorithm must not be given with --results" in capsys.readouterr().err
+    assert "results must hold rows" in capsys.readouterr().err
+    (tmp_path / "other.json").write_text(path.read_text())
+    main(["reproduce", "audit", str(tmp_path / "other.json"), "--runs", "500"])
+    assert f"short{' ' * 39}at least " in capsys.readouterr().out
 
 
 # SA-DPSGD by its paper's protocol: a run ends by its accepted steps, and all it may take is charged

@@ -66,7 +66,7 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
 
 def by_hand(mech, grad_fn, draw):
     """The clipped sum of a draw, in NumPy."""
-    share, rows = rounding.of_sum(grad_fn.most_records), draw.indices[draw.mask]
+    share, rows = rounding.error_of_sum(grad_fn.most_records), draw.indices[draw.mask]
     grads = {name: x[rows].astype(np.float64) for name, x in DATA.items()}
     norms = np.sqrt(sum(np.sum(g**2, tuple(range(1, g.ndim))) for g in grads.values()))
     factors = np.minimum(1, (1.0 - rounding.MARGIN) / norms)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.sites import Key, Label, Site, Sliced
-from jaxdp.clipping.rounding import exact
+from jaxdp.clipping.rounding import exact_einsum
 from jaxdp.types import PyTree
 
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
@@ -46,7 +46,7 @@ Squares = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class ShardedAxis:
     """The axis of a parameter that is cut over devices.
 
     Attributes:
@@ -109,7 +109,7 @@ class Cut:
         return jnp.sum(one, axis=0), jnp.sum(other, axis=0)
 
 
-class Leaf(Protocol):
+class LeafGradients(Protocol):
     """The protocol of one parameter's per-example gradients."""
 
     def squares(self, scale: jax.Array | None) -> Squares:
@@ -158,7 +158,7 @@ class Use:
         In bfloat16 where both are, else in float32.
         """
         pair = self.site.inputs(self.data), self.site.cotangent(self.cotangent)
-        a, b = rounding.alike(pair)
+        a, b = rounding.in_one_dtype(pair)
         return (a, b) if self.site.key == key else (b, a)
 
     def gradients(self) -> jax.Array:
@@ -176,7 +176,7 @@ class Use:
         """Per-example gradients, the factors of ``size`` rows at a time."""
         rows = self.data.shape[0]
         if size == rows:
-            return exact("mgtp,mgtq->mgpq", *self.ab(self.site.key))
+            return exact_einsum("mgtp,mgtq->mgpq", *self.ab(self.site.key))
         found = jax.lax.map(
             lambda start: self.block(start, size)._products(size), jnp.arange(0, rows, size)
         )
@@ -210,7 +210,7 @@ class LookedUp:
 
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
-        return rounding.squares(self._divided(scale))
+        return rounding.square_norms(self._divided(scale))
 
     def kept(self, keep: jax.Array) -> "LookedUp":
         """The lookups with zeros in the rows not to keep."""
@@ -241,11 +241,11 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
     totals = []
     for pair in weighted_pairs(a, b, weights):
         if a.shape[2] <= rounding.TERMS:
-            totals.append(exact("mgtp,mgtq->gpq", *pair))
+            totals.append(exact_einsum("mgtp,mgtq->gpq", *pair))
             continue
-        blocks = (rounding.cut(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in pair)
-        totals.append(rounding.pairwise(exact("ntmgp,ntmgq->ngpq", *blocks)))
-    return rounding.total(totals)
+        blocks = (rounding.into_blocks(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in pair)
+        totals.append(rounding.pairwise_sum(exact_einsum("ntmgp,ntmgq->ngpq", *blocks)))
+    return rounding.sum_arrays(totals)
 
 
 def weighted_pairs(
@@ -255,7 +255,7 @@ def weighted_pairs(
     if a.size > b.size:
         return [(x, y) for y, x in weighted_pairs(b, a, weights)]
     heavy = weighted(a.astype(jnp.float32), weights)
-    parts = rounding.halves(heavy) if a.dtype == jnp.bfloat16 else [heavy]
+    parts = rounding.split_bfloat16(heavy) if a.dtype == jnp.bfloat16 else [heavy]
     return [(part, b) for part in parts]
 
 
@@ -276,14 +276,14 @@ def square_norms(
     squares = longest = jnp.zeros(rows, jnp.float32)
     roundings = 32
     if dense:
-        flat = rounding.alike([*itertools.chain(*dense)])
+        flat = rounding.in_one_dtype([*itertools.chain(*dense)])
         a, b = (jnp.concatenate(flat[at::2], axis=2) for at in (0, 1))
         roundings += 0 if a.dtype == jnp.float32 else 2 * rounding.HALVED + 3
         (grams_a, steps_a), (grams_b, steps_b) = (
-            rounding.inner("mgtp,mgsp->mgts", x, x) for x in (a, b)
+            rounding.blocked_einsum("mgtp,mgsp->mgts", x, x) for x in (a, b)
         )
-        squares = rounding.sums(grams_a * grams_b, 3)
-        longest = _norm(rounding.sums(_norm(a) * _norm(b), 1))
+        squares = rounding.sum_last_axes(grams_a * grams_b, 3)
+        longest = _norm(rounding.sum_last_axes(_norm(a) * _norm(b), 1))
         roundings += steps_a + steps_b + rounding.roundings(*grams_a.shape[1:])
     if lookups is not None:
         own, steps = rounding.sums_of_squares(lookups.grads)
@@ -293,14 +293,14 @@ def square_norms(
         # sum_ts a_t[row_s] <b_t, d_s>
         of_a, of_b = (x.astype(jnp.float32) for x in (a[:, 0], b[:, 0]))
         at_rows = jnp.take_along_axis(of_a, lookups.rows[:, None, :], axis=2, mode="clip")
-        products, _ = rounding.inner("mtq,msq->mts", of_b, lookups.grads)
-        squares += 2.0 * rounding.sums(at_rows * products, 2)
+        products, _ = rounding.blocked_einsum("mtq,msq->mts", of_b, lookups.grads)
+        squares += 2.0 * rounding.sum_last_axes(at_rows * products, 2)
         roundings += rounding.roundings(a.shape[2], lookups.rows.shape[1])
     # Rounding may leave less than nothing of what cancels.
     squares = jnp.maximum(squares, 0.0)
     error = rounding.gamma(roundings) * jnp.square(longest)
     cancelled = jnp.square(longest / rounding.CANCELLED)
-    return squares, jnp.maximum(rounding.enlarged(squares, error), cancelled)
+    return squares, jnp.maximum(rounding.rounded_up(squares, error), cancelled)
 
 
 def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -311,7 +311,7 @@ def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     (of_a, steps_a), (of_b, steps_b) = (_hidden_squares(x) for x in (a, b))
     squares = jnp.sum(of_a * of_b, axis=1)
     roundings = steps_a + steps_b + a.shape[1] + 8
-    return squares, rounding.enlarged(squares, rounding.gamma(roundings) * squares)
+    return squares, rounding.rounded_up(squares, rounding.gamma(roundings) * squares)
 
 
 def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -324,12 +324,12 @@ def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.
         _divided_by_largest(x, axes) for x, axes in ((a, (1, 2)), (b, (1, 2)), (inverse, (0, 1, 2)))
     )
     groups, p, q = inverse.shape
-    half = exact("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
+    half = exact_einsum("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
     squares = jnp.sum(half * jnp.square(b), axis=(1, 2)) + inverse.size * 4 * _TINY
     # The smallest times the largest comes first: no other order is safe from underflow.
     low, middle, high = jnp.sort(jnp.stack([most_a, most_b, jnp.full_like(most_a, most)]), axis=0)
     found = jnp.square(low * high * middle * jnp.sqrt(squares))
-    return found, rounding.enlarged(found, rounding.gamma(p + groups * q + 32) * found)
+    return found, rounding.rounded_up(found, rounding.gamma(p + groups * q + 32) * found)
 
 
 def boxed(gradients: jax.Array, bound: float) -> jax.Array:
@@ -341,9 +341,9 @@ def boxed(gradients: jax.Array, bound: float) -> jax.Array:
 
 def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Array:
     """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
-    blocks = rounding.cut(pairs, size)
-    found = [exact("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
-    return rounding.pairwise(rounding.total(found))
+    blocks = rounding.into_blocks(pairs, size)
+    found = [exact_einsum("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
+    return rounding.pairwise_sum(rounding.sum_arrays(found))
 
 
 def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
@@ -385,7 +385,7 @@ class Arrays:
     """Per-example gradients [m, *shape]; of a layer [m, g·p·q], arranged as its site has them.
 
     Those of a layer are flat because XLA copied arrays with a group of one among their axes, to lay
-    them out anew: 8 % of a transformer's step on a CPU. Cut over devices they are [m, g, p, q].
+    them out anew: 8 % of a transformer's step on a CPU. Sharded over devices they are [m, g, p, q].
 
     Attributes:
         grads: the gradients.
@@ -394,22 +394,22 @@ class Arrays:
     """
 
     grads: jax.Array
-    cut: Cut | None = None
+    cut: ShardedAxis | None = None
     site: Site | None = None
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``Leaf``."""
+        """See ``LeafGradients``."""
         rows = self._divided(scale)
         if self.cut is not None:
-            return self.cut.squares(rounding.squares, (rows, self.cut.axis + 1))
+            return self.cut.squares(rounding.square_norms, (rows, self.cut.axis + 1))
         if self.site is not None and scale is None:
             # Long sums are cut where the axes are: for nothing.
             groups, _, p, q = self.site.sizes
             rows = rows.reshape(len(rows), groups * p, q)
-        return rounding.squares(rows)
+        return rounding.square_norms(rows)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``Leaf``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
+        """See ``LeafGradients``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
 
         Of large ones rows are dropped by their weight of zero: a select is one more pass over them
         (6 % of a transformer's step), taken only where a row is not finite. A loop of one pass at
@@ -421,15 +421,17 @@ class Arrays:
             rows = jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
         else:
             rows = kept(rows, keep)
-        size = rounding.even(rows.shape[0], rounding.ROWS)
-        rows, weights = rounding.cut((rows, weights), size)
-        return self._to_leaf(rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows)))
+        size = rounding.even_size(rows.shape[0], rounding.ROWS)
+        rows, weights = rounding.into_blocks((rows, weights), size)
+        return self._to_leaf(
+            rounding.pairwise_sum(rounding.exact_einsum("nm,nm...->n...", weights, rows))
+        )
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``Leaf``."""
+        """See ``LeafGradients``."""
         rows = boxed(kept(self._divided(scale), keep), bound)
-        blocks = rounding.cut(rows, rounding.even(rows.shape[0], rounding.ROWS))
-        return self._to_leaf(rounding.pairwise(jnp.sum(blocks, axis=1)))
+        blocks = rounding.into_blocks(rows, rounding.even_size(rows.shape[0], rounding.ROWS))
+        return self._to_leaf(rounding.pairwise_sum(jnp.sum(blocks, axis=1)))
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         grads = self.grads.astype(jnp.float32)
@@ -452,10 +454,10 @@ class Factors:
     """Factors of per-example gradients, never multiplied out for the whole batch."""
 
     uses: Sequence[Use]
-    cut: Cut | None = None
+    cut: ShardedAxis | None = None
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``Leaf``."""
+        """See ``LeafGradients``."""
         arranged = None if scale is None else _arranged(self.site, scale)
         if self._one_position():
             a, b = self._outer()
@@ -507,22 +509,22 @@ class Factors:
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``Leaf``."""
+        """See ``LeafGradients``."""
         if self._one_position():
             a, b = (kept(x, keep) for x in self._outer())
             pairs = weighted_pairs(a, b, weights)
-            size = rounding.even(keep.shape[0], rounding.ROWS)
+            size = rounding.even_size(keep.shape[0], rounding.ROWS)
             of_blocks = functools.partial(outer_sum, size=size)
             return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
 
         def summed(uses: Sequence[Use], lookups: LookedUp | None, weights: jax.Array) -> jax.Array:
             totals = [product(*use.ab(self.site.key), weights) for use in uses]
             totals += [] if lookups is None else [lookups.total(weights)]
-            return rounding.total(totals)
+            return rounding.sum_arrays(totals)
 
         positions = sum(use.site.sizes[1] for use in self._dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
-        size = rounding.even(keep.shape[0], most)
+        size = rounding.even_size(keep.shape[0], most)
         if self._rows_at_once() and keep.shape[0] % size == 0:
             # Of factors so large that a copy of them counts, a block is taken at its place.
             block = self._blocks(size)
@@ -534,8 +536,8 @@ class Factors:
                 return summed([use.kept(keep) for use in uses], lookups, weights)
 
             starts = jnp.arange(0, keep.shape[0], size)
-            rows = (starts, *rounding.cut((keep, weights), size))
-            return self._to_leaf(rounding.over_blocks(of_block, rows, 1))
+            rows = (starts, *rounding.into_blocks((keep, weights), size))
+            return self._to_leaf(rounding.sum_over_blocks(of_block, rows, 1))
 
         def of_rows(rows: Rows) -> jax.Array:
             pairs, lookups, weights = rows
@@ -543,7 +545,7 @@ class Factors:
             return summed(uses, lookups, weights)
 
         def of_some(rows: Rows) -> jax.Array:
-            return rounding.pairwise(jax.vmap(of_rows)(rounding.cut(rows, size)))
+            return rounding.pairwise_sum(jax.vmap(of_rows)(rounding.into_blocks(rows, size)))
 
         uses = [use.kept(keep) for use in self._dense]
         pairs = [(use.data, use.cotangent) for use in uses]
@@ -554,7 +556,7 @@ class Factors:
         """The sum of ``fn`` over blocks of ``size`` rows, some of whose sums are held at a time."""
         count = -(-self._rows() // size)
         most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
-        return rounding.over_blocks(fn, rows, rounding.even(count, most) * size)
+        return rounding.sum_over_blocks(fn, rows, rounding.even_size(count, most) * size)
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
         """From a row to the uses by ``size`` rows from there on."""
@@ -584,13 +586,13 @@ class Factors:
         return next(n for n in range(most, 0, -1) if self._rows() % n == 0)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``Leaf``; the gradients of one or a few examples at a time."""
-        size = rounding.even(keep.shape[0], rounding.ROWS)
+        """See ``LeafGradients``; the gradients of one or a few examples at a time."""
+        size = rounding.even_size(keep.shape[0], rounding.ROWS)
         if not self._dense and self._lookups is not None:
             lookups = self._lookups.kept(keep)
             divisors = None if scale is None else _arranged(self.site, scale)
             of_lookups = functools.partial(LookedUp.boxed, bound=bound, scale=divisors)
-            return self._to_leaf(rounding.over_blocks(of_lookups, lookups, size))
+            return self._to_leaf(rounding.sum_over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
             most = min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries()))
@@ -602,8 +604,8 @@ class Factors:
                 return Factors(uses, self.cut).layer().boxed_sum(bound, keep, scale)
 
             # Padding rows are zero, and False where they say what is kept.
-            chunks = rounding.cut((pairs, keep), max(1, most))
-            return rounding.pairwise(jax.lax.map(of_chunk, chunks))
+            chunks = rounding.into_blocks((pairs, keep), max(1, most))
+            return rounding.pairwise_sum(jax.lax.map(of_chunk, chunks))
 
         def one_by_one() -> jax.Array:
             groups, _, p, q = self.site.sizes
@@ -618,7 +620,7 @@ class Factors:
             def of_block(block: Rows) -> jax.Array:
                 return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
 
-            return self._to_leaf(rounding.over_blocks(of_block, (*self._outer(), keep), size))
+            return self._to_leaf(rounding.sum_over_blocks(of_block, (*self._outer(), keep), size))
 
         if keep.shape[0] * self._entries() < _LARGE or not self._one_position():
             return few_at_a_time()
@@ -635,9 +637,9 @@ class Factors:
         grads = sum(each[1:], start=each[0])
         if self.cut is not None and (place := self._place()) >= 0:
             cut = dataclasses.replace(self.cut, axis=place)
-            return Arrays(rounding.written(grads), cut, self.site)
+            return Arrays(rounding.materialized(grads), cut, self.site)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
-        return Arrays(rounding.written(flat), None, self.site)
+        return Arrays(rounding.materialized(flat), None, self.site)
 
     def for_scale(self) -> "Arrays | Factors":
         """The gradients as a norm with a scale needs them: multiplied out where positions cancel.
@@ -664,17 +666,17 @@ class Factors:
             return None
         size = found[0].site.sizes[2]
         rows = jnp.concatenate([use.site.inputs(use.data) for use in found], axis=1)
-        each = rounding.alike([use.site.cotangent(use.cotangent)[:, 0] for use in found])
+        each = rounding.in_one_dtype([use.site.cotangent(use.cotangent)[:, 0] for use in found])
         grads = jnp.concatenate(each, axis=1)
         grads = jnp.where((rows < size)[..., None], grads, jnp.zeros([], grads.dtype))
         if rows.shape[1] > 1:
             same = rows[:, :, None] == rows[:, None, :]
             first = jnp.argmax(same, axis=2) == jnp.arange(rows.shape[1])[None]
-            merged = exact("mts,msq->mtq", same.astype(grads.dtype), grads)
+            merged = exact_einsum("mts,msq->mtq", same.astype(grads.dtype), grads)
             rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
         # Norm and sum must see the same numbers.
         grads = grads.astype(jnp.float32)
-        return LookedUp(found[0].site, rows, rounding.written(grads))
+        return LookedUp(found[0].site, rows, rounding.materialized(grads))
 
     @functools.cached_property
     def _dense(self) -> list[Use]:
@@ -705,17 +707,17 @@ class Slices:
     each: Sequence[Arrays | Factors]
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``Leaf``."""
+        """See ``LeafGradients``."""
         found, safe = zip(*(leaf.squares(scale) for leaf in self.each), strict=True)
-        return rounding.total(list(found)), rounding.total(list(safe))
+        return rounding.sum_arrays(list(found)), rounding.sum_arrays(list(safe))
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``Leaf``."""
-        return rounding.total([leaf.weighted_sum(weights, keep, finite) for leaf in self.each])
+        """See ``LeafGradients``."""
+        return rounding.sum_arrays([leaf.weighted_sum(weights, keep, finite) for leaf in self.each])
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``Leaf``."""
-        return rounding.total([leaf.boxed_sum(bound, keep, scale) for leaf in self.each])
+        """See ``LeafGradients``."""
+        return rounding.sum_arrays([leaf.boxed_sum(bound, keep, scale) for leaf in self.each])
 
     def for_scale(self) -> "Slices":
         """See ``Factors.for_scale``."""

@@ -240,7 +240,7 @@ class Plan(tuple[LeafPlan, ...]):
         return "Of every example:\n" + "\n".join(line.rstrip() for line in lines)
 
 
-def plan(
+def plan_leaves(
     paths: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     trained: Sequence[bool],

@@ -22,7 +22,7 @@ from jax.extend import core
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import sites
-from jaxdp.clipping.ghost.leaves import Arrays, Cut, Factors, Leaf, Slices, Use
+from jaxdp.clipping.ghost.leaves import Arrays, Factors, LeafGradients, ShardedAxis, Slices, Use
 from jaxdp.clipping.ghost.plan import LeafPlan, Uses
 from jaxdp.clipping.ghost.program import (
     COND,
@@ -53,14 +53,14 @@ _OPTIONS = (
 )
 
 
-def gradients(
+def per_example_gradients(
     traced: Traced,
     uses: Uses,
     plan: Sequence[LeafPlan],
     params: Sequence[jax.Array],
     batch: Sequence[jax.Array],
-    cuts: Mapping[int, Cut] = MappingProxyType({}),
-) -> tuple[jax.Array, PyTree, list[Leaf | None]]:
+    cuts: Mapping[int, ShardedAxis] = MappingProxyType({}),
+) -> tuple[jax.Array, PyTree, list[LeafGradients | None]]:
     """Losses [m], what else the loss returned, and each leaf's gradients (None where frozen).
 
     Args:
@@ -109,7 +109,7 @@ def gradients(
         losses, rest, *parts = jax.vmap(one, (None, 0), axes)(leaves, rows)
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
-    seen, of_leaves, cotangents = rounding.written(parts)
+    seen, of_leaves, cotangents = rounding.materialized(parts)
 
     def use(node: Node, site: Site) -> Use:
         tap, axis = taps[node], len(site.passes)
@@ -117,7 +117,7 @@ def gradients(
         data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
         return Use(site, data, cotangent, (*pair, axis) if axis else None)
 
-    found_of: list[Leaf | None] = [None] * len(params)
+    found_of: list[LeafGradients | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found_of[int(key)] = Arrays(grads, cuts.get(int(key)))
     for leaf, slices in factored.items():
@@ -295,7 +295,9 @@ def _applied(
 
     # The kernel is of the example: products of patches, from [g, t, q] to the result.
     weights = site.of_view(kernel.astype(jnp.float32))
-    outs = rounding.exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
+    outs = rounding.exact_einsum(
+        "gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights
+    )
     images, features, *space = node.eqn.params["dimension_numbers"].out_spec
     order, shape = (images, *space, features), node.out_shape()
     flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])

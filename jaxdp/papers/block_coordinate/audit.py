@@ -1,7 +1,8 @@
 """Audits of block coordinate descent: whole runs in two neighbouring worlds."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Network
 from jaxdp.papers.block_coordinate.published import claimed_for
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, noise_share
+from jaxdp.papers.block_coordinate.settings import BlockConfig, configured
 from jaxdp.papers.block_coordinate.sweep import sums_given, sweep
 from jaxdp.types import PyTree
 
@@ -228,6 +230,53 @@ def audit_blocks(
         adversary=words,
         roc=roc(column[:, 0], column[:, 1]),
         what=HIDDEN if hidden else RELEASED,
+    )
+
+
+def audit_configured(
+    config: Mapping[str, Any],
+    steps: int | None,
+    delta: float | None,
+    runs: int,
+    confidence: float,
+    seed: int | None,
+    progress: Callable[[int], None],
+) -> EpsilonAudit:
+    """The audit of a run's algorithm, or of one given by its public numbers, on a tiny network.
+
+    Args:
+        config: of a finished run; or "algorithm", "settings" and public numbers, None for the
+            usual ones.
+        steps: sweeps of R1; None takes the run's, at most 50, or 10.
+        delta: None takes the run's, or 1e-5.
+        runs: in each world.
+        confidence: of the bound.
+        seed: of the runs, or None.
+        progress: called with the number of runs done.
+    """
+    if "epsilon" in config:
+        known = BlockConfig.from_dict(config)
+        steps = known.steps if steps is None else steps
+    else:
+        given = {name: value for name, value in config.items() if value is not None}
+        for name in ("sampling", "dataset_size", "batch_size"):
+            if name in given:
+                raise ValueError(
+                    f"{name} must not be given with algorithm {config['algorithm']}, whose audit "
+                    f"has its own four records; got {given[name]!r}"
+                )
+        values = {"noise_multiplier": 1.0, **given, "batch_size": 8, "dataset_size": 8}
+        values.pop("algorithm")
+        known = configured(config["algorithm"], "digits", values)
+        steps = 10 if steps is None else steps
+    return audit_blocks(
+        known.blocks(),
+        steps,
+        known.delta if delta is None else delta,
+        runs=runs,
+        confidence=confidence,
+        seed=seed,
+        progress=progress,
     )
 
 

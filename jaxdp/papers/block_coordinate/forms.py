@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping.rounding import MARGIN, exact
+from jaxdp.clipping.rounding import MARGIN, exact_einsum
 
 # Of the last block's U under cross-entropy: at gamma = 1 an error of 3^-12.
 _STEPS = 12
@@ -40,7 +40,7 @@ def length(v: jax.Array) -> jax.Array:
         return whole
     # Divided first: fourth powers would under- and overflow where squares do not.
     unit = v * scale / jnp.maximum(norm, 1e-30)
-    return whole * jnp.sqrt(jnp.linalg.norm(exact("td,te->de", unit, unit)))
+    return whole * jnp.sqrt(jnp.linalg.norm(exact_einsum("td,te->de", unit, unit)))
 
 
 def clip_to_ball(v: jax.Array, bound: float) -> jax.Array:

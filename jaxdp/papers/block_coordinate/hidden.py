@@ -312,7 +312,7 @@ def _inner_loop(
 
     def step(w: jax.Array, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         v, u, rows, std, noise_key = batch
-        products = rounding.exact("...i,oi->...o", v, w).reshape(u.shape)
+        products = rounding.exact_einsum("...i,oi->...o", v, w).reshape(u.shape)
         residuals = network.residual(block, products, u, u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
         noisy = add_normals(total, std, jax.random.key_data(noise_key))

@@ -190,7 +190,7 @@ def train(
 
 def noise_share(batch_size: int) -> np.float32:
     """By how much noise is larger than for clip norms alone: the rounding of a sum is covered."""
-    return np.float32(1.0 + rounding.of_sum(rounding.most_records(batch_size)))
+    return np.float32(1.0 + rounding.error_of_sum(rounding.most_records(batch_size)))
 
 
 # One number, or one for each block.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import arguments
-from jaxdp.clipping.rounding import exact
+from jaxdp.clipping.rounding import exact_einsum
 
 
 def power_iteration(w: jax.Array, key: jax.Array, iterations: int) -> jax.Array:
@@ -29,7 +29,7 @@ def clip_singular_values(w: jax.Array, radius: float) -> jax.Array:
     """
     left, values, right = jnp.linalg.svd(w, full_matrices=False)
     # Exact: units of fewer digits would round away the noise that a hidden chain counts on.
-    return exact("ij,jk->ik", left * jnp.minimum(values, radius)[None, :], right)
+    return exact_einsum("ij,jk->ik", left * jnp.minimum(values, radius)[None, :], right)
 
 
 @dataclasses.dataclass(frozen=True)

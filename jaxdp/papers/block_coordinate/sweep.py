@@ -110,7 +110,7 @@ def clipped_sum(
     """The sum [d_i, d_{i-1}] of clipped gradients r v^T over the rows that the mask lets through.
 
     Formal guarantee: one row more or less changes it by at most ``l2_clip_norm`` in the Frobenius
-    norm, and by ``rounding.of_sum`` of it through the rounding of the others
+    norm, and by ``rounding.error_of_sum`` of it through the rounding of the others
     (docs/clip_bound.md, Theorem 1). A non-finite row contributes zero.
 
     Args:
@@ -122,12 +122,12 @@ def clipped_sum(
             positions there is no other way of clipping.
     """
     # Norm and sum must see the same numbers.
-    residuals, v = rounding.written((residuals, v))
+    residuals, v = rounding.materialized((residuals, v))
     if v.ndim == 3:
         return _over_positions(residuals, v, mask, l2_clip_norm, convex)
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
-    size = rounding.even(v.shape[0], rounding.ROWS)
+    size = rounding.even_size(v.shape[0], rounding.ROWS)
     return outer_sum([(short[:, None], v[:, None])], size)[0]
 
 
@@ -139,13 +139,13 @@ def _over_positions(
     if convex:
         residuals = jax.vmap(forms.clipped_residual, (0, 0, None))(residuals, v, l2_clip_norm)
     # Written: what follows reads the very numbers that are added.
-    grads = rounding.written(rounding.exact("mtp,mtq->mpq", residuals, v))
-    norms = jnp.sqrt(rounding.squares(grads.reshape(grads.shape[0], -1))[1])
+    grads = rounding.materialized(rounding.exact_einsum("mtp,mtq->mpq", residuals, v))
+    norms = jnp.sqrt(rounding.square_norms(grads.reshape(grads.shape[0], -1))[1])
     if not convex:
         bound = l2_clip_norm * (1.0 - rounding.MARGIN)
         factors = jnp.where(norms > bound, bound / jnp.maximum(norms, bound), 1.0)
         grads = grads * factors[:, None, None]
     kept = mask & jnp.isfinite(norms)
     grads = jnp.where(kept[:, None, None], grads, 0.0)
-    blocks = rounding.cut(grads, rounding.even(grads.shape[0], rounding.ROWS))
-    return rounding.pairwise(jnp.sum(blocks, axis=1))
+    blocks = rounding.into_blocks(grads, rounding.even_size(grads.shape[0], rounding.ROWS))
+    return rounding.pairwise_sum(jnp.sum(blocks, axis=1))

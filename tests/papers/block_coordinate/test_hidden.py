@@ -15,9 +15,9 @@ from jaxdp.audit import audit_event, two_worlds
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import forms, hidden
 from jaxdp.papers.block_coordinate.audit import hidden_run
-from jaxdp.papers.block_coordinate.command import configured
 from jaxdp.papers.block_coordinate.network import Lifted
 from jaxdp.papers.block_coordinate.partition import secret_partition
+from jaxdp.papers.block_coordinate.settings import configured
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.runs.report import words
 from tests.laws import are_uncorrelated, is_gaussian

@@ -12,14 +12,14 @@ import pytest
 
 from jaxdp import accounting as acc
 from jaxdp.cli import main
+from jaxdp.cli.blocks import train_blocks
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
-from jaxdp.papers.block_coordinate.command import configured, train_blocks
 from jaxdp.papers.block_coordinate.patches import Patches
 from jaxdp.papers.block_coordinate.released import Charged
 from jaxdp.papers.block_coordinate.run import BlockRun, command_of
-from jaxdp.papers.block_coordinate.settings import records
+from jaxdp.papers.block_coordinate.settings import configured, records
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.export import export_params
 from tests.papers.block_coordinate.test_forms import NET, PATCHES, data

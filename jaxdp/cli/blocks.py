@@ -3,46 +3,27 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from jaxdp import data
-from jaxdp._extras import needed
 from jaxdp.cli.failures import in_words
+from jaxdp.cli.launch import print_summary, public_numbers
 from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
-from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
-from jaxdp.optimizers.registry import Setting
-from jaxdp.papers.block_coordinate.audit import audit_blocks
 from jaxdp.papers.block_coordinate.run import BlockRun
-from jaxdp.papers.block_coordinate.settings import (
-    ADD,
-    ALGORITHMS,
-    REPLACE,
-    BlockConfig,
-    resolved,
-    setting_names,
-)
+from jaxdp.papers.block_coordinate.settings import BlockConfig, configured
 from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.recipes import own_constants
 from jaxdp.runs.report import origin
 from jaxdp.runs.report.schema import Report
 from jaxdp.runs.run import Result
 
-with needed("jaxdp train", "cli", "click"):
-    import click
-
-# Chosen by looking at test accuracy on MNIST, which is public here; docs/hidden_state.md.
-RECIPES: dict[str, dict[str, Any]] = {
-    "sbcd": {"batch_size": 512, "learning_rate": 8.0, "l2_clip_norm": 0.05, "hidden": 128},
-    "sbcd-hidden": {"batch_size": 600, "learning_rate": 0.5, "l2_clip_norm": 0.05, "hidden": 64},
-    "sbcd-one-layer": {"batch_size": 600, "learning_rate": 1.0, "l2_clip_norm": 1.0, "hidden": 1},
-}
-_EPOCHS = 10
 # Options that mean something here; the others are refused in words.
 _USED = {
     *("dataset", "data_file", "classes", "dataset_size", "data_dir", "algorithm", "settings"),
@@ -93,56 +74,6 @@ def refuse(given: Mapping[str, object], algorithm: str) -> None:
             raise ValueError(
                 f"{name} must not be given with algorithm {algorithm}: {reason}; got {value!r}"
             )
-
-
-def configured(algorithm: str, dataset: str | DatasetSpec, given: Mapping[str, Any]) -> BlockConfig:
-    """The resolved configuration: the given values, and the recipe's for the others.
-
-    Args:
-        algorithm: a name of ``ALGORITHMS``.
-        dataset: the name of a built-in one, or the constants of a file's.
-        given: fields of ``BlockConfig``; None leaves one to the recipe.
-    """
-    own = isinstance(dataset, DatasetSpec)
-    chosen = dataset if isinstance(dataset, DatasetSpec) else spec(dataset)
-    hidden = algorithm != "sbcd"
-    values: dict[str, Any] = {
-        **RECIPES[algorithm],
-        "dataset_size": chosen.dataset_size,
-        "relation": REPLACE if hidden else ADD,
-        "delta": 1e-5,
-        "epsilon": None,
-        "noise_multiplier": None,
-        "settings": {},
-    }
-    values |= {name: value for name, value in given.items() if value is not None}
-    _check_convolution(values["settings"])
-    size = values["dataset_size"]
-    if given.get("batch_size") is None:
-        values["batch_size"] = _batch_size(values["batch_size"], size, hidden)
-    if values["epsilon"] is None and values["noise_multiplier"] is None:
-        values["epsilon"] = 3.0
-    values.setdefault("steps", 1 if hidden else round(_EPOCHS * size / values["batch_size"]))
-    values.setdefault("eval_every", -(-values["steps"] // 10))
-    constants = own_constants(chosen) if own else None
-    return resolved(BlockConfig(chosen.name, algorithm, own=constants, **values))
-
-
-def _check_convolution(settings: Mapping[str, Setting]) -> None:
-    for name in ("kernel", "stride"):
-        if name in settings and not settings.get("channels"):
-            raise ValueError(
-                f"{name} must not be set without channels: there is no convolution; got "
-                f"{settings[name]!r}"
-            )
-
-
-def _batch_size(wanted: int, size: int, hidden: bool) -> int:
-    """The recipe's batch, smaller for few records; of a hidden run one that divides them."""
-    most = max(1, min(wanted, size // 8))
-    if not hidden:
-        return most
-    return next((b for b in range(most, max(1, most // 2), -1) if size % b == 0), most)
 
 
 def train_blocks(
@@ -217,62 +148,8 @@ def _bar(config: BlockConfig) -> Iterator[Any]:
 
 
 def _tell(report: Report, directory: RunDirectory, result: Result, as_json: bool) -> None:
-    from jaxdp.cli.launch import print_summary, public_numbers
-
     if as_json:
         click.echo(json.dumps(public_numbers(report, directory), allow_nan=False))
         return
     print_summary(report, directory)
     click.echo(f"{result.seconds:.1f} s (said here only)")
-
-
-def audited(
-    config: Mapping[str, Any],
-    steps: int | None,
-    delta: float | None,
-    runs: int,
-    confidence: float,
-    seed: int | None,
-    progress: Callable[[int], None],
-) -> Any:
-    """The audit of a run's algorithm, or of one given by its public numbers, on a tiny network.
-
-    Args:
-        config: of a finished run; or "algorithm", "settings" and public numbers, None for the
-            usual ones.
-        steps: sweeps of R1; None takes the run's, at most 50, or 10.
-        delta: None takes the run's, or 1e-5.
-        runs: in each world.
-        confidence: of the bound.
-        seed: of the runs, or None.
-        progress: called with the number of runs done.
-    """
-    if "epsilon" in config:
-        known = BlockConfig.from_dict(config)
-        steps = known.steps if steps is None else steps
-    else:
-        given = {name: value for name, value in config.items() if value is not None}
-        for name in ("sampling", "dataset_size", "batch_size"):
-            if name in given:
-                raise ValueError(
-                    f"{name} must not be given with algorithm {config['algorithm']}, whose audit "
-                    f"has its own four records; got {given[name]!r}"
-                )
-        values = {"noise_multiplier": 1.0, **given, "batch_size": 8, "dataset_size": 8}
-        values.pop("algorithm")
-        known = configured(config["algorithm"], "digits", values)
-        steps = 10 if steps is None else steps
-    return audit_blocks(
-        known.blocks(),
-        steps,
-        known.delta if delta is None else delta,
-        runs=runs,
-        confidence=confidence,
-        seed=seed,
-        progress=progress,
-    )
-
-
-def described() -> list[tuple[str, str]]:
-    """(name, settings) of every algorithm, for ``jaxdp algorithms``."""
-    return [(name, ", ".join(setting_names(name))) for name in ALGORITHMS]
