@@ -228,8 +228,8 @@ class Mechanism:
             # A user moves a draw by several records; integers are a distance from the theorem's.
             if self.records_per_user is not None:
                 event = acc.PerUser(event, self.records_per_user)
-            if self._noise.distance:
-                event = acc.GridNoise(event, event.block * self._noise.distance)
+            if distance := NOISES[self.noise].distance:
+                event = acc.GridNoise(event, event.block * distance)
             found.append((event, first, count))
         return found
 
@@ -349,8 +349,9 @@ class Mechanism:
     @functools.cached_property
     def _noise(self) -> Noise:
         """The noise of the gradient, of the kind that ``noise`` names."""
-        independent, correlated = NOISES[self.noise]
+        independent, correlated, _ = NOISES[self.noise]
         if self.strategy is not None:
+            assert correlated is not None
             return correlated(self.uncorrelated_multiplier, self.strategy)
         if self.count_noise_multiplier is None:
             return independent(self.noise_multiplier)
@@ -492,18 +493,29 @@ class Mechanism:
                     "noise_multiplier must be one number with a strategy, got a schedule"
                 )
 
-        # Noise on a grid, which all of the release must have; and what the noise itself refuses,
-        # such as a strategy that it does not hold, or one without a sensitivity.
+        # The noise, and a strategy that it takes: a calibration tries multipliers that no noise is
+        # made of, so that a strategy is tried with another.
         arguments.one_of("noise", self.noise, tuple(NOISES))
-        if self.noise == "grid" and self.count_noise_multiplier is not None:
-            raise ValueError(
-                "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
-                "clipping releases is not on the integer grid yet, and part of the release would "
-                "have ordinary noise; got 'grid'"
-            )
-        _ = self._noise
-        if strategy is not None and self.steps is None:
-            object.__setattr__(self, "steps", strategy.steps)
+        if self.noise == "grid" and not isinstance(noise, NoiseSchedule):
+            arguments.positive("noise_multiplier", noise)
+        if strategy is not None:
+            if (correlated := NOISES[self.noise].correlated) is None:
+                raise ValueError(
+                    f"noise must be of a kind that can be correlated, with a strategy, got "
+                    f"{self.noise!r}"
+                )
+            correlated(1.0, strategy)
+            _ = self.uncorrelated_multiplier  # refuses what has no sensitivity
+            if self.steps is None:
+                object.__setattr__(self, "steps", strategy.steps)
+        if self.count_noise_multiplier is not None:
+            if self.noise == "grid":
+                raise ValueError(
+                    "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
+                    "clipping releases is not on the integer grid yet, and part of the release "
+                    "would have ordinary noise; got 'grid'"
+                )
+            _ = self._noise  # refuses a count that alone costs more than the step
 
     def check_source(self, source: Source) -> None:
         """Raises ValueError for a source that is drawn from otherwise, or has another privacy unit.

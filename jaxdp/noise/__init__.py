@@ -5,6 +5,7 @@ the sensitivity under a participation; optimised strategies have the least of th
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
@@ -16,7 +17,7 @@ from jaxdp.noise.gaussian import (
     PrivatizeState,
     privatize,
 )
-from jaxdp.noise.grid import IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
+from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import (
     Cyclic,
@@ -37,12 +38,28 @@ from jaxdp.noise.strategies import (
     identity,
     square_root,
 )
+from jaxdp.schedules import NoiseSchedule
 
-# The kinds of noise by name, as ``jaxdp.Mechanism`` takes them: the class whose steps have noise of
-# their own, from (noise_multiplier), and the one of a strategy, from (noise_multiplier, strategy).
-NOISES: dict[str, tuple[Callable[..., Noise], Callable[..., Noise]]] = {
-    "gaussian": (IndependentNoise, MatrixNoise),
-    "grid": (IntegerNoise, IntegerMatrixNoise),
+
+class NoiseKind(NamedTuple):
+    """A kind of noise that ``jaxdp.Mechanism`` takes by name.
+
+    Attributes:
+        independent: from the noise multiplier, the noise whose steps are independent.
+        correlated: from the noise multiplier and a strategy, noise correlated over the steps; None
+            where the kind has none.
+        distance: a proven bound on the total variation between a step's noisy sum and the Gaussian
+            mechanism that it is charged as; the event of a step has it added.
+    """
+
+    independent: Callable[[float | NoiseSchedule], Noise]
+    correlated: Callable[[float, Strategy], Noise] | None = None
+    distance: float = 0.0
+
+
+NOISES = {
+    "gaussian": NoiseKind(IndependentNoise, MatrixNoise),
+    "grid": NoiseKind(IntegerNoise, IntegerMatrixNoise, DISTANCE),
 }
 
 __all__ = [
@@ -59,6 +76,7 @@ __all__ = [
     "IntegerNoise",
     "MatrixNoise",
     "Noise",
+    "NoiseKind",
     "NoiseRequest",
     "Participation",
     "PrivatizeState",

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,12 +79,9 @@ class Noise(abc.ABC):
         noise_multiplier: standard deviation over ``l2`` of what the key of a step makes, at least
             0; or one a step.
         part: the name of the noisy sum among the parts of a step's event.
-        distance: a proven bound on the total variation between an update and the Gaussian
-            mechanism that it is charged as; added to delta by the step's event.
     """
 
     noise_multiplier: float | NoiseSchedule
-    distance: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         refuse_injected(noise_multiplier=self.noise_multiplier)
@@ -269,9 +266,8 @@ class IndependentNoise(Noise):
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
         tag, summed = jnp.asarray(request.key.tag), request.summed
         std = request.multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        return add_normals(summed.value, std, request.words, *request.axes), PrivatizeState(
-            tag, state.leaves
-        )
+        noisy = add_normals(summed.value, std, request.words, *request.axes)
+        return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """The multiplier times ``l2``."""

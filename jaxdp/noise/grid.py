@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +91,6 @@ class IntegerNoise(Noise):
     """
 
     part = ON_GRID
-    distance: ClassVar[float] = DISTANCE
 
     def __post_init__(self) -> None:
         super().__post_init__()

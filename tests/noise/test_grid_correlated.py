@@ -314,7 +314,7 @@ def test_what_cannot_be_on_the_grid_is_refused_in_words():
         tx, key = jaxdp.privatize(adds, 1.0), keys_of(FOUR, multiplier)[0]
         return lambda: tx.update(Summed(sums, 1.0), tx.init(PARAMS), PARAMS, key=key)
 
-    gridded, other = (integers(1.5, each) for each in (FOUR, noise.Toeplitz((1.0, 0.5), STEPS)))
+    gridded, other = (made(1.5, each) for each in (FOUR, noise.Toeplitz((1.0, 0.5), STEPS)))
     kinds = other, noise.MatrixNoise(1.5, FOUR), noise.IntegerNoise(1.5)
     rows += [("charged for", updated(kind), n) for n, kind in enumerate(kinds)]
     doubles = {name: np.zeros(leaf.shape) for name, leaf in PARAMS.items()}

@@ -245,7 +245,7 @@ def test_the_law_has_as_little_noise_as_rounding_allows_and_its_finer_draw_chang
     for count in (10, 10**6, 10**8, 2**32):
         law = grid.integer_law(1.0, count)
         assert Fraction(count) <= Fraction(law.std) ** 2 * Fraction(1, 256) ** 2
-    assert IntegerLaw((3,), sigma=8, slot_bits=8).most == 4 * 128
+    assert IntegerLaw((3,), sigma=8, slot_bits=8).largest == 4 * 128
     assert grid._LAWS[-1].largest == 2**15 * (1 + 1250 * 33)
     key = jnp.asarray(KEY)
     coarse, fine = integers(key, 5000, WIDE, True)

@@ -22,6 +22,7 @@ from jaxdp.clipping import rules
 from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.mechanism import participation
 from jaxdp.noise import (
+    NOISES,
     IntegerMatrixNoise,
     IntegerNoise,
     Toeplitz,
@@ -72,7 +73,7 @@ def made(sampling="poisson", noise="grid", multiplier=1.0, rule=RULES["flat"], *
 @pytest.fixture
 def far(monkeypatch):
     """A distance that shows in every epsilon."""
-    monkeypatch.setattr(grid, "DISTANCE", 2e-11)
+    monkeypatch.setitem(NOISES, "grid", NOISES["grid"]._replace(distance=2e-11))
 
 
 def correlated(noise_multiplier=1.0, noise="grid", bands=3, **changes):
