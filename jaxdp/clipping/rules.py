@@ -17,15 +17,23 @@ _SMALLEST_NORM = 1e-12
 
 @runtime_checkable
 class Rule(Protocol):
-    """The protocol of a clipping rule. It sees squared norms only, never gradients."""
+    """The protocol of a clipping rule. It sees squared norms only, never gradients.
+
+    Any frozen dataclass with these two methods is a rule. The bound of one that is not jaxdp's own
+    does not rest on what it answers (``bounded_factors``). docs/gradients.md shows one.
+    """
 
     def l2(self, params: PyTree) -> float:
-        """The largest Euclidean norm, over all leaves together, of one clipped contribution."""
+        """The largest Euclidean norm, over all leaves together, of one clipped contribution.
+
+        Public, in [1e-10, 1e10], from the shapes of the parameters at most.
+        """
 
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """Per-leaf multipliers [m] from per-leaf squared gradient norms [m].
 
-        ``bound`` takes the place of the rule's own, where the rule allows that.
+        ``bound`` takes the place of the rule's own, where the rule allows that. A rule that is not
+        jaxdp's own is given the norms of one record at a time, a scalar for every leaf.
         """
 
 
@@ -229,6 +237,46 @@ def per_layer(bounds: PyTree) -> PerLayer:
 def coordinate_box(bound: float = 1.0) -> CoordinateBox:
     """The rule that clips every coordinate to [-bound, bound]; see ``CoordinateBox``."""
     return CoordinateBox(bound)
+
+
+def bounded_factors(
+    rule: Rule, square_norms: PyTree, params: PyTree, bound: jax.Array | None = None
+) -> PyTree:
+    """The rule's factors [m], with which no record adds more than the rule's ``l2``.
+
+    For jaxdp's own rules that is proven. Any other is asked about one record at a time, so that no
+    record can change another's factors, and a record that would add more than ``l2`` less the
+    margin for rounding is shortened to it: a rule that is wrong trains badly, and breaks nothing.
+
+    Args:
+        rule: the clipping rule.
+        square_norms: squared norms [m] of every trained leaf, rounded up.
+        params: shapes of the trained leaves.
+        bound: takes the place of the rule's own.
+    """
+    if type(rule) in (Clip, AutoS, Normalize, PerLayer):
+        return rule.factors(square_norms, bound)
+    limit = rule.l2(params) if bound is None else bound
+    if bound is None:
+        check_bound(f"l2 of {type(rule).__name__}", float(limit))
+    aim = limit * (1.0 - rounding.MARGIN)
+
+    def of_one(squares: PyTree) -> PyTree:
+        factors = rule.factors(squares, bound)
+        wanted = [jax.tree.structure(squares), [()] * len(jax.tree.leaves(squares))]
+        if [jax.tree.structure(factors), [f.shape for f in jax.tree.leaves(factors)]] != wanted:
+            raise ValueError(
+                f"{type(rule).__name__}.factors must return a scalar for the squared norm of every "
+                f"leaf, got {factors}"
+            )
+        factors = jax.tree.map(lambda f: jnp.where(jnp.isfinite(f), f, 0.0), factors)
+        # What squares may hide by underflow counts, too; a factor's own square may underflow.
+        hidden = _SMALLEST_NORM**2
+        norm = _norm(jax.tree.map(lambda f, s: (f * jnp.sqrt(s + hidden)) ** 2, factors, squares))
+        shorter = jnp.where(norm > aim, aim / norm, 1.0)
+        return jax.tree.map(lambda f: f * shorter, factors)
+
+    return jax.vmap(of_one)(square_norms)
 
 
 def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:

@@ -1,7 +1,9 @@
 """Attacks on the stated bound: no record may move the clipped sum by more than the rule's own."""
 
+import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +48,28 @@ def compiled(rule):
     return run
 
 
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """A rule of the user's: its own factors, which need not keep its bound."""
+
+    factor: Callable
+    bound: float = 0.3
+
+    def l2(self, params):
+        return self.bound
+
+    def factors(self, square_norms, bound=None):
+        return self.factor(square_norms)
+
+
+def huge(squares):
+    return {"a": jnp.full_like(squares["a"], 3.0), "b": jnp.full_like(squares["b"], -1e8)}
+
+
+def of_all_records(squares):
+    return jax.tree.map(lambda s: 1 / jnp.sqrt(jnp.max(s)), squares)
+
+
 PARAMS = {"a": np.zeros((30, 2), np.float32), "b": np.zeros(20, np.float32)}
 RULES = {
     "clip": jaxdp.clip(0.1),
@@ -53,6 +77,8 @@ RULES = {
     "normalize": jaxdp.normalize(3.0),
     "per_layer": jaxdp.per_layer({"a": 0.3, "b": 0.4}),
     "coordinate_box": jaxdp.coordinate_box(0.2),
+    "of the user's, too long": Told(huge),
+    "of the user's, of records together": Told(of_all_records),
 }
 
 
@@ -79,6 +105,27 @@ def test_no_gradient_exceeds_any_rule_s_bound(name, magnitude, seed):
     grad = {n: np.float32(rng.normal(size=p.shape) * 10.0**magnitude) for n, p in PARAMS.items()}
     for divisor in (None, jax.tree.leaves(scale)):
         assert norm64(compiled(RULES[name])(grad, divisor)) <= RULES[name].l2(PARAMS)
+
+
+def test_a_rule_of_the_user_s_keeps_its_bound_sees_one_record_and_is_followed_within():
+    rows = {n: np.full((3, *p.shape), 1e-3, np.float32) for n, p in PARAMS.items()}
+    longer = {n: np.concatenate([x[:1], 1e6 * x[1:2], x[2:]]) for n, x in rows.items()}
+    keep = jnp.asarray([True, False, True])
+    for rule in (
+        Told(of_all_records),
+        Told(huge),
+    ):  # of the others the same, whoever is beside them
+        found = [clipped(rule, x, keep).total for x in (rows, longer)]
+        jax.tree.map(np.testing.assert_array_equal, *found)
+        both = clipped(rule, longer).total
+        assert norm64(jax.tree.map(np.subtract, both, found[0])) <= 0.3
+    half = clipped(Told(lambda s: jax.tree.map(lambda _: jnp.float32(0.5), s)), rows).total
+    jax.tree.map(lambda h, x: np.testing.assert_allclose(h, 0.5 * x.sum(0), rtol=1e-6), half, rows)
+    for factor in (lambda s: jnp.float32(1.0), lambda s: jax.tree.map(lambda _: jnp.ones(3), s)):
+        with pytest.raises(ValueError, match=r"Told\.factors must return a scalar"):
+            clipped(Told(factor), rows)
+    with pytest.raises(ValueError, match="l2 of Told must be in"):
+        clipped(Told(huge, 1e11), rows)
 
 
 def test_per_layer_keeps_every_group_s_bound_and_refuses_another_tree():

@@ -112,6 +112,10 @@ class ShardedAxis:
 class LeafGradients(Protocol):
     """The protocol of one parameter's per-example gradients."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the parameter."""
+
     def squares(self, scale: jax.Array | None) -> Squares:
         """Squared norms float32 [m]: as computed, and with their rounding error added."""
 
@@ -397,6 +401,11 @@ class Arrays:
     cut: ShardedAxis | None = None
     site: Site | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``LeafGradients``."""
+        return self.grads.shape[1:] if self.site is None else self.site.view.leaf_shape
+
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
         rows = self._divided(scale)
@@ -455,6 +464,11 @@ class Factors:
 
     uses: Sequence[Use]
     cut: ShardedAxis | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``LeafGradients``."""
+        return self.site.view.leaf_shape
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
@@ -705,6 +719,11 @@ class Slices:
     """Gradients of slices of one parameter, which share no entry."""
 
     each: Sequence[Arrays | Factors]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``LeafGradients``."""
+        return self.each[0].shape
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
