@@ -15,7 +15,7 @@ import optax
 from jaxdp import arguments
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
+from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
@@ -143,8 +143,8 @@ def scale_by_adadp(
         ValueError: an argument is out of its range; at init, parameters of which
             ``optax.multi_transform`` or ``optax.masked`` hides some.
     """
-    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
-    eps = _check.positive("eps", eps)
+    gamma, keep = hyper.decay("rate_decay", rate_decay), hyper.decay("moment_decay", moment_decay)
+    eps = hyper.positive("eps", eps)
 
     def init(params: PyTree) -> AdaDpState:
         # Noise of a box follows the number of all coordinates.
@@ -216,7 +216,7 @@ def adadp(
         )
     box = Box(bound, mechanism.batch_size, beta, threshold, floor, cap)
     scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
-    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    rate = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     return Algorithm(
         mechanism,
         optax.chain(scaled, rate),

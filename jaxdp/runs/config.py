@@ -15,7 +15,7 @@ from jaxdp.data import models
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.optimizers import rates, registry
+from jaxdp.optimizers import hyperparameters, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
 from jaxdp.recipes import features
 from jaxdp.runs import budget, checks, strategies
@@ -78,7 +78,7 @@ class RunConfig:
             model sees in its place, at no cost.
         average: None, or the decay of an average of the parameters, which is evaluated and released
             in their place.
-        learning_rate_schedule: None, or how the rate moves, see ``jaxdp.optimizers.rates``.
+        learning_rate_schedule: None, or how the rate moves: ``optimizers.hyperparameters``.
         strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
             filled in by ``resolve``, so that a run goes on with the very same on another machine.
         secure_noise: whether the noise is on an integer grid, from a cryptographic generator
@@ -168,7 +168,7 @@ class RunConfig:
             return self.learning_rate
         if self.steps is None:
             raise ValueError("steps must be given with a learning_rate_schedule, got None")
-        return rates.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
+        return hyperparameters.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
 
     def sampling_rule(self) -> Sampling:
         """The sampling rule; ValueError for numbers that it does not have."""
