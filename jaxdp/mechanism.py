@@ -87,7 +87,7 @@ class Mechanism:
             (quantile clipping), the standard deviation of its noise over ½; ``noise_multiplier`` is
             then that of gradient and count together.
         steps: how many steps the noise was calibrated for, or the strategy made for; else None.
-        delta: that it was calibrated for; None likewise.
+        delta: that it was calibrated for; else None.
         records_per_user: where the privacy unit is a user (``jaxdp.sampling.users``), the most
             records of one user that enter a step; None where it is a record.
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
@@ -145,6 +145,7 @@ class Mechanism:
         Raises:
             ValueError: the records cannot be drawn from like this.
         """
+        # Refused before anything is charged.
         self.sampling.check(num_records, self.dataset_size)
         if self.strategy is not None and first_step:
             raise ValueError(
@@ -182,6 +183,7 @@ class Mechanism:
         def update(
             updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: PyTree
         ) -> tuple[PyTree, PyTree]:
+            """``jaxdp.privatize``'s update, of a sum with the mechanism's sensitivity."""
             # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
             # which optimizers subtract, is then the noise that is added.
             found = updates.undeclared if isinstance(updates, Summed) else None
@@ -306,7 +308,7 @@ class Mechanism:
             noise_multiplier: as for ``events``.
         """
         rows = self.events(0, arguments.integer("steps", steps, least=0), noise_multiplier)
-        # Levels of a schedule begin where epochs do.
+        # An epoch that has begun counts whole; levels of a schedule begin where epochs do.
         each = (acc.Repeated(event, -(-count // event.block)) for event, _, count in rows)
         return acc.Composed(tuple(each))
 
@@ -538,7 +540,7 @@ class Mechanism:
     def check_privacy_unit(self, source: Source) -> None:
         """Raises ValueError for an empty source, and for one whose every index is a batch.
 
-        A batched one is told by the declared size: as many times larger than the source as every
+        A batched one has a declared size that is as many times larger than the source as every
         leaf's first axis is long. Groups that are records are as many as was declared.
 
         Args:
@@ -858,9 +860,9 @@ def participation(sampling: Sampling, dataset_size: int) -> Participation:
     if isinstance(sampling, CyclicPoisson):
         return Cyclic(sampling.bands)
     if isinstance(sampling, FixedOrder):
-        passes = sampling.separation(dataset_size)
-        times = -(-sampling.steps // passes)
-        return Single() if times == 1 else FixedEpochOrder(passes, times)
+        epoch = sampling.separation(dataset_size)
+        times = -(-sampling.steps // epoch)
+        return Single() if times == 1 else FixedEpochOrder(epoch, times)
     raise ValueError(
         f"sampling must be CyclicPoisson or FixedOrder for correlated noise, got {sampling}"
     )

@@ -276,20 +276,26 @@ def integers(
     count = max(1, -(-size // (blocks * _WORDS)))
     numbers = jnp.arange(count, dtype=jnp.uint32)
 
-    def chunks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+    # Block after block in a loop, whose memory stays small; in parallel over CPU devices.
+    def of_blocks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        """The integers of these runs of blocks, one after the other."""
         draws = law.draws + fine
         one = lambda n: _integers_of_blocks(key, n * np.uint32(blocks), blocks, law, draws)  # noqa: E731
         found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
         return found
 
-    found = placement.generate_sharded(chunks, numbers, key)
+    found = placement.generate_sharded(of_blocks, numbers, key)
     return tuple(part.reshape(-1)[:size] for part in found)
 
 
 def _integers_of_blocks(
     key: jax.Array, start: jax.Array, blocks: int, law: IntegerLaw, draws: int
 ) -> tuple[jax.Array, ...]:
-    """The integers [16 · blocks] of ``blocks`` counters from ``start``: word by word."""
+    """The integers [16 · blocks] of ``blocks`` counters from ``start``.
+
+    Draw d of counter c is looked up by the words of block (c, nonce d): a block has 16 words, and
+    so each counter makes 16 integers.
+    """
     lanes = np.arange(draws * blocks, dtype=np.uint32)
 
     def words(lane: jax.Array, level: jax.Array) -> jax.Array:
@@ -297,6 +303,7 @@ def _integers_of_blocks(
         draw, counter = lane // np.uint32(blocks), start + lane % np.uint32(blocks)
         return jnp.stack(chacha20_block(key, counter, (draw, level, 0)))
 
+    # The first word of every draw; three more are made only for a lane that needs them.
     levels = jnp.arange(1, 4, dtype=jnp.uint32)
     first = words(jnp.asarray(lanes), jnp.zeros_like(lanes))
     found = look_up(law.table, first, lambda lane: words(jnp.broadcast_to(lane, 3), levels))
@@ -320,15 +327,17 @@ def look_up(
     """
     bits, low = np.uint32(tabled.slot_bits), np.uint32((1 << tabled.slot_bits) - 1)
 
-    def taken(values: np.ndarray, slot: jax.Array) -> jax.Array:
+    def entries(values: np.ndarray, slot: jax.Array) -> jax.Array:
+        """The table's entries at slots, which are in bounds: they have as many bits."""
         return jnp.asarray(values).at[slot].get(mode="promise_in_bounds")
 
     def looked_up(first: jax.Array) -> tuple[jax.Array, ...]:
         """Slot, alias, leading bits of the comparison, and what these must be below."""
         slot = first & low
-        entry = taken(tabled.first, slot)
+        entry = entries(tabled.first, slot)
         return slot, entry & low, first >> bits, entry >> bits
 
+    # Walker's choice: the slot where the comparison's bits are below its threshold, else the alias.
     slot, alias, lead, wanted = looked_up(first)
     chosen = jnp.where(lead < wanted, slot, alias)
     # Row by row: one pass, where a reduction over the rows is slower than the look-ups.
@@ -343,7 +352,7 @@ def look_up(
         words = deeper(lane)
         below = slot < np.uint32(0)  # False; in a shard_map it varies as they do
         for level in (2, 1, 0):
-            found, threshold = words[:, level], taken(tabled.deeper[level], slot)
+            found, threshold = words[:, level], entries(tabled.deeper[level], slot)
             below = (found < threshold) | ((found == threshold) & below)
         full = jnp.where((lead < wanted) | ((lead == wanted) & below), slot, alias)
         return tied.at[lane].set(False), chosen.at[:, lane].set(full)
@@ -354,6 +363,7 @@ def look_up(
 
 def combine(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
     """x0 + f0 (x1 + f1 (x2 + ...)) of draws, each an int32 array."""
+    # Horner's rule, from the innermost draw outwards.
     found = draws[-1]
     for n, factor in reversed(list(enumerate(law.factors))):
         found = draws[n] + np.int32(factor) * found

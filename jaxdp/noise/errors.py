@@ -117,6 +117,7 @@ def square_sums(
     """
 
     def conjugated(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
+        """F^r P (F^r)^T."""
         return moved @ square @ np.swapaxes(moved, -1, -2)
 
     # F: the noise of a step is y = -sum_k scales_k s_k; every state but the parameter decays, and
@@ -129,6 +130,8 @@ def square_sums(
     once[..., buffers:, buffers] = momentum
     once[..., -1, -1] = 1
 
+    # Doubling, and one more step where a binary digit of n is 1; it starts at n = 1, where the
+    # states are all 1.
     one = np.ones((1, 1), scales.dtype)
     moved, square = once, np.broadcast_to(one, once.shape)
     total, length = square, 1

@@ -59,7 +59,7 @@ _LAWS = (
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
 _SLACK = 1 - 2.0**-18
-# Integers before the noise end here: a clip of every coordinate, far from wrapping around.
+# Integers before the noise end here: a clip of every coordinate, far from overflow.
 LARGEST = 2**30
 # Keeps 12 digits of a float32: products of two such are exact.
 _UPPER = np.uint32(0xFFFFF000)
@@ -119,6 +119,7 @@ class IntegerNoise(Noise):
 
     def add(self, state: PyTree, request: NoiseRequest) -> tuple[PyTree, PyTree]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
+        # The law and the cells for so many coordinates; a key that was used before has no scale.
         cuts, count = sharding_and_size(request.summed.value, request.axes)
         law, tag = self.law(count), jnp.asarray(request.key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
@@ -204,6 +205,7 @@ class IntegerMatrixNoise(IntegerNoise):
 
     def add(self, state: CorrelatedState, request: NoiseRequest) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
+        # As of independent noise; a state that the ticket does not go on from has no scale.
         cuts, count = sharding_and_size(request.summed.value, request.axes)
         law, goes_on = self.law(count), follows_state(state, request.key, self.strategy.steps)
         one, rows = jnp.where(goes_on, 1.0, jnp.nan), self._rows
@@ -215,6 +217,7 @@ class IntegerMatrixNoise(IntegerNoise):
             weights, _ = rows.weights(state.step)
 
             def weighed(kept: jax.Array) -> jax.Array:
+                """The weighted sum of a leaf's buffers, int32: exact."""
                 each = weights.reshape(-1, *(1,) * (kept.ndim - 1)) * kept
                 return jnp.sum(each, axis=0, dtype=jnp.int32)
 
@@ -230,6 +233,7 @@ class IntegerMatrixNoise(IntegerNoise):
             buffers = jax.tree.map(
                 lambda b, row: rows.next_buffers(b, row, state.step), buffers, noise
             )
+        # Integers have no NaN: the step says that a state is refused from now on.
         step = jnp.where(goes_on, state.step + 1, _NEVER)
         return noisy, CorrelatedState(jnp.asarray(request.key.tag), state.leaves, step, buffers)
 
@@ -352,6 +356,7 @@ def integer_law(multiplier: float, coordinates: int, growth: float = 1.0) -> Int
     Raises:
         ValueError: there are too many of them.
     """
+    # Rounding moves two sums apart by up to sqrt(d) cells: the law has to be wide beside that.
     moved = math.sqrt(coordinates) * multiplier
     laws = [law for law in _LAWS if growth * (law.largest + _FINE) < 2**31]
     if not laws:
@@ -390,6 +395,7 @@ def grid_scale(
     multiplier · (c · l2 + sqrt(coordinates) (1 + 2^-22)) <= sqrt(s^2 - r^2). NaN outside of
     [2^-100, 2^100].
     """
+    # Each number is rounded towards more noise; the slack covers what float32 does to the others.
     std = np.float32(math.sqrt(law.std**2 - _JOINT**2) * (1 - 2.0**-22))
     rounding = np.float32(math.sqrt(coordinates) * (1 + 2.0**-21))
     moved = std / jnp.asarray(multiplier, jnp.float32) - rounding
@@ -469,6 +475,7 @@ def add_integers(
     if not leaves:
         return tree, None if past is None else tree
     axes = sorted(jax.sharding.get_abstract_mesh().manual_axes)
+    # Devices that hold other parts of a leaf have other keys.
     keys = []
     for cut in cuts:
         own = key
@@ -505,10 +512,11 @@ def _add_integers(
     scale: jax.Array,
     *leaves: jax.Array,
 ) -> list[jax.Array]:
-    """Each leaf with its noise. Leaves that are cut alike have one key, and one stream of it."""
+    """Each leaf with its noise. Leaves that are sharded alike share a key and its stream."""
     count = len(groups)
     # Both halves of a number are taken of one and the same (docs/clip_bound.md, assumption 3).
     values = tuple(rounding.materialized(leaves[:count]))
+    # One stream for all leaves of a key, taken in their order.
     found: dict[int, jax.Array] = {}
     for group in dict.fromkeys(groups):
         members = [n for n, own in enumerate(groups) if own == group]
@@ -518,6 +526,7 @@ def _add_integers(
         for place, n in enumerate(members):
             own = [part[place].reshape(values[n].shape) for part in parts]
             found[n] = _correlated_row(own, leaves[n + count :: count]) if fine else own[0]
+    # Integers to integers; the floats that leave are functions of the noisy integers alone.
     noisy = [to_grid(values[n], scale) + found[n] for n in range(count)]
     floats = [cells.astype(jnp.float32) * (1 / scale) for cells in noisy]
     return floats + [found[n] for n in range(count)] if fine else floats

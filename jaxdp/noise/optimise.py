@@ -72,6 +72,7 @@ def strategy_by_name(
 
 
 def _refuse_cyclic(participation: Participation) -> None:
+    """Raises ValueError for a cyclic participation, under which only banded strategies are used."""
     if isinstance(participation, Cyclic):
         raise ValueError(
             f"participation must not be cyclic, which takes bands, got {participation!r}"
@@ -100,6 +101,7 @@ def minimize(
     from scipy import optimize  # slow to import
 
     limits = {"maxiter": 5_000, "maxfun": 20_000, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-7}
+    # The losses have several local minima; of equal ones the first start's is taken.
     runs = [
         optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=limits | options)
         for start in starts
@@ -164,6 +166,7 @@ def _banded_loss(target: np.ndarray, error: str) -> Loss:
     weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss of c = (1, *free), and its gradient."""
         coefficients = np.concatenate([[1.0], free])
         response = times_series([1.0], coefficients, target)
         again = times_series([1.0], coefficients, response)
@@ -211,6 +214,7 @@ def optimal_buffered(
     pattern = step_pattern(participation, steps)
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss of unconstrained scales and decays, and its gradient."""
         return _buffered_loss(free, steps, pattern, workload.momentum, error)
 
     # From sums near the square root's coefficients, over several ranges of decays: j^(-1/2) is the
@@ -224,6 +228,7 @@ def optimal_buffered(
         scales *= min(1.0, 0.5 / scales.sum())
         starts.append(np.concatenate([np.log(scales), np.log((1 - rates) / rates)]))
     scales, decays = _scales_and_decays(minimize(loss, starts, f"{buffers} buffers, {steps} steps"))
+    # The longest memory first, within what the strategy's float32 numbers can be.
     order = np.argsort(-decays)
     scales = np.maximum(scales[order], _LEAST_SCALE)
     decays = np.minimum(decays[order], _LONGEST_MEMORY)
@@ -244,6 +249,7 @@ def _buffered_loss(
     The loss is analytic and real on real numbers, so its imaginary part at a step of 1e-30 i is
     the derivative times 1e-30, to full precision.
     """
+    # Row k is moved in direction k; all are evaluated at once.
     moved = free + 1e-30j * np.eye(len(free))
     with np.errstate(all="ignore"):
         scales, decays = _scales_and_decays(moved)
@@ -342,6 +348,7 @@ def _duality_gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
     2 |A Y^(1/2)|_* - trace(Y), with the sum of the singular values. At the optimum that is an
     equality with Y = X^-1 A^T A X^-1; here the free entries of that are set to 0.
     """
+    # Y = X^-1 A^T A X^-1, made feasible: zeros where X is free, no negative eigenvalues.
     moved = np.linalg.solve(square, matrix.T)
     total = float(np.vdot(matrix.T, moved))
     dual = moved @ moved.T
@@ -353,6 +360,7 @@ def _duality_gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
 
 
 def _gram(found: np.ndarray, free: Free, steps: int) -> np.ndarray:
+    """X = C^T C float64 [n, n] with these free entries, ones on the diagonal, else zeros."""
     square = np.eye(steps)
     square[free] = found
     square[free[::-1]] = found
@@ -370,6 +378,8 @@ def _dense_loss(workload: Workload, free: Free, steps: int) -> Loss:
     matrix = workload.matrix(steps)
 
     def loss(found: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss of the free entries of X, and its gradient."""
+        # By Cholesky's factor, which fails where X is not positive definite.
         factor, wrong = lapack.dpotrf(_gram(found, free, steps), lower=1)
         if wrong:
             return INFEASIBLE, np.zeros_like(found)

@@ -111,6 +111,8 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
             f"strategy must have at most bands={participation.bands} under {participation!r}, got "
             f"{strategy.bands} of {strategy!r}"
         )
+    # One record takes part in at most ``count`` steps, ``separation`` apart. Gradients of norm 1 in
+    # them move C G by a sum of as many columns of C, each times a unit vector.
     count, separation = step_pattern(participation, strategy.steps)
     if isinstance(strategy, ToeplitzStrategy):
         # Columns 0, b, 2 b, ... are the worst, for later ones are shorter. Where they have no row

@@ -35,6 +35,7 @@ class Strategy(ABC):
     steps: int
 
     def __init_subclass__(cls) -> None:
+        # A class name stands for a strategy in JSON, see ``from_dict``.
         Strategy.types[cls.__name__] = cls
 
     @property
@@ -385,6 +386,7 @@ def _power_series(first: float, steps: int, bands: int | None) -> tuple[float, .
 
 
 def _require_finite(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
+    """Returns the column; ValueError where a number of it is beyond float64."""
     if not np.isfinite(column).all():
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
     return column

@@ -50,7 +50,7 @@ def count_step(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree
 class Box:
     """The constants that turn E′ into the clip interval [-s_i, s_i] of each coordinate.
 
-    s_i = β r_i, held between ``floor`` and ``cap`` times C/√m, in the local phase: while the
+    s_i = β r_i, clipped to ``floor`` and ``cap`` times C/√m, in the local phase: while the
     variance of the r_i over the coordinates is above ``threshold``. Else all sides are C/√m, whose
     noise is that of global clipping to C. r_i = √(L · max(E′_i, 0)) is the size of one example's
     gradient, for which the paper states β and G.
@@ -81,7 +81,7 @@ class Box:
         arguments.positive("beta", self.beta)
         for name in ("bound", "floor"):
             # A side that float32 takes for zero would turn a gradient of zero into NaN, unlike any
-            # other: the release would tell them apart.
+            # other: the release would distinguish them.
             if not 1e-10 <= arguments.positive(name, getattr(self, name)) <= 1e10:
                 raise ValueError(f"{name} must be in [1e-10, 1e10], got {getattr(self, name)!r}")
         arguments.non_negative("threshold", self.threshold)
@@ -94,6 +94,8 @@ class Box:
 
     def sides(self, moment: PyTree) -> PyTree:
         """The sides s_i, shaped like the parameters, positive and finite."""
+        # The same side everywhere until the estimates differ; then each follows its own, within
+        # public limits.
         even = self.even_side(moment)
         sizes, local = self.sizes(moment), self.local(moment)
         return jax.tree.map(
@@ -147,6 +149,7 @@ def scale_by_adadp(
     eps = hyper.positive("eps", eps)
 
     def init(params: PyTree) -> AdaDpState:
+        """E of zeros, and the public E′ of ``Box.first_moment``."""
         # Noise of a box follows the number of all coordinates.
         hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
         if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
@@ -161,7 +164,10 @@ def scale_by_adadp(
     def update(
         updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaDpState]:
+        """Both moments with the noisy gradient, and the gradient over the root of E."""
         del extra
+        # E′ less the noise of each coordinate: that on the unit box, times the side that it was
+        # scaled by, which came from the moment before this step.
         std = mechanism.noise_std(updates if params is None else params, state.step)
         moment = jax.tree.map(
             lambda e, g, s: keep * e + (1 - keep) * (jnp.square(g) - jnp.square(std * s)),
@@ -169,6 +175,7 @@ def scale_by_adadp(
             updates,
             box.sides(state.moment),
         )
+        # E keeps its noise, as the paper's RMSProp step has it.
         out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
         return out, count_step(state, box.local(state.moment), moment, rate)
 
@@ -214,6 +221,7 @@ def adadp(
             "mechanism must clip each coordinate to ±1, by jaxdp.coordinate_box(1.0), got "
             f"{mechanism.rule!r}"
         )
+    # Clipped to the unit box after a division by the sides, which are read from the state.
     box = Box(bound, mechanism.batch_size, beta, threshold, floor, cap)
     scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
     rate = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
@@ -227,6 +235,7 @@ def adadp(
 
 def variance(tree: PyTree) -> jax.Array:
     """The variance over all coordinates of a tree, float32 scalar."""
+    # In two passes: the mean of squares less the squared mean would cancel in float32.
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size

@@ -203,7 +203,10 @@ class AdaptiveMoments:
     ) -> AdaptiveState:
         """The state after noisy gradients whose noise has this variance in each coordinate."""
 
+        # Squares less the noise's variance, which is averaged in the same way: it says how small a
+        # corrected moment can be and still mean something.
         def average(old: PyTree, new: PyTree, decay: float | None) -> PyTree:
+            """The moving average with ``new``, or the sum."""
             if decay is None:
                 return jax.tree.map(jnp.add, old, new)
             return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
@@ -217,6 +220,7 @@ class AdaptiveMoments:
 
     def denominator(self, state: AdaptiveState) -> PyTree:
         """√max(corrected moment, floor) + eps; before the first update, eps."""
+        # Not below a share of the noise's variance: what is left there is the noise's fluctuation.
         nu, noise = state.nu, state.noise
         if self.b1 is not None:
             step = jnp.maximum(state.step, 1)
@@ -250,10 +254,13 @@ def scale_by_moments(
     def update(
         updates: PyTree, state: AdaptiveState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaptiveState]:
+        """The moments with the noisy gradient, and the step by them."""
         del extra
         if callable(noise_std) and params is None:
             raise ValueError("params must be passed to update, to know the noise; got None")
         given = noise_std(params, state.step) if callable(noise_std) else noise_std
+        # In the units of the gradient: where it was divided before clipping, noise was multiplied
+        # back with it.
         std = jnp.asarray(given, jnp.float32)
         if scale is None:
             variance = jax.tree.map(lambda g: jnp.full(g.shape, jnp.square(std)), updates)
@@ -268,6 +275,7 @@ def scale_by_moments(
 
 
 def _debiased(average: PyTree, decay: float | None, step: jax.Array) -> PyTree:
+    """An average that began at 0, over the weight of what is in it (Kingma and Ba 2015)."""
     assert decay is not None
     weight = 1 - decay ** step.astype(jnp.float32)
     return jax.tree.map(lambda leaf: leaf / weight, average)

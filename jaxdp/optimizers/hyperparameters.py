@@ -66,6 +66,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
                 f"learning_rate_schedule must be KIND or KIND:WARMUP with a kind among "
                 f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
             )
+        # The warm-up is part of the run: what falls, falls over the steps that are left.
         warmup = int(number or 0)
         if warmup >= arguments.integer("steps", steps, least=1) and warmup:
             raise ValueError(
@@ -85,6 +86,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
             after = optax.join_schedules([rising, after], [warmup])
 
     def rate(step: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
+        """The learning rate of a step."""
         with jax.numpy_dtype_promotion("standard"):  # optax mixes the step with floats
             return after(step)
 

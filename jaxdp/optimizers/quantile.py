@@ -72,9 +72,10 @@ def quantile_clip(
 
     Raises:
         ValueError: an argument is out of its range; at update, a sum without ``votes`` (the bound
-            was not handed to the gradient).
+            was not given to the gradient).
     """
     mechanism = dp_sgd(noise_multiplier, initial_bound, batch_size, dataset_size, sampling)
+    # The count needs little of the budget: it is one number for all coordinates of the gradient.
     if count_noise_multiplier is None:
         count_noise_multiplier = max(batch_size / 10, 2 * noise_multiplier)
     mechanism = dataclasses.replace(mechanism, count_noise_multiplier=count_noise_multiplier)
@@ -85,6 +86,7 @@ def quantile_clip(
     inner = mechanism.privatize()
 
     def init(params: PyTree) -> QuantileState:
+        """The state of the noise, and the public first bound."""
         bound = jnp.array(initial_bound, jnp.float32)
         links.give_out(bound, links.start_of(initial_bound))
         return QuantileState(inner.init(params), bound)
@@ -116,6 +118,8 @@ def quantile_clip(
         count = add_normals(updates.votes, 0.5 * multiplier * fresh, words)
         spent = dataclasses.replace(updates)  # it has no ticket
         mean, noise_state = inner.update(spent, state.privatize, params, key=key, **extra)
+        # The bound of the next step, from the noisy count alone: post-processing. Votes are
+        # ±½, which the ½ undoes.
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.
