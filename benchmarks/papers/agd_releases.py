@@ -19,7 +19,7 @@ from jaxdp.data import models
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import with_rule
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Poisson, Sampler
@@ -173,7 +173,7 @@ class Asked:
         return _with_noise(summed.value, std, words)
 
 
-_with_noise = jax.jit(noised)
+_with_noise = jax.jit(add_normals)
 
 
 @jax.jit

@@ -102,8 +102,7 @@ def _check(
 
 def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[], _Row]]]:
     """(name, what makes the row), one for each mechanism."""
-    from jaxdp.correlated import dp_mf
-    from jaxdp.mechanism import dp_sgd
+    from jaxdp.mechanism import dp_mf, dp_sgd
     from jaxdp.noise import Workload
 
     workload = Workload(momentum)
@@ -162,7 +161,7 @@ def _row(
 
 def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tuple[float, float]:
     """(RMS error, largest error) in clip norms, for the batches that were asked for."""
-    from jaxdp.correlated import expected_error
+    from jaxdp.mechanism import expected_error
     from jaxdp.noise import identity
     from jaxdp.noise.errors import ERRORS
 

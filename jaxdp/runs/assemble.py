@@ -545,7 +545,7 @@ def rehearse(config: RunConfig) -> Times:
         times.append(now - began)
         began = now
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    grid = algorithm.mechanism.grid_in_words(count) or None
+    grid = algorithm.mechanism.noise_description(count) or None
     return Times(times[0], statistics.median(times[1:] or times), grid)
 
 

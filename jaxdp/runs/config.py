@@ -15,7 +15,7 @@ from jaxdp.data import models
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.optimizers import rates, registry
+from jaxdp.optimizers import hyperparameters, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
 from jaxdp.recipes import features
 from jaxdp.runs import strategies
@@ -85,7 +85,7 @@ class RunConfig:
             model sees in its place, at no cost.
         average: None, or the decay of an average of the parameters, which is evaluated and released
             in their place.
-        learning_rate_schedule: None, or how the rate moves, see ``jaxdp.optimizers.rates``.
+        learning_rate_schedule: None, or how the rate moves: ``optimizers.hyperparameters``.
         strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
             filled in by ``resolve``, so that a run goes on with the very same on another machine.
         secure_noise: whether the noise is on an integer grid, from a cryptographic generator
@@ -175,7 +175,7 @@ class RunConfig:
             return self.learning_rate
         if self.steps is None:
             raise ValueError("steps must be given with a learning_rate_schedule, got None")
-        return rates.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
+        return hyperparameters.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
 
     def sampling_rule(self) -> Sampling:
         """The sampling rule; ValueError for numbers that it does not have."""
@@ -397,21 +397,23 @@ def _plain(config: RunConfig) -> bool:
     rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)
     # A registered algorithm may release something else than the noise it is given.
     plain = released if rate == 1 else acc.PoissonSampled(released, rate)
-    return made.energy is None and made.mechanism.leaking("").event == plain
+    return made.energy is None and made.mechanism.with_leak("").event == plain
 
 
 def _total(config: RunConfig, **tried: Any) -> acc.Event:
     """The event of everything released; of an algorithm as published, without its leak."""
     config = dataclasses.replace(config, **tried)
     algorithm = config.private_algorithm()
-    algorithm = dataclasses.replace(algorithm, mechanism=algorithm.mechanism.leaking(""), raw=None)
+    algorithm = dataclasses.replace(
+        algorithm, mechanism=algorithm.mechanism.with_leak(""), raw=None
+    )
     assert config.steps is not None
     return acc.Composed((*config.once(), algorithm.total(config.steps)))
 
 
 def check_values(config: RunConfig) -> None:
     """Raises ValueError for a value of a wrong kind or out of its range; builds nothing."""
-    registry.named(config.algorithm)
+    registry.entry_of(config.algorithm)
     arguments.one_of("optimizer", config.optimizer, OPTIMIZERS)
     arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     strategies.check(config)

@@ -12,7 +12,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.returned import copy_past, find_past, record_returned
-from jaxdp.noise.correlated import check_step
+from jaxdp.noise.correlated import check_step_follows
 from jaxdp.types import PyTree
 
 
@@ -75,7 +75,7 @@ def check_state(state: Any, step: int | None = None) -> None:
             "a state later keep copy.deepcopy(state)"
         )
     if step is not None:
-        check_step(step, int(state.step))
+        check_step_follows(step, int(state.step))
 
 
 def check_past(state: TrainState, ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from jaxdp import arguments
 from jaxdp.clipping import rounding
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.papers import hidden_state
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
@@ -339,7 +339,7 @@ def _inner_loop(
         products = rounding.exact_einsum("...i,oi->...o", v, w).reshape(u.shape)
         residuals = network.residual(block, products, u, u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
-        noisy = noised(total, std, jax.random.key_data(noise_key))
+        noisy = add_normals(total, std, jax.random.key_data(noise_key))
         moved = proximal(w - step_size / divisor * noisy, step_size)
         return held(moved, largest), None
 
