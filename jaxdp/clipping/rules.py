@@ -259,7 +259,7 @@ def bounded_factors(
     limit = rule.l2(params) if bound is None else bound
     if bound is None:
         check_bound(f"l2 of {type(rule).__name__}", float(limit))
-    aim = limit * (1.0 - rounding.MARGIN)
+    aim = (1.0 - rounding.MARGIN) * limit
 
     def of_one(squares: PyTree) -> PyTree:
         factors = rule.factors(squares, bound)

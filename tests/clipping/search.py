@@ -69,7 +69,7 @@ def _parts(leaf):
     if leaf._lookups is not None:
         found["lookups"] = (leaf._lookups.rows, leaf._lookups.grads)
     if leaf._dense:
-        found["dense"] = [use.ab(leaf.site.key) for use in leaf._dense]
+        found["dense"] = [use.factors(leaf.site.key) for use in leaf._dense]
     return found
 
 

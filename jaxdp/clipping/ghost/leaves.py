@@ -47,7 +47,7 @@ Squares = tuple[jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class ShardedAxis:
-    """The axis of a parameter that is cut over devices.
+    """The axis of a parameter that is sharded over devices.
 
     Attributes:
         axis: of the parameter.
@@ -61,8 +61,11 @@ class ShardedAxis:
     names: tuple[str, ...]
     mesh: Mesh
 
-    def leads(self, label: Label, shape: Sequence[int]) -> bool:
-        """True if the axis is the first of those that a label runs over."""
+    def is_first_in(self, label: Label, shape: Sequence[int]) -> bool:
+        """True if the sharded axis is the outermost one of those that a label runs over.
+
+        Then the parts of an array along the label are those of the devices, and nothing moves.
+        """
         for atom in label:
             if isinstance(atom, int):
                 if atom == self.axis:
@@ -88,7 +91,7 @@ class ShardedAxis:
 
         Args:
             of_part: from the arrays of one part.
-            arrays: pairs of an array (or a pytree of them), and the axis that is cut, or None.
+            arrays: pairs of an array (or a pytree of them), and its axis that is sharded, or None.
         """
 
         def parts_of(axis: int, x: jax.Array) -> jax.Array:
@@ -143,20 +146,20 @@ class Use:
     cotangent: jax.Array
     stacked: tuple[jax.Array, jax.Array, int] | None = None
 
-    def block(self, start: jax.Array, size: int) -> "Use":
-        """The use by ``size`` rows from ``start`` on."""
+    def rows_from(self, start: jax.Array, size: int) -> "Use":
+        """The use by the ``size`` rows that begin at ``start``."""
         data, cotangent, axis = self.stacked or (self.data, self.cotangent, 0)
 
-        def cut(x: jax.Array) -> jax.Array:
+        def block(x: jax.Array) -> jax.Array:
             return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
 
-        return Use(self.site, cut(data), cut(cotangent))
+        return Use(self.site, block(data), block(cotangent))
 
-    def kept(self, keep: jax.Array) -> "Use":
+    def masked(self, keep: jax.Array) -> "Use":
         """The use with zeros in the rows not to keep."""
-        return Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
+        return Use(self.site, masked(self.data, keep), masked(self.cotangent, keep))
 
-    def ab(self, key: Key) -> tuple[jax.Array, jax.Array]:
+    def factors(self, key: Key) -> tuple[jax.Array, jax.Array]:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
 
         In bfloat16 where both are, else in float32.
@@ -169,7 +172,9 @@ class Use:
         """Per-example gradients, float32 [m, g, p, q]."""
         if not self.site.looks_up:
             most = (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE)
-            cpu, default = (functools.partial(self._products, self._at_once(n)) for n in most)
+            cpu, default = (
+                functools.partial(self._products, self._rows_per_block(n)) for n in most
+            )
             return jax.lax.platform_dependent(cpu=cpu, default=default)
         b = self.site.cotangent(self.cotangent).astype(jnp.float32)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
@@ -180,13 +185,13 @@ class Use:
         """Per-example gradients, the factors of ``size`` rows at a time."""
         rows = self.data.shape[0]
         if size == rows:
-            return exact_einsum("mgtp,mgtq->mgpq", *self.ab(self.site.key))
+            return exact_einsum("mgtp,mgtq->mgpq", *self.factors(self.site.key))
         found = jax.lax.map(
-            lambda start: self.block(start, size)._products(size), jnp.arange(0, rows, size)
+            lambda start: self.rows_from(start, size)._products(size), jnp.arange(0, rows, size)
         )
         return found.reshape(rows, *found.shape[2:])
 
-    def _at_once(self, most: int) -> int:
+    def _rows_per_block(self, most: int) -> int:
         """The number of rows whose inputs take ``most`` bytes; all, where they are the data."""
         rows = self.data.shape[0]
         row = 4 * math.prod(self.site.sizes[:3])
@@ -199,7 +204,7 @@ class Use:
     jax.tree_util.register_dataclass, data_fields=["rows", "grads"], meta_fields=["site"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class LookedUp:
+class Lookups:
     """The gradients of all lookups of one table, with each looked-up row once.
 
     Attributes:
@@ -216,9 +221,9 @@ class LookedUp:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
         return rounding.square_norms(self._divided(scale))
 
-    def kept(self, keep: jax.Array) -> "LookedUp":
+    def masked(self, keep: jax.Array) -> "Lookups":
         """The lookups with zeros in the rows not to keep."""
-        return dataclasses.replace(self, grads=kept(self.grads, keep))
+        return dataclasses.replace(self, grads=masked(self.grads, keep))
 
     def total(self, weights: jax.Array) -> jax.Array:
         """sum_i weights_i g_i, [1, p, q]."""
@@ -264,7 +269,7 @@ def weighted_pairs(
 
 
 def square_norms(
-    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: LookedUp | None
+    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: Lookups | None
 ) -> tuple[jax.Array, jax.Array]:
     """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
 
@@ -312,7 +317,7 @@ def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     The norm of an outer product is the product of the norms: nothing cancels.
     """
-    (of_a, steps_a), (of_b, steps_b) = (_hidden_squares(x) for x in (a, b))
+    (of_a, steps_a), (of_b, steps_b) = (_squares_with_underflow(x) for x in (a, b))
     squares = jnp.sum(of_a * of_b, axis=1)
     roundings = steps_a + steps_b + a.shape[1] + 8
     return squares, rounding.rounded_up(squares, rounding.gamma(roundings) * squares)
@@ -350,8 +355,8 @@ def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Ar
     return rounding.pairwise_sum(rounding.sum_arrays(found))
 
 
-def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
-    """The rows, with zeros in those not to keep: not by a zero weight, since 0 * nan is nan."""
+def masked(rows: jax.Array, keep: jax.Array) -> jax.Array:
+    """Rows with zeros in those not to keep: by a select, since a weight of zero leaves 0 * nan."""
     column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1))
     return jnp.where(column, rows, jnp.zeros([], rows.dtype))
 
@@ -365,7 +370,7 @@ def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(found), found, 0.0)
 
 
-def _hidden_squares(x: jax.Array) -> tuple[jax.Array, int]:
+def _squares_with_underflow(x: jax.Array) -> tuple[jax.Array, int]:
     """Sums of squares over the last axis, with what underflow may hide; and their roundings."""
     flat = x.astype(jnp.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
     found, roundings = rounding.sums_of_squares(flat)
@@ -374,7 +379,7 @@ def _hidden_squares(x: jax.Array) -> tuple[jax.Array, int]:
 
 def _norm(x: jax.Array) -> jax.Array:
     """Norms over the last axis, not below the true ones."""
-    found, roundings = _hidden_squares(x)
+    found, roundings = _squares_with_underflow(x)
     return jnp.sqrt(found * (1.0 + 2.0 * rounding.gamma(roundings + 4)))
 
 
@@ -393,12 +398,12 @@ class Arrays:
 
     Attributes:
         grads: the gradients.
-        cut: where the parameter is cut over devices, or None; ``axis`` is one of *shape.
+        sharded: where the parameter is sharded over devices, or None; ``axis`` is one of *shape.
         site: of a layer, else None.
     """
 
     grads: jax.Array
-    cut: ShardedAxis | None = None
+    sharded: ShardedAxis | None = None
     site: Site | None = None
 
     @property
@@ -409,10 +414,10 @@ class Arrays:
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
         rows = self._divided(scale)
-        if self.cut is not None:
-            return self.cut.squares(rounding.square_norms, (rows, self.cut.axis + 1))
+        if self.sharded is not None:
+            return self.sharded.squares(rounding.square_norms, (rows, self.sharded.axis + 1))
         if self.site is not None and scale is None:
-            # Long sums are cut where the axes are: for nothing.
+            # Long sums are taken in blocks along these axes: that costs no copy.
             groups, _, p, q = self.site.sizes
             rows = rows.reshape(len(rows), groups * p, q)
         return rounding.square_norms(rows)
@@ -427,9 +432,9 @@ class Arrays:
         rows = self._divided(None)
         if self.grads.size >= _LARGE:
             passes = jnp.any(~finite).astype(jnp.int32)
-            rows = jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
+            rows = jax.lax.fori_loop(0, passes, lambda _, rows: masked(rows, finite), rows)
         else:
-            rows = kept(rows, keep)
+            rows = masked(rows, keep)
         size = rounding.even_size(rows.shape[0], rounding.ROWS)
         rows, weights = rounding.into_blocks((rows, weights), size)
         return self._to_leaf(
@@ -438,7 +443,7 @@ class Arrays:
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``LeafGradients``."""
-        rows = boxed(kept(self._divided(scale), keep), bound)
+        rows = boxed(masked(self._divided(scale), keep), bound)
         blocks = rounding.into_blocks(rows, rounding.even_size(rows.shape[0], rounding.ROWS))
         return self._to_leaf(rounding.pairwise_sum(jnp.sum(blocks, axis=1)))
 
@@ -447,8 +452,8 @@ class Arrays:
         if scale is None:
             return grads
         if self.site is not None:
-            scale = _arranged(self.site, scale)
-            scale = scale.reshape(-1) if self.cut is None else scale
+            scale = _like_site(self.site, scale)
+            scale = scale.reshape(-1) if self.sharded is None else scale
         return grads / scale[None]
 
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
@@ -463,7 +468,7 @@ class Factors:
     """Factors of per-example gradients, never multiplied out for the whole batch."""
 
     uses: Sequence[Use]
-    cut: ShardedAxis | None = None
+    sharded: ShardedAxis | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -472,9 +477,9 @@ class Factors:
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
-        arranged = None if scale is None else _arranged(self.site, scale)
+        arranged = None if scale is None else _like_site(self.site, scale)
         if self._one_position():
-            a, b = self._outer()
+            a, b = self._outer_factors()
             if arranged is None:
                 return outer_squares(a, b)
             return scaled_squares(a, b, 1.0 / arranged)
@@ -491,10 +496,10 @@ class Factors:
             return found[0].reshape(-1), found[1].reshape(-1)
         return self._square_norms(self._dense, self._lookups)
 
-    def _square_norms(self, uses: Sequence[Use], lookups: LookedUp | None) -> Squares:
-        pairs = [use.ab(self.site.key) for use in uses]
-        place = -1 if self.cut is None else self._place()
-        if self.cut is None or place < 0 or (lookups is not None and place != 2):
+    def _square_norms(self, uses: Sequence[Use], lookups: Lookups | None) -> Squares:
+        pairs = [use.factors(self.site.key) for use in uses]
+        place = -1 if self.sharded is None else self._sharded_place()
+        if self.sharded is None or place < 0 or (lookups is not None and place != 2):
             return square_norms(pairs, lookups)
         a, b = ([pair[i] for pair in pairs] for i in (0, 1))
         axes = [(1, 1), (3, None), (None, 3)][place]
@@ -508,31 +513,31 @@ class Factors:
             return square_norms(list(zip(a, b, strict=True)), own)
 
         last = (None, None) if lookups is None else (lookups.grads, 2)
-        return self.cut.squares(of_part, (a, axes[0]), (b, axes[1]), last)
+        return self.sharded.squares(of_part, (a, axes[0]), (b, axes[1]), last)
 
-    def _place(self) -> int:
+    def _sharded_place(self) -> int:
         """The one of (g, p, q) that the sharded axis comes first in: 0, 1 or 2; -1 if in none."""
-        cut, sizes = self.cut, self.site.sizes
-        assert cut is not None
+        sharded, sizes = self.sharded, self.site.sizes
+        assert sharded is not None
         shape = self.site.view.leaf_shape
         for place, (label, size) in enumerate(
             zip(self.site.key, (sizes[0], *sizes[2:]), strict=True)
         ):
-            if size % cut.parts == 0 and cut.leads(label, shape):
+            if size % sharded.parts == 0 and sharded.is_first_in(label, shape):
                 return place
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
         """See ``LeafGradients``."""
         if self._one_position():
-            a, b = (kept(x, keep) for x in self._outer())
+            a, b = (masked(x, keep) for x in self._outer_factors())
             pairs = weighted_pairs(a, b, weights)
             size = rounding.even_size(keep.shape[0], rounding.ROWS)
             of_blocks = functools.partial(outer_sum, size=size)
             return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
 
-        def summed(uses: Sequence[Use], lookups: LookedUp | None, weights: jax.Array) -> jax.Array:
-            totals = [product(*use.ab(self.site.key), weights) for use in uses]
+        def summed(uses: Sequence[Use], lookups: Lookups | None, weights: jax.Array) -> jax.Array:
+            totals = [product(*use.factors(self.site.key), weights) for use in uses]
             totals += [] if lookups is None else [lookups.total(weights)]
             return rounding.sum_arrays(totals)
 
@@ -546,8 +551,8 @@ class Factors:
             def of_block(rows: Rows) -> jax.Array:
                 (start,), (keep,), (weights,) = rows
                 uses, lookups = block(start)
-                lookups = None if lookups is None else lookups.kept(keep)
-                return summed([use.kept(keep) for use in uses], lookups, weights)
+                lookups = None if lookups is None else lookups.masked(keep)
+                return summed([use.masked(keep) for use in uses], lookups, weights)
 
             starts = jnp.arange(0, keep.shape[0], size)
             rows = (starts, *rounding.into_blocks((keep, weights), size))
@@ -561,9 +566,9 @@ class Factors:
         def of_some(rows: Rows) -> jax.Array:
             return rounding.pairwise_sum(jax.vmap(of_rows)(rounding.into_blocks(rows, size)))
 
-        uses = [use.kept(keep) for use in self._dense]
+        uses = [use.masked(keep) for use in self._dense]
         pairs = [(use.data, use.cotangent) for use in uses]
-        lookups = None if self._lookups is None else self._lookups.kept(keep)
+        lookups = None if self._lookups is None else self._lookups.masked(keep)
         return self._to_leaf(self._over_blocks(of_some, (pairs, lookups, weights), size))
 
     def _over_blocks(self, fn: Callable[[Rows], jax.Array], rows: Rows, size: int) -> jax.Array:
@@ -572,11 +577,11 @@ class Factors:
         most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
         return rounding.sum_over_blocks(fn, rows, rounding.even_size(count, most) * size)
 
-    def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
+    def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], Lookups | None]]:
         """From a row to the uses by ``size`` rows from there on."""
         all_lookups = self._lookups  # computed here: the block is traced inside a loop
 
-        def block(start: jax.Array) -> tuple[list[Use], LookedUp | None]:
+        def block(start: jax.Array) -> tuple[list[Use], Lookups | None]:
             lookups = all_lookups
             if lookups is not None:
                 rows, grads = (
@@ -584,7 +589,7 @@ class Factors:
                     for x in (lookups.rows, lookups.grads)
                 )
                 lookups = dataclasses.replace(lookups, rows=rows, grads=grads)
-            return [use.block(start, size) for use in self._dense], lookups
+            return [use.rows_from(start, size) for use in self._dense], lookups
 
         return block
 
@@ -603,9 +608,9 @@ class Factors:
         """See ``LeafGradients``; the gradients of one or a few examples at a time."""
         size = rounding.even_size(keep.shape[0], rounding.ROWS)
         if not self._dense and self._lookups is not None:
-            lookups = self._lookups.kept(keep)
-            divisors = None if scale is None else _arranged(self.site, scale)
-            of_lookups = functools.partial(LookedUp.boxed, bound=bound, scale=divisors)
+            lookups = self._lookups.masked(keep)
+            divisors = None if scale is None else _like_site(self.site, scale)
+            of_lookups = functools.partial(Lookups.boxed, bound=bound, scale=divisors)
             return self._to_leaf(rounding.sum_over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
@@ -615,7 +620,7 @@ class Factors:
             def of_chunk(chunk: Rows) -> jax.Array:
                 pairs, keep = chunk
                 uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
-                return Factors(uses, self.cut).layer().boxed_sum(bound, keep, scale)
+                return Factors(uses, self.sharded).layer().boxed_sum(bound, keep, scale)
 
             # Padding rows are zero, and False where they say what is kept.
             chunks = rounding.into_blocks((pairs, keep), max(1, most))
@@ -623,7 +628,7 @@ class Factors:
 
         def one_by_one() -> jax.Array:
             groups, _, p, q = self.site.sizes
-            divisor = None if scale is None else _arranged(self.site, scale)
+            divisor = None if scale is None else _like_site(self.site, scale)
 
             def add(total: jax.Array, row: Rows) -> tuple[jax.Array, None]:
                 a, b, keep = row
@@ -634,7 +639,9 @@ class Factors:
             def of_block(block: Rows) -> jax.Array:
                 return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
 
-            return self._to_leaf(rounding.sum_over_blocks(of_block, (*self._outer(), keep), size))
+            return self._to_leaf(
+                rounding.sum_over_blocks(of_block, (*self._outer_factors(), keep), size)
+            )
 
         if keep.shape[0] * self._entries() < _LARGE or not self._one_position():
             return few_at_a_time()
@@ -649,9 +656,9 @@ class Factors:
             for use, grads in [(use, use.gradients()) for use in self.uses]
         ]
         grads = sum(each[1:], start=each[0])
-        if self.cut is not None and (place := self._place()) >= 0:
-            cut = dataclasses.replace(self.cut, axis=place)
-            return Arrays(rounding.materialized(grads), cut, self.site)
+        if self.sharded is not None and (place := self._sharded_place()) >= 0:
+            sharded = dataclasses.replace(self.sharded, axis=place)
+            return Arrays(rounding.materialized(grads), sharded, self.site)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
         return Arrays(rounding.materialized(flat), None, self.site)
 
@@ -669,7 +676,7 @@ class Factors:
         return (lookups or [use.site for use in self.uses])[0]
 
     @functools.cached_property
-    def _lookups(self) -> LookedUp | None:
+    def _lookups(self) -> Lookups | None:
         """All lookups as one, or None.
 
         Positions with one row are added first, so that a record's rows are distinct: nothing
@@ -690,7 +697,7 @@ class Factors:
             rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
         # Norm and sum must see the same numbers.
         grads = grads.astype(jnp.float32)
-        return LookedUp(found[0].site, rows, rounding.materialized(grads))
+        return Lookups(found[0].site, rows, rounding.materialized(grads))
 
     @functools.cached_property
     def _dense(self) -> list[Use]:
@@ -700,8 +707,8 @@ class Factors:
         site = self.uses[0].site
         return len(self.uses) == 1 and site.sizes[1] == 1 and not site.looks_up
 
-    def _outer(self) -> list[jax.Array]:
-        return [x[:, :, 0] for x in self.uses[0].ab(self.site.key)]
+    def _outer_factors(self) -> list[jax.Array]:
+        return [x[:, :, 0] for x in self.uses[0].factors(self.site.key)]
 
     def _rows(self) -> int:
         return self.uses[0].data.shape[0]
@@ -743,5 +750,5 @@ class Slices:
         return Slices([x.for_scale() if isinstance(x, Factors) else x for x in self.each])
 
 
-def _arranged(site: Site, leaf: jax.Array) -> jax.Array:
+def _like_site(site: Site, leaf: jax.Array) -> jax.Array:
     return site.of_view(site.view.of_leaf(leaf))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from jaxdp.clipping.ghost import sites
-from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, inside
+from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, reached_in_body
 from jaxdp.clipping.ghost.sites import Joined, Site, View
 
 # What a value is known for, besides parameters that are followed in it.
@@ -58,20 +58,26 @@ class Uses:
         found: dict[frozenset[sites.Sliced], list[Used]] = {}
         for node, site in self.of_leaf.get(leaf, ()):
             found.setdefault(site.view.slices, []).append((node, site))
-        apart = all(sites.are_apart(*pair) for pair in itertools.combinations(found, 2))
+        apart = all(sites.are_disjoint(*pair) for pair in itertools.combinations(found, 2))
         return list(found.values()) if apart else []
 
 
 def find_uses(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
-    """The uses of every parameter leaf (their shapes are given) in a traced loss."""
+    """The uses of every parameter leaf (their shapes are given) in a traced loss.
+
+    The operations are gone through in order. Of every value it is kept which parameter is seen in
+    it (a view, as long as no entries were added up), or that it depends on the example. Where the
+    two meet in an operation whose weight gradient is a sum of outer products, that is a use. All
+    other ways of using a parameter are refused: its gradient is then taken by ``vmap`` as a whole.
+    """
     uses = Uses()
     program = traced.program
     known: dict[int, Known] = {}
     for leaf, shape in enumerate(shapes):
-        known[program.ins[leaf]] = sites.of_parameter(leaf, shape)
+        known[program.ins[leaf]] = sites.parameter_view(leaf, shape)
     for number in program.ins[traced.num_params :]:
         known[number] = _DATA
-    _walk(program, known, uses)
+    _follow(program, known, uses)
     for result in program.outs:
         what = known.get(result) if isinstance(result, int) else None
         if isinstance(what, View | Joined):
@@ -79,37 +85,44 @@ def find_uses(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
     return uses
 
 
-def _walk(program: Program, known: dict[int, Known], uses: Uses) -> None:
+def _follow(program: Program, known: dict[int, Known], uses: Uses) -> None:
     """Fills ``known``: for each value the parameter followed in it, or what it is known for."""
     for node in program.nodes:
         ins = [known.get(ref) if isinstance(ref, int) else None for ref in node.ins]
+
+        # Programs inside: of a loop the site is one of all its iterations, of a checkpoint it is
+        # one like any. Of branches every one may have sites, as one of them counts for an example;
+        # those that do not count see zeros.
         if node.name == SCAN:
-            known.update(zip(node.outs, _looped(node, ins, uses), strict=True))
+            known.update(zip(node.outs, _follow_scan(node, ins, uses), strict=True))
             continue
         if node.bodies and node.name != COND:
             (body,) = node.bodies
-            known.update(zip(node.outs, _inside(body, node.name, ins, uses), strict=True))
+            known.update(zip(node.outs, _follow_body(body, node.name, ins, uses), strict=True))
             continue
         if node.bodies and ins[0] == _DATA:
-            for branch in node.bodies:  # of which one counts for each example
-                _, found_there = _within(branch, COND, ins[1:], uses)
+            for branch in node.bodies:
+                _, found_there = _follow_nested(branch, COND, ins[1:], uses)
                 for use in found_there:
                     uses.add(*use)
             known.update(dict.fromkeys(node.outs, _DATA))
             continue
+
+        # One operation: a result depends on the example if an operand does. The kind of what is
+        # made of parameters is told by ``_follow_operation``.
         kind = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
         if kind is None and node.name == "broadcast_in_dim" and math.prod(node.shape_of(0)) == 1:
             kind = _ONE_NUMBER
         outcome: list[Known] = [kind] * len(node.outs)
         if found := [(at, what) for at, what in enumerate(ins) if isinstance(what, View | Joined)]:
-            outcome = _meet(node, found, ins, uses) or outcome
+            outcome = _follow_operation(node, found, ins, uses) or outcome
         known.update(zip(node.outs, outcome, strict=True))
 
 
-def _inside(body: Program, name: str, ins: list[Known], uses: Uses) -> list[Known]:
+def _follow_body(body: Program, name: str, ins: list[Known], uses: Uses) -> list[Known]:
     """The kinds of the results of a body of an operation ``name``; none is followed further."""
     known = dict(zip(body.ins, ins, strict=True))
-    _walk(body, known, uses)
+    _follow(body, known, uses)
     results = [known.get(ref) if isinstance(ref, int) else None for ref in body.outs]
     for at, what in enumerate(results):
         if isinstance(what, View | Joined):
@@ -120,56 +133,59 @@ def _inside(body: Program, name: str, ins: list[Known], uses: Uses) -> list[Know
     return results
 
 
-def _within(
+def _follow_nested(
     body: Program, name: str, ins: list[Known], uses: Uses
 ) -> tuple[list[Known], list[Used]]:
-    """As ``_inside``, and the uses there, which are not added; refusals are, with the name."""
+    """As ``_follow_body``, and the uses there, which are not added; refusals are, with the name."""
     within = Uses()
-    results = _inside(body, name, ins, within)
+    results = _follow_body(body, name, ins, within)
     for leaf, (how, write) in within.refused.items():
         uses.refused.setdefault(leaf, (f"{how} in a {name}", write))
     return results, list(itertools.chain(*within.of_leaf.values()))
 
 
-def _looped(node: Node, ins: list[Known], uses: Uses) -> list[Known]:
-    """As ``_inside``, of a ``scan``: its passes are more positions, or more groups, of one site."""
+def _follow_scan(node: Node, ins: list[Known], uses: Uses) -> list[Known]:
+    """As ``_follow_body``, of a ``scan``: its iterations are positions or groups of one site."""
     (body,), carried = node.bodies, node.carried
-    data = inside(node, [what == _DATA for what in ins])
+    data = reached_in_body(node, [what == _DATA for what in ins])
     entering: list[Known] = []
     for at, (what, number) in enumerate(zip(ins, body.ins, strict=True)):
         if what != _DATA and at >= carried.start:
-            # A slice is followed; what is carried is another value in every pass.
+            # A slice is followed; what is carried is another value in every iteration.
             taken = None
             if isinstance(what, View | Joined):
-                taken = sites.of_passes(what) if at >= carried.stop else None
+                taken = sites.scan_slice(what) if at >= carried.stop else None
                 if taken is None:
                     uses.refuse(what, SCAN)
             what = taken
         entering.append(_DATA if number in data else what)
-    results, found_there = _within(body, SCAN, entering, uses)
+    results, found_there = _follow_nested(body, SCAN, entering, uses)
     stacks = [what.stack for what in entering[carried.stop :] if isinstance(what, View)]
     for inner, site in found_there:
-        looped = sites.looped(site, node.eqn.params["length"], stacks)
+        looped = sites.site_of_scan(site, node.eqn.params["length"], stacks)
         if looped is None:
             uses.refuse(site.view, "gather of a slice in a scan, or by a scan without a pass")
         else:
             uses.add(inner, looped)
-    # All that depends on data at any pass does so at every pass.
+    # All that depends on data in any iteration does so in every one.
     outs = [ref if isinstance(ref, int) else None for ref in body.outs]  # literals have no hash
     return [_DATA if ref in data else what for ref, what in zip(outs, results, strict=True)]
 
 
-def _meet(
+def _follow_operation(
     node: Node, found: list[tuple[int, View | Joined]], ins: list[Known], uses: Uses
 ) -> list[Known] | None:
-    """The kinds of results of an operation on parameters; sites, where it is one."""
+    """Classifies the results of an operation on parameters, and notes the use that it may be."""
+    # Parameters alone: joined, or rearranged and sliced, without adding entries up.
     at, what = found[0]
     if node.name == "concatenate" and all(
         isinstance(each, View) and not each.multiples for each in ins
     ):
         return [Joined(tuple(ins), node.eqn.params["dimension"])]
-    if len(found) == 1 and (made := sites.through(node, what)) is not None:
+    if len(found) == 1 and (made := sites.rearrange(node, what)) is not None:
         return [*made]
+
+    # One parameter and data: a site, if the weight gradient is a sum of outer products there.
     with_data = _DATA in [kind for kind in ins if isinstance(kind, str)]
     others = [i for i in range(len(ins)) if i != at and (ins[i] == _DATA or node.name == "gather")]
     if len(found) == len(others) == 1 and (len(ins) == 2 or node.name == "dynamic_slice"):
@@ -180,14 +196,18 @@ def _meet(
                 uses.add(node, site)
         # Also of what is refused, the result depends on data.
         return [_DATA]
+
+    # A parameter times one number, another parameter perhaps, which then is refused.
     for at, what in () if with_data else found:
         others = [i for i in range(len(ins)) if i != at]
         numbers = all(ins[i] == _ONE_NUMBER or math.prod(node.shape_of(i)) == 1 for i in others)
-        if numbers and isinstance(what, View) and (times := sites.multiplied(node, at, what)):
+        if numbers and isinstance(what, View) and (times := sites.multiply_view(node, at, what)):
             for i, other in found:
                 if i != at:
                     uses.refuse(other, node.name)
             return [times]
+
+    # Any other use is refused, with words on how to write it where there are some.
     write = ""
     if not with_data and len(node.out_shape()) > 1:
         sizes = [math.prod(node.shape_of(i)) for i in range(len(ins))]
@@ -264,7 +284,7 @@ def plan_leaves(
         if not flag:
             found.append(LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}"))
             continue
-        if why := _whole(leaf, uses, engine):
+        if why := _reason_for_vmap(leaf, uses, engine):
             size = math.prod(shape)
             found.append(LeafPlan(path, "vmap", why, bytes=4 * size, operations=float(size)))
             continue
@@ -295,7 +315,7 @@ def plan_leaves(
     return tuple(found)
 
 
-def _whole(leaf: int, uses: Uses, engine: str) -> str:
+def _reason_for_vmap(leaf: int, uses: Uses, engine: str) -> str:
     """The reason why a leaf's gradients must be taken by automatic differentiation; or ""."""
     if engine == "vmap":
         return "as asked"

@@ -146,7 +146,7 @@ def trace(
 
             # A call is written out in place, and a ragged product as a dense one.
             inner: Any = eqn.params[inlined[name]] if name in inlined else None
-            if name == _RAGGED and (written := _dense(eqn)) is not None:
+            if name == _RAGGED and (written := _ragged_as_dense(eqn)) is not None:
                 inner = jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
             if inner is not None:
                 body = getattr(inner, "jaxpr", inner)
@@ -189,13 +189,13 @@ def reached(program: Program, sources: Iterable[int]) -> set[int]:
                 entering = zip(branch.ins, flags[1:], strict=True)
                 found |= reached(branch, [number for number, flag in entering if flag])
         elif node.bodies:
-            found |= inside(node, flags)
+            found |= reached_in_body(node, flags)
         if any(flags):
             found.update(node.outs)
     return found
 
 
-def inside(node: Node, known: Sequence[bool]) -> set[int]:
+def reached_in_body(node: Node, known: Sequence[bool]) -> set[int]:
     """All values in the body of a checkpoint or loop that depend on the operands ``known``."""
     (body,) = node.bodies
     sources = {number for number, flag in zip(body.ins, known, strict=True) if flag}
@@ -208,12 +208,12 @@ def inside(node: Node, known: Sequence[bool]) -> set[int]:
         sources |= more
 
 
-def nodes(program: Program) -> Iterator[Node]:
+def all_nodes(program: Program) -> Iterator[Node]:
     """All operations, those inside others too."""
     for node in program.nodes:
         yield node
         for body in node.bodies:
-            yield from nodes(body)
+            yield from all_nodes(body)
 
 
 def inner_jaxprs(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
@@ -222,7 +222,7 @@ def inner_jaxprs(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
     return [value for value in leaves if hasattr(value, "eqns")]
 
 
-def rewritten(node: Node) -> bool:
+def is_rewritten(node: Node) -> bool:
     """True if the programs inside are not as JAX has them, so that they must be run from here."""
     return bool(node.bodies) and _holds_ragged(node.eqn)
 
@@ -244,7 +244,7 @@ def apply_node(node: Node, operands: Sequence[jax.Array]) -> list[jax.Array]:
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
 
 
-def _dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:
+def _ragged_as_dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:
     """The operation written with ``dot_general``; None where it is not ``jax.lax.ragged_dot``.
 
     Position t of expert e is row (t, e) of positions by experts, whose other rows are zero: what

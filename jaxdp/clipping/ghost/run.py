@@ -31,11 +31,11 @@ from jaxdp.clipping.ghost.program import (
     Program,
     Ref,
     Traced,
+    all_nodes,
     apply_node,
     depends,
     inner_jaxprs,
-    nodes,
-    rewritten,
+    is_rewritten,
     trace,
 )
 from jaxdp.clipping.ghost.sites import Site
@@ -85,7 +85,7 @@ def per_example_gradients(
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
             run = _Run(taps, zeros, traced.of_example, {})
-            (first, *rest), seen = run.tapped(traced.program, [*leaves, *example])
+            (first, *rest), seen = run.run(traced.program, [*leaves, *example])
             return first, (rest, seen)
 
         zeros = {
@@ -96,12 +96,12 @@ def per_example_gradients(
         return value, rest, seen, *pull(jnp.ones_like(value))
 
     # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
-    entered = {tap.entered: len(tap.site.passes) for tap in taps.values()}
+    entered = {tap.data_key: len(tap.site.passes) for tap in taps.values()}
     axes = (0, 0, entered, 0, {tap.key: len(tap.site.passes) for tap in taps.values()})
     leaves, rows = list(params), list(batch)
     shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
-    if _mixes(traced, one, shapes, example):
+    if _could_mix(traced, one, shapes, example):
         # Together they could meet, so one comes after the other.
         found = jax.lax.map(lambda example: one(leaves, example), rows)
         losses, rest, *parts = jax.vmap(lambda each: each, 0, axes)(found)
@@ -113,7 +113,7 @@ def per_example_gradients(
 
     def use(node: Node, site: Site) -> Use:
         tap, axis = taps[node], len(site.passes)
-        pair = seen[tap.entered], cotangents[tap.key]
+        pair = seen[tap.data_key], cotangents[tap.key]
         data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
         return Use(site, data, cotangent, (*pair, axis) if axis else None)
 
@@ -135,7 +135,7 @@ class _Tap(NamedTuple):
     node: Node
 
     @property
-    def entered(self) -> str:
+    def data_key(self) -> str:
         """The key of the data, which may meet others as well: it is kept once.
 
         Of a value it is the number, which one place in one loop has. A literal is no value of any
@@ -160,7 +160,7 @@ class _Run(NamedTuple):
     of_example: set[int]
     numbers: dict[Node, jax.Array]
 
-    def tapped(
+    def run(
         self, program: Program, args: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """The program's results, and what entered each tap."""
@@ -177,17 +177,17 @@ class _Run(NamedTuple):
                 self.numbers[node] = multiples[node].factor(operands)
             if node.bodies and self._has_taps(node):
                 # Of what holds taps every operation is run from here.
-                again = {SCAN: self._looped, COND: self._branched}.get(
-                    node.name, self._rematerialised
+                again = {SCAN: self.run_scan, COND: self.run_cond}.get(
+                    node.name, self.run_checkpoint
                 )
                 results, entered = again(node, operands)
                 seen.update(entered)
             elif tap is None or node.name != _CONVOLUTION:
-                results = _applied(node, operands, self.of_example)
+                results = _apply_separately(node, operands, self.of_example)
             else:
-                results = [_convolved(node, *operands)]
+                results = [_convolve(node, *operands)]
             if tap is not None:
-                seen[tap.entered] = operands[tap.site.operand]
+                seen[tap.data_key] = operands[tap.site.operand]
                 zero = self.zeros[tap.key]
                 # The cotangent of c·W is that of W times c.
                 for each in tap.site.view.multiples:
@@ -196,19 +196,19 @@ class _Run(NamedTuple):
             values.update(zip(node.outs, results, strict=True))
         return read(program.outs), seen
 
-    def _rematerialised(
+    def run_checkpoint(
         self, node: Node, operands: list[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A checkpointed part with taps, checkpointed again."""
         (body,), params = node.bodies, node.eqn.params
         run = jax.checkpoint(
-            lambda operands, zeros: self._replace(zeros=zeros).tapped(body, operands),
+            lambda operands, zeros: self._replace(zeros=zeros).run(body, operands),
             policy=params["policy"],
             prevent_cse=params["prevent_cse"],
         )
         return run(operands, self.zeros)
 
-    def _looped(
+    def run_scan(
         self, node: Node, operands: list[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A loop with taps, run again; of every pass the zeros are its own."""
@@ -218,7 +218,7 @@ class _Run(NamedTuple):
         def one_pass(carry: list[jax.Array], each: PyTree) -> PyTree:
             slices, zeros = each
             args = [*operands[: carried.start], *carry, *slices]
-            outs, seen = self._replace(zeros=zeros).tapped(body, args)
+            outs, seen = self._replace(zeros=zeros).run(body, args)
             carries = carried.stop - carried.start
             return outs[:carries], (outs[carries:], seen)
 
@@ -232,14 +232,14 @@ class _Run(NamedTuple):
         )
         return [*last, *rest], seen
 
-    def _branched(
+    def run_cond(
         self, node: Node, operands: list[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
         """A ``cond`` with taps, run again; nothing was seen in the branches that do not count."""
         index, *rest = operands
         inside = {key: self.zeros[key] for body in node.bodies for key in self._keys(body)}
         runs = [
-            lambda operands, zeros, body=body: self._replace(zeros=zeros).tapped(body, operands)
+            lambda operands, zeros, body=body: self._replace(zeros=zeros).run(body, operands)
             for body in node.bodies
         ]
         blank: dict[str, jax.Array] = {}
@@ -258,11 +258,11 @@ class _Run(NamedTuple):
 
     def _keys(self, body: Program) -> list[str]:
         """The keys of all taps in a body, and in bodies in it."""
-        return [self.taps[node].key for node in nodes(body) if node in self.taps]
+        return [self.taps[node].key for node in all_nodes(body) if node in self.taps]
 
     def _has_taps(self, node: Node) -> bool:
         """True if what is in the body must be run operation by operation."""
-        if rewritten(node):
+        if is_rewritten(node):
             return True
         convolutions = node.name not in (SCAN, COND)
         return any(
@@ -274,7 +274,7 @@ class _Run(NamedTuple):
         )
 
 
-def _applied(
+def _apply_separately(
     node: Node, operands: Sequence[jax.Array], of_example: Collection[int]
 ) -> list[jax.Array]:
     """The results of an operation of one example, so that ``vmap`` keeps examples separate.
@@ -286,12 +286,12 @@ def _applied(
     """
     if node.name != _CONVOLUTION:
         return apply_node(node, operands)
-    site = sites.site(node, sites.of_parameter(-1, node.shape_of(1)), 1, node.shape_of(0))
+    site = sites.site(node, sites.parameter_view(-1, node.shape_of(1)), 1, node.shape_of(0))
     if site is None:
-        return [_convolved(node, *operands)]
+        return [_convolve(node, *operands)]
     data, kernel = operands
     if not depends(node.ins[1], of_example):
-        return [_with_apart_gradients(node, site, data, kernel)]
+        return [_convolve_separately(node, site, data, kernel)]
 
     # The kernel is of the example: products of patches, from [g, t, q] to the result.
     weights = site.of_view(kernel.astype(jnp.float32))
@@ -305,7 +305,7 @@ def _applied(
     return [found.astype(node.out_dtype())]
 
 
-def _mixes(
+def _could_mix(
     traced: Traced, one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree
 ) -> bool:
     """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
@@ -324,22 +324,22 @@ def _mixes(
     """
 
     def hidden(node: Node) -> bool:
-        return node.name != _CONVOLUTION and any(map(_convolves, inner_jaxprs(node.eqn)))
+        return node.name != _CONVOLUTION and any(map(_holds_convolution, inner_jaxprs(node.eqn)))
 
-    names = [node.name for node in _nodes(traced.program)]
+    names = [node.name for node in _innermost(traced.program)]
     rules = any(name == _CONVOLUTION or name.startswith("custom_") for name in names)
-    if not rules and not any(map(hidden, _nodes(traced.program))):
+    if not rules and not any(map(hidden, _innermost(traced.program))):
         return False
     run = trace(one, params, example, differentiated=True)
-    for node in _nodes(run.program):
-        _refuse_crossed(node.eqn)
+    for node in _innermost(run.program):
+        _refuse_mixed_padding(node.eqn)
     return any(
         hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], run.of_example))
-        for node in _nodes(run.program)
+        for node in _innermost(run.program)
     )
 
 
-def _convolved(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
+def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
     """The convolution, with all padding but ordinary padding done before it.
 
     Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
@@ -361,7 +361,7 @@ def _convolved(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(data, kernel, padding=[(0, 0)] * len(sizes), **options)
 
 
-def _refuse_crossed(eqn: core.JaxprEqn) -> None:
+def _refuse_mixed_padding(eqn: core.JaxprEqn) -> None:
     padding = eqn.params.get("padding", ()) if eqn.primitive.name == _CONVOLUTION else ()
     if any(low < 0 < high for low, high in padding):
         raise ValueError(
@@ -371,12 +371,12 @@ def _refuse_crossed(eqn: core.JaxprEqn) -> None:
         )
     for jaxpr in inner_jaxprs(eqn):
         for inner in jaxpr.eqns:
-            _refuse_crossed(inner)
+            _refuse_mixed_padding(inner)
 
 
-def _with_apart_gradients(node: Node, site: Site, data: jax.Array, kernel: jax.Array) -> jax.Array:
+def _convolve_separately(node: Node, site: Site, data: jax.Array, kernel: jax.Array) -> jax.Array:
     def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
-        return _convolved(node, data, kernel)
+        return _convolve(node, data, kernel)
 
     def backward(
         residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
@@ -391,15 +391,15 @@ def _with_apart_gradients(node: Node, site: Site, data: jax.Array, kernel: jax.A
     return convolve(data, kernel)
 
 
-def _nodes(program: Program) -> Iterator[Node]:
+def _innermost(program: Program) -> Iterator[Node]:
     """The operations, those of checkpoints and loops in their place."""
     for node in program.nodes:
         inside = node.bodies if node.name != COND else ()
-        yield from itertools.chain(*map(_nodes, inside)) if inside else (node,)
+        yield from itertools.chain(*map(_innermost, inside)) if inside else (node,)
 
 
-def _convolves(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
+def _holds_convolution(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
     return any(
-        eqn.primitive.name == _CONVOLUTION or any(map(_convolves, inner_jaxprs(eqn)))
+        eqn.primitive.name == _CONVOLUTION or any(map(_holds_convolution, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )

@@ -114,12 +114,12 @@ class Joined:
     axis: int
 
 
-def of_parameter(leaf: int, shape: Sequence[int]) -> View:
+def parameter_view(leaf: int, shape: Sequence[int]) -> View:
     """The parameter itself."""
     return View(leaf, tuple(shape), tuple(shape), tuple(((axis,)) for axis in range(len(shape))))
 
 
-def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
+def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
     """The results of an operation on a parameter alone; None if it is not followed."""
     shape, params = node.out_shape(), node.eqn.params
     if not jnp.issubdtype(node.out_dtype(), jnp.floating):
@@ -189,7 +189,7 @@ def through(node: Node, view: View | Joined) -> list[View | Joined] | None:
     return found
 
 
-def multiplied(node: Node, at: int, view: View) -> View | None:
+def multiply_view(node: Node, at: int, view: View) -> View | None:
     """The view times one number, which is the other operand; None if it is no such product."""
     if node.name == "neg":
         number = None
@@ -202,7 +202,7 @@ def multiplied(node: Node, at: int, view: View) -> View | None:
     return dataclasses.replace(view, multiples=(*view.multiples, Multiple(node, number)))
 
 
-def of_passes(view: View | Joined) -> View | None:
+def scan_slice(view: View | Joined) -> View | None:
     """The slice of a view that a ``scan`` takes in every pass; None of what is one already."""
     if isinstance(view, Joined) or view.stack is not None:
         return None
@@ -213,12 +213,12 @@ def of_passes(view: View | Joined) -> View | None:
     )
 
 
-def are_apart(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
+def are_disjoint(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
     """True if slices of one parameter share no entry: of some axis both take others."""
     return any(a.whole == b.whole and set(a.kept).isdisjoint(b.kept) for a in one for b in other)
 
 
-def merged(label: Sequence[Any]) -> Label:
+def merge_label(label: Sequence[Any]) -> Label:
     """A label in which all parts of a split axis, one after the other, are that axis again."""
     found: list[Any] = []
     for atom in label:
@@ -249,7 +249,7 @@ def _regrouped(axes: Sequence[tuple[int, Label]], shape: tuple[int, ...]) -> lis
         parts = tuple(shape[axis] for axis in run)
         for at, axis in enumerate(run):
             regrouped[axis] = (
-                merged(whole) if len(run) == 1 else (("split", merged(whole), parts, at),)
+                merge_label(whole) if len(run) == 1 else (("split", merge_label(whole), parts, at),)
             )
     return regrouped
 
@@ -319,21 +319,21 @@ def sites_of(
             shape[axis] = size
         alone = site(node, view, at, shape)
         if alone is not None and of_data:
-            of_share = _of_share(alone.inputs, axis + 1, start, size)
+            of_share = _on_slice(alone.inputs, axis + 1, start, size)
             alone = dataclasses.replace(alone, inputs=of_share)
         elif alone is not None:
-            of_share = _of_share(alone.cotangent, axis + 1, start, size)
+            of_share = _on_slice(alone.cotangent, axis + 1, start, size)
             alone = dataclasses.replace(alone, cotangent=of_share)
         found.append((view, alone))
         start += size
     return found
 
 
-def _of_share(arrange: Arrange, axis: int, start: int, size: int) -> Arrange:
+def _on_slice(arrange: Arrange, axis: int, start: int, size: int) -> Arrange:
     return lambda whole: arrange(lax.slice_in_dim(whole, start, start + size, axis=axis))
 
 
-def looped(inner: Site, passes: int, stacks: Sequence[View | None]) -> Site | None:
+def site_of_scan(inner: Site, passes: int, stacks: Sequence[View | None]) -> Site | None:
     """The site of all passes of a ``scan`` as one; None where there is none.
 
     A weight that all passes share meets ``passes`` times as many positions. Where every pass has a
@@ -399,7 +399,7 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Site 
         "dot_general": _dense,
         "conv_general_dilated": _convolution,
         "gather": _lookup,
-        "dynamic_slice": _one_row,
+        "dynamic_slice": _dynamic_row,
     }
     maker = makers.get(node.name)
     # Factors are real and in float32, so a complex operation is none.
@@ -437,7 +437,7 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site
     def of_view(weight: jax.Array) -> jax.Array:
         return jnp.transpose(weight, of_weight).reshape(groups, p, q)
 
-    key = _joined(view, w_batch), _joined(view, w_contract), _joined(view, w_free)
+    key = _join_labels(view, w_batch), _join_labels(view, w_contract), _join_labels(view, w_free)
     sizes = groups, positions, p, q
     return Site(view, 1 - at, sizes, key, inputs, cotangent, to_view, of_view)
 
@@ -513,20 +513,20 @@ def _lookup(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Sit
         return None
     clips = params["mode"] == lax.GatherScatterMode.CLIP
     positions = math.prod(data_shape[:-1])
-    return _of_rows(view, 1, positions, axis, tuple(numbers.offset_dims), clips)
+    return _row_lookup(view, 1, positions, axis, tuple(numbers.offset_dims), clips)
 
 
-def _one_row(node: Node, view: View, _: int, __: tuple[int, ...]) -> Site | None:
+def _dynamic_row(node: Node, view: View, _: int, __: tuple[int, ...]) -> Site | None:
     """``dynamic_slice`` of one row."""
     sizes = node.eqn.params["slice_sizes"]
     cut = [axis for axis, size in enumerate(sizes) if size != view.shape[axis]]
     if len(cut) != 1 or sizes[cut[0]] != 1:
         return None
     others = tuple(i for i in range(len(view.shape)) if i != cut[0])
-    return _of_rows(view, 1 + cut[0], 1, cut[0], others, clips=True)
+    return _row_lookup(view, 1 + cut[0], 1, cut[0], others, clips=True)
 
 
-def _of_rows(
+def _row_lookup(
     view: View, operand: int, positions: int, axis: int, offset_dims: tuple[int, ...], clips: bool
 ) -> Site:
     """The site where rows along ``axis`` are looked up.
@@ -563,7 +563,7 @@ def _of_rows(
     def of_view(table: jax.Array) -> jax.Array:
         return jnp.moveaxis(table, axis, 0).reshape(1, rows, sizes[3])
 
-    key = ((), view.labels[axis], _joined(view, others))
+    key = ((), view.labels[axis], _join_labels(view, others))
     return Site(view, operand, sizes, key, looked_up, cotangent, to_view, of_view, looks_up=True)
 
 
@@ -571,5 +571,5 @@ def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod(shape[axis] for axis in axes)
 
 
-def _joined(view: View, axes: Sequence[int]) -> Label:
-    return merged(tuple(itertools.chain(*(view.labels[axis] for axis in axes))))
+def _join_labels(view: View, axes: Sequence[int]) -> Label:
+    return merge_label(tuple(itertools.chain(*(view.labels[axis] for axis in axes))))
