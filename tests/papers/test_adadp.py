@@ -70,7 +70,9 @@ def test_one_by_one_is_the_sum_that_all_together_give(name, monkeypatch):
     sums = []
     for together in (raw_gradient._TOGETHER, 0):
         monkeypatch.setattr(raw_gradient, "_TOGETHER", together)
-        sums.append(jax.jit(lambda raw, f=grad_fn: opened(*f(PARAMS, (X, Y), MASK, raw=raw)))(raw))
+        sums.append(
+            jax.jit(lambda raw, f=grad_fn: opened(*f.with_info(PARAMS, (X, Y), MASK, raw=raw)))(raw)
+        )
     one, other = sums
     chex.assert_trees_all_close(one, other, rtol=2e-6, atol=2e-6)
     chex.assert_trees_all_equal_shapes_and_dtypes(one, other)
@@ -82,7 +84,7 @@ def test_the_sums_are_of_the_rows_that_count_also_where_devices_share_them(most,
     parts = lambda raw: lambda g: (g * raw, 2 * g)  # noqa: E731
     grad_fn = RawGradient(lambda w, x: w @ x, parts, lambda p: 1.0, None, 4)
     x = X.at[7].set(jnp.nan)
-    found, info = grad_fn(jnp.ones(5), x, MASK, raw=jnp.float32(3.0))
+    found, info = grad_fn.with_info(jnp.ones(5), x, MASK, raw=jnp.float32(3.0))
     counted = np.asarray(MASK) & (np.arange(12) != 7)
     rows = np.asarray(X)[counted]
     np.testing.assert_allclose(found.value, 3 * rows.sum(0), rtol=1e-5)
@@ -91,7 +93,7 @@ def test_the_sums_are_of_the_rows_that_count_also_where_devices_share_them(most,
     np.testing.assert_allclose(info.norms[counted], np.linalg.norm(rows, axis=1), rtol=1e-5)
 
     def summed(params, batch, mask):
-        found, _ = grad_fn(params, batch, mask, raw=jnp.float32(1.0))
+        found = grad_fn(params, batch, mask, raw=jnp.float32(1.0))
         return jax.lax.psum(found.value, "data")
 
     mesh = Mesh(np.array(jax.devices()), ("data",))
