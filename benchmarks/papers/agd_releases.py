@@ -55,8 +55,8 @@ class Releases:
     _last: tuple[int, acc.Event, dict[str, float]] = (-1, acc.Gaussian(0.0), {})
 
     def __repr__(self) -> str:
-        told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
-        return f"Releases{told!r}"
+        public = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
+        return f"Releases{public!r}"
 
     def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
         """For the issuer: the release that was decided for a step; a choice has no noise."""

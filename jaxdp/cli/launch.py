@@ -59,7 +59,7 @@ def launch(
             )
         else:
             result = runs.start(config, directory, dataset, secret, progress, mesh)
-    if processes.index():  # process 0 tells of the run
+    if processes.index():  # process 0 prints the summary
         return
     report = _report(result, directory, dataset, date, given)
     reporting.write(report, directory)
@@ -163,7 +163,7 @@ def _finite(value: float) -> float | str:
 
 
 def print_summary(report: "Report", directory: "RunDirectory") -> None:
-    """Prints what was proven, and where the report lies."""
+    """Prints what was proven, and where the report is."""
     from jaxdp.runs.report.words import show_delta, show_epsilon
 
     guarantee, accuracy = report.guarantee, report.value

@@ -178,8 +178,8 @@ def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tu
 
 
 def _best(rows: list[_Row], relation: str) -> _Row | None:
-    among = [row for row in rows if row.relation == relation]
-    return min(among, key=lambda row: row.rms_error, default=None)
+    candidates = [row for row in rows if row.relation == relation]
+    return min(candidates, key=lambda row: row.rms_error, default=None)
 
 
 _LINE = "{:34}{:19}{:>10}{:>11}{:>11}{:>9}{:>8}"

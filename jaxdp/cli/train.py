@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxdp._extras import imports_kept
-from jaxdp.cli.failures import in_words
+from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import (
     BLOCK_ALGORITHMS,
     CANARY_KINDS,
@@ -205,7 +205,7 @@ def train(
     """
     with imports_kept():
         from jaxdp import data
-        from jaxdp.cli.devices import joined, mesh_of
+        from jaxdp.cli.devices import join_processes, mesh_of
         from jaxdp.cli.launch import dry, launch
         from jaxdp.devices import processes
         from jaxdp.ledger.seeds import Secret
@@ -226,7 +226,7 @@ def train(
 
     # Processes and devices first: what follows has to be the same in all processes, so process 0
     # alone chooses the folder and the secret.
-    joined(distributed)
+    join_processes(distributed)
     mesh = mesh_of(devices)
     options["settings"] = parse_settings(options["settings"]) or None
     name = options["dataset"] if data_file is None else data_file.stem
@@ -289,7 +289,7 @@ def train(
     if dry_run:
         dry(config, as_json)
         return
-    with in_words(directory):
+    with explain_failures(directory):
         launch(
             config,
             directory,

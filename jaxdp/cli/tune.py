@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.failures import in_words
+from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import Filled, papers
 from jaxdp.data.specs import SPECS
 
@@ -119,7 +119,7 @@ def tune(
         "tuning: charged as a whole, before its first try. The number of tries is secret, so "
         "nothing is said until the end"
     )
-    with in_words(TuneDirectory(out)):
+    with explain_failures(TuneDirectory(out)):
         found = tuned(out, config, own or data.load(config.dataset, data_dir), laws, law)
     row = _row(found, out)
     click.echo(json.dumps(row, allow_nan=False) if as_json else _words(found, out))
