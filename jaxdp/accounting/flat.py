@@ -86,10 +86,6 @@ class DominatedEvent(Event):
         """The mu for which the event is mu-GDP under the relations not refused; may be infinite."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """Returns the event in words, for a report."""
-        raise NotImplementedError
-
     @classmethod
     def refine(
         cls,
@@ -115,7 +111,7 @@ class DominatedEvent(Event):
 
 @dataclass(frozen=True)
 class FlatRun:
-    """A composition in flat form.
+    """The releases of a composition with their numbers.
 
     Attributes:
         steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
@@ -124,7 +120,7 @@ class FlatRun:
         dominated: (event, count) of the events that a Gaussian dominates, distinct.
         others: the steps without the dominated events; None when there are none of these.
         parts: (part, count) of the events that are no Gaussian steps, distinct.
-        distance: of the release in total variation from this run; whoever takes it charges it.
+        distance: of the release in total variation from this run; charged by ``queries``.
     """
 
     steps: tuple[tuple[GaussianStep, int], ...]
@@ -174,6 +170,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+    # An event that holds others puts them back on the list, with how often they occur. Three kinds
+    # are left: Gaussian steps, parts that bring their own pairs, and reasons why nothing holds.
     counts: dict[GaussianStep, int] = {}
     dominating: dict[GaussianStep, int] = {}  # in the place of the dominated events
     dominated: dict[DominatedEvent, int] = {}
@@ -210,7 +208,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     q, kind = event.sampling_prob, "poisson"
                 if q == 0 and not isinstance(event.event, NonPrivate):
                     continue
-                # Everything inside saw one draw, so it is one joint Gaussian.
+                # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
+                # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
                 for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
@@ -331,7 +330,7 @@ def directions(
 def _group_similar_steps(
     steps: tuple[tuple[GaussianStep, int], ...], most: int
 ) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
-    """(steps with the least and the most noise of those taken together and their number, spread).
+    """Groups similar steps: (those of least and most noise in a group, its number), and the spread.
 
     Noise is post-processing, so that less of it gives an upper end and more a lower one. Of the
     steps that differ in their noise alone about ``most`` groups are made; the spread is that of the

@@ -190,7 +190,7 @@ def _delta_cost(epsilon: float, distance: float) -> float:
 
 
 def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on epsilon of a release within its run's distance of the run."""
+    """Bounds on epsilon where the run's total-variation distance is charged to delta."""
     run, relation, target = question.run, question.relation, question.at
     none = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if known := trivial_bound(run):
@@ -219,7 +219,7 @@ def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
 
 
 def _delta_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on delta of a release within its run's distance of the run."""
+    """Bounds on delta, to which the run's total-variation distance is charged."""
     share = _delta_cost(question.at, question.run.distance)
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
@@ -238,7 +238,7 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
 
 @dataclass(frozen=True)
 class Question:
-    """Of a flat run: epsilon at a delta, or delta at an epsilon.
+    """One query of a flat run: epsilon at a delta, or delta at an epsilon.
 
     Attributes:
         of: "epsilon" or "delta".
@@ -342,6 +342,9 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
             pass
     if aim == math.inf and estimate is not None:
         return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN)
+    # The width that is aimed at. Where an upper end is enough, similar steps count as the least
+    # private of them. Where a record is rarely drawn at all, delta is decided by few steps and a
+    # width costs more.
     if rough:
         run, estimate = run.merge_similar(), None
         goal = (
@@ -353,6 +356,8 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
         goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)
 
+    # The certificate, on the pairs of the run. Delta's tails are cut for an expected delta, so that
+    # a better guess is a new certificate.
     try:
         if of_epsilon:
             found = directions(run, relation, math.log(at), goal, not rough)
@@ -370,6 +375,8 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         if not renyi:
             raise
         return _rdp(question)
+    # Two ways to one number: the estimate must lie within the ends, and where these are wide the
+    # Renyi bound may be the smaller upper end.
     bound = _with_estimate(lower, upper, estimate, found[0].lower is not None, question.of)
     wide = not rough and bound.upper - bound.lower > 3e-2 * bound.upper
     if renyi and (wide or any(direction.by_moments for direction in found)):
@@ -419,7 +426,7 @@ def _tighten(bound: Bound, other: Bound) -> Bound:
 
 
 def _single_step(question: Question) -> Bound:
-    """One step by its closed form."""
+    """The bound of one sampled Gaussian step, by its closed form."""
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
     z, q = step.noise_multiplier, step.sampling_prob
     if question.of == "epsilon":
@@ -432,15 +439,17 @@ def _single_step(question: Question) -> Bound:
 
 
 def _closed_form_delta(delta: Callable[[float], float], margin: float, name: str) -> Bound:
-    """A closed form with its margin, at arguments moved by more than their rounding.
+    """The bound on delta by a closed form, with its margin.
 
-    That moves delta by more than the margin where mu is huge.
+    Its arguments are moved by more than their rounding, which moves delta by more than the margin
+    where mu is huge.
     """
     value, low, high = delta(0.0), delta(2e-15) * (1 - margin), delta(-2e-15) * (1 + margin)
     return Bound(min(low, value), value, min(max(high + 1e-300, value), 1.0), name)
 
 
 def _gdp(question: Question) -> Bound:
+    """The exact bound of full batches, which are one Gaussian (Balle and Wang 2018, Theorem 8)."""
     mu, at = question.relation.separation / question.run.steps[0][0].noise_multiplier, question.at
     if question.of == "epsilon":
         lower, upper = gaussian.gaussian_epsilon(mu, at)
@@ -470,11 +479,13 @@ def _clt(question: Question) -> Bound:
 
 
 def _rdp(question: Question) -> Bound:
+    """The bound by Renyi divergences, the best over their orders."""
     upper = best_conversion(question.of, question.run.renyi(question.relation), question.at)
     return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
 def _no_replace_one(run: FlatRun, relation: Relation) -> str:
+    """The reason why the central limit does not cover the run, or ""."""
     bad = any(step.sampling != "poisson" for step, _ in run.steps)
     if bad or relation is Relation.REPLACE_ONE:
         only = "the central limit is stated for adding or removing a record from Poisson samples"
@@ -483,6 +494,7 @@ def _no_replace_one(run: FlatRun, relation: Relation) -> str:
 
 
 def _only_full_batch(run: FlatRun, relation: Relation) -> str:
+    """The reason why the run is no Gaussian mechanism, or ""."""
     full = all(step.sampling_prob == 1 for step, _ in run.steps)
     return "" if full else f"{run}: there is no exact GDP curve"
 
@@ -566,6 +578,7 @@ def calibrate(
     wide, safe = (high, low) if most else (low, high)
 
     def estimated_excess(value: float) -> float:
+        """log of the estimated epsilon over the target: it leads the search, cheaply."""
         event = make_event(value)
         if accountant not in _NEAR_ESTIMATE:
             return _log_excess(_epsilon_of(event, delta, relation, accountant).upper, epsilon)
@@ -578,9 +591,11 @@ def calibrate(
     finer = 1e-5 if whole else None
 
     def proven_excess(value: float) -> float:
+        """log of the proven epsilon over the target: it alone decides what is returned."""
         found = _epsilon_of(make_event(value), delta, relation, accountant, tolerance=finer)
         return _log_excess(found.upper, epsilon)
 
+    # The proofs begin at the estimate's answer, with its slope; mostly the first one succeeds.
     start, slope = search(
         estimated_excess, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole
     )
@@ -693,6 +708,7 @@ def calibrate_sampling_prob(
 
 
 def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
+    """The event of DP-SGD on Poisson samples."""
     return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
 
 
@@ -737,6 +753,7 @@ def search(
     value, last, before = start, 0.0, math.nan
     gain, excess_cost = -math.inf, math.inf  # the costs inside and outside
     for turn in range(1, 61):
+        # The bracket: the last value found within, and the last found outside.
         cost, x = excess(value), sign * math.log(value)
         if cost <= 0:
             inside, gain = value, cost
@@ -746,6 +763,7 @@ def search(
             outside, excess_cost = value, cost
             if value == ends[1]:
                 break
+        # Costs that jump have no value at which they meet the target: less is asked for then.
         if turn >= 10 and inside and outside:
             steep = (excess_cost - gain) / abs(math.log(inside / outside))
             tolerance = max(tolerance, 1e-4) if steep > _JUMP_SLOPE else tolerance
@@ -753,6 +771,7 @@ def search(
             gap = abs(inside - outside) if whole else abs(math.log(inside / outside))
             if gap <= max(1, 1e-7 * inside) if whole else gap < tolerance / 4:
                 break
+        # A secant step in the logs, or a longer and longer one from an infinite cost.
         fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan
         slope = fall if math.isfinite(fall) and fall < 0 else slope
         last, before = x, cost

@@ -430,7 +430,7 @@ class HiddenState(DominatedEvent):
         return math.sqrt(2 * float(self.values().max()))
 
     def describe(self) -> str:
-        """As ``DominatedEvent.describe``."""
+        """As ``Event.describe``."""
         steps = sum(block.steps for block in self.blocks)
         chains = "a chain" if len(self.blocks) == 1 else f"each of {len(self.blocks)} chains"
         if self.exposed:

@@ -4,7 +4,6 @@ import decimal
 import math
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.flat import DominatedEvent
 
 _FLOATS = "Floating-point attacks: noise is float32 from a non-cryptographic generator."
 _DRAWS = (
@@ -47,103 +46,6 @@ def on_grid(event: acc.Event) -> bool:
         case acc.Repeated(inner, _):
             return on_grid(inner)
     return isinstance(event, acc.GridNoise)
-
-
-def describe(event: acc.Event) -> str:
-    """A description of one release of ``event``."""
-    match event:
-        case acc.PoissonSampled(inner, sampling_prob):
-            return f"{describe(inner)}, each record drawn with probability {sampling_prob:.4g}"
-        case acc.FixedSizeSampled(inner, dataset_size, batch_size):
-            return (
-                f"{describe(inner)}, over {batch_size} of {dataset_size} records drawn without "
-                "replacement"
-            )
-        case acc.RandomAllocation(inner, steps, participations):
-            return (
-                f"an epoch of {steps:,} steps, each record in {participations:,} of them at "
-                f"random: {describe(inner)}"
-            )
-        case acc.ShuffledEpoch(inner, steps):
-            return f"an epoch of {steps:,} steps over shuffled records: {describe(inner)}"
-        case acc.TruncatedPoisson(inner, sampling_prob, cap, dataset_size):
-            return (
-                f"{describe(inner)}, each of {dataset_size:,} records drawn with probability "
-                f"{sampling_prob:.4g} and at most {cap:,} of them kept"
-            )
-        case acc.CorrelatedNoise(inner, steps):
-            return (
-                f"a run of {steps:,} steps with correlated noise over records in a public order, "
-                f"together {describe(inner)}"
-            )
-        case acc.CyclicPoisson(inner, sampling_prob, bands, steps):
-            return (
-                f"a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn "
-                f"over {bands:,} groups of records, each record of the group drawn with "
-                f"probability {sampling_prob:.4g}; every draw of a record costs what it does in "
-                f"{describe(inner)}"
-            )
-        case acc.PerUser(inner, records):
-            return f"{describe(inner)}, where a user with at most {records:,} records is one record"
-        case acc.GridNoise(inner, distance):
-            return (
-                f"{describe(inner)}, on an integer grid: the noise is within {distance:.2g} of it "
-                "in total variation, charged to delta"
-            )
-        case acc.Repeated(inner, 1):
-            return describe(inner)
-        case acc.Repeated(inner, count):
-            return f"{count:,} times {describe(inner)}"
-        case acc.Composed(events):
-            return "; ".join(describe(part) for part in events) or "nothing"
-        case DominatedEvent():
-            return event.describe()
-    return _mechanism(event)
-
-
-def _mechanism(event: acc.Event) -> str:
-    """A description of an event that holds no others."""
-    match event:
-        case acc.Gaussian(noise_multiplier):
-            return (
-                f"a sum of clipped contributions with Gaussian noise of {noise_multiplier:.4g} "
-                "times the largest one"
-            )
-        case acc.Laplace(noise_multiplier):
-            return (
-                f"a sum of clipped contributions with Laplace noise of {noise_multiplier:.4g} "
-                "times the largest one"
-            )
-        case acc.DiscreteLaplace(scale, _) | acc.DiscreteGaussian(scale, _):
-            kind = "Laplace" if isinstance(event, acc.DiscreteLaplace) else "Gaussian"
-            return (
-                f"a sum of integers, up to {event.sensitivity} of a record, with discrete {kind} "
-                f"noise of scale {scale:.4g}"
-            )
-        case acc.RandomizedResponse(noise_prob, buckets):
-            return (
-                f"each record's own answer, replaced with probability {noise_prob:.4g} by a random "
-                f"one of {buckets}"
-            )
-        case acc.ExponentialMechanism(epsilon):
-            return f"a choice by an exponential mechanism of epsilon {epsilon:.4g}"
-        case acc.EpsilonDelta(epsilon, delta):
-            return f"a release that is stated to be ({epsilon:.4g}, {delta:.4g})-private"
-        case acc.ObjectivePerturbation(noise_multiplier, curvature):
-            return (
-                f"the minimum of a logistic loss with a random linear term (noise multiplier "
-                f"{noise_multiplier:.4g}, curvature {curvature:.4g})"
-            )
-        case acc.ZCDP(rho, xi):
-            return f"a release that is stated to be ({xi:.4g}, {rho:.4g})-zero-concentrated private"
-        case acc.MixtureOfGaussians(noise_multiplier, sensitivities, _):
-            return (
-                f"a sum with Gaussian noise of {noise_multiplier:.4g}, which a record moves by one "
-                f"of {len(sensitivities)} amounts at random, up to {max(sensitivities):.4g}"
-            )
-        case acc.NonPrivate(reason):
-            return f"something without any guarantee: {reason}"
-    return repr(event)
 
 
 # The sampling of a run whose last state alone is released.
