@@ -151,7 +151,7 @@ class PrivateStep:
 
     @functools.cached_property
     def chain_record(self) -> ChainRecord:
-        """The record of the chain's links: who opened the sum and its key while they were traced."""
+        """The record of the chain's links: which opened the sum and its key while it was traced."""
         return ChainRecord()
 
     @functools.cached_property
