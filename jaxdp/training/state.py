@@ -11,13 +11,8 @@ from jaxdp.clipping.options import is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
-<<<<<<< HEAD
-from jaxdp.ledger.returned import copy_past, find_past, record_returned
-from jaxdp.noise.correlated import check_step_follows
-=======
 from jaxdp.ledger.returned import copy_past, find_past
-from jaxdp.noise.correlated import check_step
->>>>>>> step
+from jaxdp.noise.correlated import check_step_follows
 from jaxdp.types import PyTree
 
 
@@ -82,15 +77,7 @@ def check_state(state: Any, ledger: Ledger, step: int | None = None) -> None:
             "a state later keep copy.deepcopy(state)"
         )
     if step is not None:
-<<<<<<< HEAD
         check_step_follows(step, int(state.step))
-
-
-def check_past(state: TrainState, ledger: Ledger) -> None:
-    """Raises ValueError for a state that was trained under another ledger."""
-=======
-        check_step(step, int(state.step))
->>>>>>> step
     if not ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
             "state must be one whose past the ledger holds, got one that was trained under "
