@@ -13,7 +13,7 @@ import numpy as np
 from scipy import signal
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.gaussian import bracket_epsilon
+from jaxdp.accounting.gaussian import solve_epsilon
 from jaxdp.accounting.pairs import Discrete
 
 RESULTS = Path(__file__).parent / "results" / "allocation.json"
@@ -60,7 +60,7 @@ def epsilon(pairs: tuple[Discrete, ...], epochs: int, delta: float, upper: bool)
             over = loss > at
             return infinite + float(mass[over] @ -np.expm1(at - loss[over]))
 
-        found = max(found, bracket_epsilon(delta_at, delta, 1e-6, 1e-9)[int(upper)])
+        found = max(found, solve_epsilon(delta_at, delta, 1e-6, 1e-9)[int(upper)])
     return found
 
 

@@ -75,7 +75,7 @@ def private(loss_fn, params, batch, mesh):
     """The compiled private step of Trainer, and a function from nothing to its arguments."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     mechanism = jaxdp.dp_sgd(1.0, 1.0, batch_size=rows // 2, dataset_size=100 * rows)
-    place = None if mesh is None else placement.agreed(placement.placement(mesh), params)
+    place = None if mesh is None else placement.resolve_placement(placement.placement(mesh), params)
     grad_fn = mechanism.clipped_grad(loss_fn)
     step = PrivateStep(
         grad_fn if place is None else spread(grad_fn, place), mechanism.privatize(), OPTIMIZER
@@ -84,7 +84,7 @@ def private(loss_fn, params, batch, mesh):
     if place is not None:
         step = step.held_for(params, place)
         state = jax.tree.map(at, state, step.held[1])
-        batch = jax.tree.map(lambda leaf: at(leaf, place.of_rows), batch)
+        batch = jax.tree.map(lambda leaf: at(leaf, place.row_sharding), batch)
     key = mechanism.simulated_key(jax.random.key(0))
     places = np.arange(rows, dtype=np.int32), np.ones(rows, bool)
     args = (state, batch, *places, key, None, {})
@@ -97,10 +97,10 @@ def ordinary(loss_fn, params, batch, mesh):
     state = jax.eval_shape(OPTIMIZER.init, params)
     held = None
     if mesh is not None:
-        place = placement.agreed(placement.placement(mesh), params)
-        held = place.like(params, params), place.like(params, state)
+        place = placement.resolve_placement(placement.placement(mesh), params)
+        held = place.shardings_like(params, params), place.shardings_like(params, state)
         state = jax.tree.map(at, state, held[1])
-        batch = jax.tree.map(lambda leaf: at(leaf, place.of_rows), batch)
+        batch = jax.tree.map(lambda leaf: at(leaf, place.row_sharding), batch)
 
     def of_one(params, example):
         apart = len(inspect.signature(loss_fn).parameters) > 2
@@ -165,8 +165,8 @@ def timed(name, network, repeats=7):
         )
         compiled, state = ordinary(loss_fn, own, batch, mesh), OPTIMIZER.init(own)
         if mesh:
-            place = placement.agreed(placement.placement(mesh), own)
-            state = jax.device_put(state, place.like(own, state))
+            place = placement.resolve_placement(placement.placement(mesh), own)
+            state = jax.device_put(state, place.shardings_like(own, state))
         calls["ordinary", devices] = (compiled, [own, state], (there,))
     seconds = {key: [] for key in calls}
     for turn in range(repeats + 1):

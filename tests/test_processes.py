@@ -103,8 +103,8 @@ def test_a_wait_for_process_0_has_an_end_in_words(monkeypatch):
     """Before: a fault in process 0 left the others waiting for an hour, and a test for 500 s."""
     service = Service(monkeypatch, 1)
     monkeypatch.setattr(processes, "PATIENCE", 0.0)
-    words = r"process 1 waited 0 s .* \(first/\d+: DEADLINE_EXCEEDED"
-    refused(words, processes.first, lambda: "never called")
+    words = r"process 1 waited 0 s .* \(from process 0/\d+: DEADLINE_EXCEEDED"
+    refused(words, processes.from_process_0, lambda: "never called")
     assert service.asked == 1
 
 
@@ -115,12 +115,12 @@ def test_what_ends_process_0_is_told_to_the_others(monkeypatch):
     ):
         service = Service(monkeypatch, 0)
         with pytest.raises(type(error)):
-            processes.first(lambda error=error: (_ for _ in ()).throw(error))
+            processes.from_process_0(lambda error=error: (_ for _ in ()).throw(error))
         (text,) = service.told.values()
         assert json.loads(text) == {"failed": str(told)}
         heard = Service(monkeypatch, 1)
         heard.blocking_key_value_get = lambda key, milliseconds, text=text: text
-        refused(f"process 0 cannot go on: {told}", processes.first, lambda: "never called")
+        refused(f"process 0 cannot go on: {told}", processes.from_process_0, lambda: "never called")
 
 
 def test_processes_that_nothing_joined_are_refused(monkeypatch):

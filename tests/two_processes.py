@@ -48,7 +48,7 @@ def a_file_is_written_once():
     path = FOLDER / "ledger.jsonl"
     sampler = MECH.sampler(N, ledger=jaxdp.Ledger(path), reserve=4)
     found = drawn(sampler, 6)
-    processes.first(lambda: "")  # nobody looks at the file before both are done
+    processes.from_process_0(lambda: "")  # nobody looks at the file before both are done
     (entry,) = jaxdp.Ledger(path).entries  # process 0 writes every charge once
     assert (entry.first_step, entry.steps) == (0, 8)
     if INDEX:  # what no process was handed is taken out
@@ -161,7 +161,7 @@ def models_of_one_seed():
 def records_one_by_one():
     source = Read()
     found = trained(source, mesh=mesh())
-    everybody = processes.first(lambda: json.dumps(sorted(source.read)))
+    everybody = processes.from_process_0(lambda: json.dumps(sorted(source.read)))
     same = sorted(source.read) == json.loads(everybody)
     assert len(source.read) < 90  # each process reads few, and its own
     assert same == (INDEX == 0)
@@ -185,10 +185,10 @@ def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
                 kept = (FOLDER / "run/secret/checkpoints/6").rglob("*")
                 largest = max((p for p in kept if p.is_file()), key=lambda p: p.stat().st_size)
                 largest.write_bytes(bytes(100))
-            processes.first(lambda: "")
+            processes.from_process_0(lambda: "")
             two = run("run", report=False)
             two.fit(8)
-        processes.first(lambda: "")  # the report is written by process 0
+        processes.from_process_0(lambda: "")  # the report is written by process 0
         ledger = jaxdp.Ledger(FOLDER / "run" / "ledger.jsonl")
         told.append((ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]))
     return found, told

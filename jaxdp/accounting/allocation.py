@@ -31,7 +31,7 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 
 @dataclass(frozen=True)
-class _Fineness:
+class _Resolution:
     """Laws are made above or below in convex order, with atoms as close as this."""
 
     upper: bool
@@ -62,9 +62,11 @@ def epoch_pairs(
     # light tails: they take less time.
     fine, bits = (1 / 16, 7) if z < 2 else (1 / 20, 8)
     combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
-    rule = _Fineness(upper, fine / math.sqrt(max(combined, 6)), bits)
+    rule = _Resolution(upper, fine / math.sqrt(max(combined, 6)), bits)
     parts = [(size, participations - more), (size + 1, more)]
-    laws = [(_groups(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count]
+    laws = [
+        (_product_of_means(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count
+    ]
     law, spread = laws[0]
     if more:
         law = _combine(law, laws[1][0], np.multiply, 1.0, math.hypot(spread, laws[1][1]), rule)
@@ -80,24 +82,24 @@ def _spread(z: float, steps: int, groups: int) -> float:
     return math.sqrt(groups * math.log1p(math.expm1(1 / (z * z)) / steps))
 
 
-def _groups(z: float, steps: int, groups: int, rule: _Fineness) -> _RatioLaw:
+def _product_of_means(z: float, steps: int, groups: int, rule: _Resolution) -> _RatioLaw:
     """The law of the product of ``groups`` independent copies of S/t, t = ``steps``."""
     # One factor among n: a place of n standard deviations is sqrt(n) times further off.
-    law = _power(
-        lambda n: _factor(z, min(rule.fine * math.sqrt(n) / 2, COARSE), rule),
+    law = _combine_copies(
+        lambda n: _single_step_law(z, min(rule.fine * math.sqrt(n) / 2, COARSE), rule),
         lambda a, b, n: _combine(a, b, np.add, n, _spread(z, n, 1), rule),
         steps,
     )
     shift, escaped = law.shift + EPS, law.escaped / steps
     mean = replace(law, at=law.at / steps, shift=shift, escaped=escaped)
-    return _power(
+    return _combine_copies(
         lambda n: mean,
         lambda a, b, n: _combine(a, b, np.multiply, 1.0, _spread(z, steps, n), rule),
         groups,
     )
 
 
-def _power(
+def _combine_copies(
     copy: Callable[[int], _RatioLaw],
     combine: Callable[[_RatioLaw, _RatioLaw, int], _RatioLaw],
     count: int,
@@ -113,7 +115,7 @@ def _power(
     return law
 
 
-def _factor(z: float, width: float, rule: _Fineness) -> _RatioLaw:
+def _single_step_law(z: float, width: float, rule: _Resolution) -> _RatioLaw:
     """The law of e^X, X ~ N(-1/2z^2, 1/z^2), on cells of at most ``width`` deviations of X.
 
     A cell has its mass at its ends (above), or at its mean (below).
@@ -186,14 +188,14 @@ class _Grid:
 
 
 def _combine(
-    a: _RatioLaw, b: _RatioLaw, operation: np.ufunc, mean: float, spread: float, rule: _Fineness
+    a: _RatioLaw, b: _RatioLaw, operation: np.ufunc, mean: float, spread: float, rule: _Resolution
 ) -> _RatioLaw:
     """The law of the sum or product of independent places, merged onto a grid."""
     upper = rule.upper
     grid = _Grid(a, b, operation, mean, spread * rule.fine, rule.bits)
     first, second = np.zeros((2, grid.size))
 
-    def put(x: Array, weight: Array) -> None:
+    def add(x: Array, weight: Array) -> None:
         index, fraction = grid.locate(x)
         index = (index + grid.left).ravel()
         into = weight * (1 - fraction) if upper else weight
@@ -207,7 +209,7 @@ def _combine(
         if a is b:  # the pair (i, j) stands for (j, i)
             others = b.mass[i:].copy()
             others[rows:] *= 2
-        put(
+        add(
             operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
             a.mass[i : i + rows, None] * others,
         )
@@ -217,24 +219,24 @@ def _combine(
         x = np.append(a.at, b.at)
         weight = np.append(b.zero * a.mass, a.zero * b.mass)
         zero = a.zero * b.zero + 1.001 * float(weight @ (np.maximum(1 - x / low, 0) + EPS))
-        put(np.maximum(x, low), weight * np.minimum(x / low, 1))
+        add(np.maximum(x, low), weight * np.minimum(x / low, 1))
     # The longest chain of additions: within a chunk, over the chunks, of a tail.
     roundings = max(CHUNK, a.at.size + b.at.size) + a.at.size + grid.size + 16
     error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
-    apart = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
-    apart += 200 * EPS
+    shift = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
+    shift += 200 * EPS
     escaped = 1.001 * (a.escaped + b.escaped)
     if upper:
         first[1:] += second[:-1]
-        return _trimmed(_RatioLaw(grid.at, first, zero, escaped, error, apart), mean, True)
+        return _trim_tails(_RatioLaw(grid.at, first, zero, escaped, error, shift), mean, True)
     at = second[first > 0] / first[first > 0]
-    law = _trimmed(_RatioLaw(at, first[first > 0], error=error, shift=apart), mean, False)
+    law = _trim_tails(_RatioLaw(at, first[first > 0], error=error, shift=shift), mean, False)
     width = float((grid.step(law.at) / law.at).max())
     return replace(law, shift=law.shift + 3 * (width * error + roundings * EPS))
 
 
-def _trimmed(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
-    """The law without the empty places and without its outermost TAILs, which are set apart."""
+def _trim_tails(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
+    """The law without the empty places and without its outermost TAILs, which are charged."""
     beyond = np.cumsum((law.at * law.mass)[::-1])[::-1]
     low = int(np.searchsorted(np.cumsum(law.mass), TAIL))
     high = int(np.count_nonzero(beyond >= TAIL * mean))

@@ -12,7 +12,7 @@ from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
-from jaxdp.accounting.events import Array, Gaussian, Relation, a_gaussian
+from jaxdp.accounting.events import Array, Gaussian, Relation, require_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
 _THRESHOLDS = 20_000
@@ -27,13 +27,13 @@ _DISTANCES = (((1, 0, 1), (2, 1, 1)), ((0, 1, 1), (1, 2, 1)))
 
 
 @dataclass(frozen=True)
-class _Batched(PairedEvent):
+class _GaussianOnBatches(PairedEvent):
     """One Gaussian release on every batch: the base of the events here."""
 
     event: Gaussian
 
     def __post_init__(self) -> None:
-        check.fields(self, event=a_gaussian)
+        check.fields(self, event=require_gaussian)
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
@@ -41,7 +41,7 @@ class _Batched(PairedEvent):
 
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
+class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
     """``event`` on a Poisson sample of which at most ``cap`` records are kept.
 
     Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
@@ -76,12 +76,12 @@ class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
-        free, full, kept = branches(q, self.cap, self.dataset_size)
+        free, full, kept = batch_branches(q, self.cap, self.dataset_size)
         if not upper:
             # All others are 0. Rounded down; a full batch that is hardly ever drawn counts as one
             # without the record.
-            taken = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
-            return tuple(BatchGaussian(taken, z, d) for d in ((1, 0, 1), (0, 1, 1)))
+            sampled = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
+            return tuple(BatchGaussian(sampled, z, d) for d in ((1, 0, 1), (0, 1, 1)))
         return tuple(
             Branches(
                 ((free, BatchGaussian(q, z, d)), (full, BatchGaussian(kept, z, e))), 2 * _TAIL_ERROR
@@ -94,7 +94,7 @@ class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)
-        free, full, kept = branches(q, self.cap, self.dataset_size)
+        free, full, kept = batch_branches(q, self.cap, self.dataset_size)
         # A record that is never dropped bounds either branch, by convexity.
         whole = 0.5 * orders / z**2
         shares, largest = np.asarray([[free], [full]]), np.zeros(orders.shape)
@@ -109,7 +109,7 @@ class TruncatedPoissonSampled(_Batched, type_name="TruncatedPoisson"):
         return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))
 
 
-def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
+def batch_branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
     """(probability of fewer than ``cap`` others, of more, that the record is kept with more).
 
     The last is q E[cap/(M + 1) | M >= cap] = cap/n P(Binomial(n, q) > cap) over the second, at
@@ -128,7 +128,7 @@ def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True)
-class ShuffledEpoch(_Batched):
+class ShuffledEpoch(_GaussianOnBatches):
     """``event`` on each of the ``steps`` batches of one pass over shuffled records.
 
     Every record is in exactly one batch of a public size. No amplification is proven: a pass is
@@ -159,7 +159,11 @@ class ShuffledEpoch(_Batched):
         """As ``PairedEvent.pairs``."""
         # That of the one batch with the record; below, of the largest output.
         z, far = self.event.noise_multiplier, int(relation.separation)
-        return (BatchGaussian(1.0, z, (0, far, far)),) if upper else _largest(z, self.steps, far)
+        return (
+            (BatchGaussian(1.0, z, (0, far, far)),)
+            if upper
+            else _largest_output_pairs(z, self.steps, far)
+        )
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
@@ -167,10 +171,10 @@ class ShuffledEpoch(_Batched):
         return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
 
 
-def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
+def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
     """The largest of ``steps`` outputs, where all other records contribute -1, in small bins.
 
-    From every batch's sum its public least value is taken. Then the outputs are noise but one,
+    From every batch's sum its public least value is sampled. Then the outputs are noise but one,
     whose mean is 2 with the record and 2 - ``far`` with what stands for it. A bin of the largest is
     a post-processing, so the release is no better than this pair (Chua et al. 2024,
     arXiv:2403.17673, has one threshold).
@@ -205,7 +209,7 @@ def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
 
 
 @dataclass(frozen=True)
-class RandomlyAllocated(_Batched, type_name="RandomAllocation"):
+class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
     """``event`` on each of ``steps`` batches of an epoch; every record is in k of them.
 
     A record's k = ``participations`` steps are drawn uniformly without replacement among the

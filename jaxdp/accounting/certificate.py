@@ -1,14 +1,27 @@
 """Certified bounds on epsilon and delta of a composition: every error is bounded by argument.
 
-docs/certificate.md holds the argument. Each step's pair is replaced by finitely many losses on a
-grid that dominate it, or are dominated by it; their sum is found by one tilted FFT. Where a single
-step may lose far more than the others together, its losses are cut at a cap: no step above the cap
-is the FFT's part, one step above it enters by its own profile, several by their probability.
+docs/certificate.md has the theorems. Each step's pair is replaced by finitely many losses on a grid
+that dominate it (for the upper end) or are dominated by it (for the lower one); a tilted FFT finds
+the distribution of their sum, and epsilon is where that distribution's delta meets the target.
 
-In the order in which it happens: ``bounds`` asks a ``Direction`` for both of its ends, on finer and
-finer grids; the end on one grid is ``Direction._terms``; ``plan`` cuts the losses and chooses the
-window and the tilt of their sum, ``layout`` the grids. Nothing proven rests on what these two
-choose, but for the bounds that say so: ``_saddle``, ``shortfall``, ``most`` and ``two_or_more``.
+From an event to ``Bound(lower, estimate, upper)``, in the order in which it happens:
+
+1. ``flat.flatten`` counts the releases of the event, ``flat.directions`` pairs them, and
+   ``queries`` asks ``contour`` for the estimate: it is no bound, it says where to look.
+2. ``bounds`` takes the larger ends of the one or two directions; ``_refine`` computes both ends of
+   one direction on finer and finer grids, until they are as close as was asked for.
+3. ``Direction.epsilon_end`` looks for the epsilon at which a certified delta meets the target.
+4. ``Direction._certified_delta`` is that delta, as a function of epsilon, on one grid:
+   ``choose_plan`` chooses a tilt, a window for the sum and a cap on the losses, ``choose_layout``
+   the widths of the grids, ``DiscretizedComposition`` puts every kind of step on them
+   (``grid.dominating_atoms``, ``grid.dominated_atoms``) and sums them (``grid.law_of_sum``).
+5. ``grid.LawProfile`` reads delta off the sum, with a bound on all rounding. Where one step may
+   lose far more than the others together, its losses end at a cap: no step above the cap is the
+   FFT's part, one step above it is ``_SingleLargeLoss``, several enter by ``two_or_more``.
+6. Where rounding drowns the sum, ``tails`` gives both ends from its moments alone.
+
+Nothing proven rests on what plans and layouts choose, but for the bounds that say so:
+``_saddle_point``, ``shortfall``, ``binomial_upper_bound`` and ``two_or_more``.
 """
 
 import functools
@@ -23,16 +36,16 @@ from jaxdp.accounting import tails
 from jaxdp.accounting.events import Array, Unresolved
 from jaxdp.accounting.grid import (
     OUTSIDE,
+    AtomCounts,
     Atoms,
-    Counted,
-    Inner,
+    LargeLosses,
     Law,
     LawProfile,
     Layout,
-    Outer,
+    SmallLosses,
     TiltedMoments,
-    above,
-    below,
+    dominated_atoms,
+    dominating_atoms,
     law_of_sum,
     log_moments,
     tilt,
@@ -40,15 +53,15 @@ from jaxdp.accounting.grid import (
 from jaxdp.accounting.pairs import Pair, bracket_decreasing
 from jaxdp.accounting.tails import Kinds
 
-Ends = tuple[tuple[float, float], ...]
+Intervals = tuple[tuple[float, float], ...]
 
 SIZES = (1 << 12, 1 << 21)
-LOST = 1e-3  # of the tolerance, in delta: what a lower end may give up
-_COARSE = 0.02  # of epsilon: the tolerance of what is only compared
-_WIDE = 3e-2  # relative: the width from which on moments alone may do better
-_CAPS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
+GIVEN_UP = 1e-3  # of the tolerance, in delta: what a lower end may give up
+_COARSE_TOLERANCE = 0.02  # of epsilon: the tolerance of what is only compared
+_WIDE_INTERVAL = 3e-2  # relative: the width from which on moments alone may do better
+_CAP_FACTORS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
-_LONG = 1 << 18  # points beyond which small losses are tried apart
+_MANY_POINTS = 1 << 18  # points beyond which small losses are tried on a grid of their own
 
 
 def bounds(
@@ -72,14 +85,19 @@ def bounds(
         # A direction that is proven to be no worse than the one before is left out.
         try:
             if epsilon is None:
-                if (upper > 0 or not near) and direction.within(upper):
+                if (upper > 0 or not near) and direction.is_within(upper):
                     continue
                 hint, known = upper or near, math.inf
                 if not hint:
-                    hint = known = direction.epsilon_end(True, direction.rough(), _COARSE)
+                    hint = known = direction.epsilon_end(
+                        True, direction.rough_epsilon(), _COARSE_TOLERANCE
+                    )
                 low, high = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
             else:
-                if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
+                if (
+                    upper > 0
+                    and direction.delta_end(True, epsilon, _COARSE_TOLERANCE) * unit <= upper
+                ):
                     continue
                 low, high = _refine(direction, direction.delta_end, epsilon)
         except Unresolved:
@@ -87,7 +105,7 @@ def bounds(
         low, high = low * unit, high * unit
         # Where the ends are wide those from moments alone may be better.
         both = direction.lower is not None
-        if high == math.inf or (both and not high - low <= _WIDE * high):
+        if high == math.inf or (both and not high - low <= _WIDE_INTERVAL * high):
             direction.by_moments = True
             high = min(high, tails.upper_end(direction.upper, log_delta, epsilon))
             if direction.lower is not None:
@@ -171,8 +189,8 @@ class Direction:
             tolerance: relative, of delta, that the grid may add.
         """
         # The epsilon of which tolerances are fractions; c times it, of delta's logarithm.
-        scale = max(epsilon, 1e-2 / plan(self.upper, epsilon, self.log_delta).c)
-        return self._terms(high, epsilon, tolerance / scale)(epsilon)
+        scale = max(epsilon, 1e-2 / choose_plan(self.upper, epsilon, self.log_delta).c)
+        return self._certified_delta(high, epsilon, tolerance / scale)(epsilon)
 
     def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:
         """A certified end of epsilon; ``near`` is where it is looked for.
@@ -182,10 +200,10 @@ class Direction:
         """
         start, best = near, math.inf
         for attempt in range(40):
-            step = min(0.02 * near, 1 / plan(self.upper, near, self.log_delta).c)
+            step = min(0.02 * near, 1 / choose_plan(self.upper, near, self.log_delta).c)
             try:
-                terms = self._terms(high, near, tolerance)
-                low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
+                terms = self._certified_delta(high, near, tolerance)
+                low, high_, seen = _bracket_crossing(terms, near, step, 0.02 * self.tolerance)
             except Unresolved:
                 if high and best == math.inf:
                     raise
@@ -204,10 +222,10 @@ class Direction:
                 return 0.0
         return best if high else 0.0
 
-    def within(self, epsilon: float) -> bool:
+    def is_within(self, epsilon: float) -> bool:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
         if epsilon >= 1e-9:
-            chernoff = _saddle(self.upper, epsilon, self.log_delta, math.inf)[-1]
+            chernoff = _saddle_point(self.upper, epsilon, self.log_delta, math.inf)[-1]
             if chernoff - self.log_delta < -1e-3:
                 return True
         if epsilon == 0:
@@ -215,14 +233,19 @@ class Direction:
             ends = [pair.tails(np.zeros(1)) for pair, _ in self.upper]
             if max(float(p[0] - q[0]) for p, q in ends) > 1.01 * math.exp(self.log_delta):
                 return False
-        return any(self._terms(True, epsilon, t)(epsilon) <= 1 for t in (_COARSE, self.tolerance))
+        return any(
+            self._certified_delta(True, epsilon, t)(epsilon) <= 1
+            for t in (_COARSE_TOLERANCE, self.tolerance)
+        )
 
-    def rough(self) -> float:
+    def rough_epsilon(self) -> float:
         """An upper end of epsilon that is not far above the true one, on a coarse grid."""
 
         def excess(log_epsilon: float) -> float:
             """log of Chernoff's bound on delta there, over exp(log_delta)."""
-            chernoff = _saddle(self.upper, math.exp(log_epsilon), self.log_delta, math.inf)[-1]
+            chernoff = _saddle_point(self.upper, math.exp(log_epsilon), self.log_delta, math.inf)[
+                -1
+            ]
             return chernoff - self.log_delta
 
         if excess(-23.0) <= 0:
@@ -231,20 +254,25 @@ class Direction:
             raise Unresolved("no finite epsilon")
         least = math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
         # Chernoff's bound is poor where a few rare losses decide.
-        while least > 1e-9 and self._terms(True, 0.6 * least, _COARSE)(0.6 * least) <= 1:
+        while (
+            least > 1e-9
+            and self._certified_delta(True, 0.6 * least, _COARSE_TOLERANCE)(0.6 * least) <= 1
+        ):
             least *= 0.6
         return least
 
-    def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
+    def _certified_delta(
+        self, high: bool, epsilon: float, tolerance: float
+    ) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
-        chosen, unit = plan(self.upper, epsilon, self.log_delta), self.log_delta
+        chosen, unit = choose_plan(self.upper, epsilon, self.log_delta), self.log_delta
         if chosen.chernoff < unit - 15 or not math.isfinite(chosen.last - chosen.first):
             # So far out that nothing else is of use, or has digits; below it nothing is known.
             least = 1.01 * math.exp(chosen.chernoff - unit) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self.upper if high else self.lower
         assert kinds is not None
-        parts = PartsOnGrids(kinds, chosen, high, tolerance)
+        parts = DiscretizedComposition(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
         base = LawProfile(parts.law(chosen.c), epsilon)
@@ -274,7 +302,7 @@ class Direction:
 
         # One loss above its cap, of each kind; or two and more.
         singles = [
-            _OneLarge(pair, n, atom, parts.law(0.0, i), sign)
+            _SingleLargeLoss(pair, n, atom, parts.law(0.0, i), sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
             if atom.over[0] > 0
         ]
@@ -306,7 +334,7 @@ class Direction:
         return split
 
 
-class _OneLarge:
+class _SingleLargeLoss:
     """One step of a kind above its cap, beside the sum of all others below theirs."""
 
     def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
@@ -351,7 +379,7 @@ class _OneLarge:
         return self._count * (end if end > 0 else 0.0)
 
 
-def _root(
+def _bracket_crossing(
     delta: Callable[[float], float], near: float, step: float, rtol: float
 ) -> tuple[float, float, bool]:
     """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or zeros.
@@ -424,15 +452,15 @@ class SumPlan:
     chernoff: float
     spread: tuple[Array, Array, float]
     lattice: float
-    atoms: Counted
+    atoms: AtomCounts
     grid: float
     log_delta: float
     outside: tuple[float, float]
 
 
 @functools.lru_cache(maxsize=8)
-def moments(plan: SumPlan, c: float, small: Ends = ()) -> TiltedMoments:
-    """Chernoff's bounds on sums of the coarse atoms, or the small of them, tilted by ``c``."""
+def tilted_moments(plan: SumPlan, c: float, small: Intervals = ()) -> TiltedMoments:
+    """Chernoff's bounds on sums of the coarse atoms, or of their small ones, tilted by ``c``."""
     atoms, width = list(plan.atoms), plan.grid
     for i, (low, high) in enumerate(small):
         # The atoms of this kind's small losses, given that the loss is one of them.
@@ -445,22 +473,22 @@ def moments(plan: SumPlan, c: float, small: Ends = ()) -> TiltedMoments:
 
 
 @functools.lru_cache(maxsize=8)
-def plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
+def choose_plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     """The plan with the shortest window; one with a cap must halve it, or save digits."""
-    found = capped(kinds, epsilon, log_delta, math.inf)
+    found = plan_with_cap(kinds, epsilon, log_delta, math.inf)
     # Where delta is large no loss is rare.
     short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
     if epsilon < 1e-9 or log_delta > -3 or short:
         return found
-    for factor in _CAPS:
-        other = capped(kinds, epsilon, log_delta, factor)
+    for factor in _CAP_FACTORS:
+        other = plan_with_cap(kinds, epsilon, log_delta, factor)
         shorter = other.last - other.first <= 0.5 * (found.last - found.first)
         clearer = other.chernoff < found.chernoff - 2
         if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
             continue
         # What two steps above the cap may add beyond their P - e^epsilon Q must be little.
         spans = list(zip(other.lows, other.caps, strict=True))
-        atoms, width = _coarse(kinds, epsilon, spans, other.caps)
+        atoms, width = _coarse_atoms(kinds, epsilon, spans, other.caps)
         both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
         several = math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
         if several - log_delta < -12:
@@ -468,7 +496,7 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     return found
 
 
-def _coarse(
+def _coarse_atoms(
     kinds: Kinds, epsilon: float, spans: Sequence[tuple[float, float]], caps: Sequence[float]
 ) -> tuple[list[tuple[Atoms, int]], float]:
     """(coarse atoms above each kind of step, the width of their grid)."""
@@ -478,16 +506,16 @@ def _coarse(
     width = max(1e-5 * min(max(epsilon, 1e-4 * reach), reach), 1e-14 * most)
     # The more steps, the less may each add.
     atoms = [
-        (above(p, width, low, cap, min(max(3 / math.sqrt(n), 3e-3), 0.05)), n)
+        (dominating_atoms(p, width, low, cap, min(max(3 / math.sqrt(n), 3e-3), 0.05)), n)
         for (p, n), (low, _), cap in zip(kinds, spans, caps, strict=True)
     ]
     return atoms, width
 
 
 @functools.lru_cache(maxsize=4)
-def _saddle(
+def _saddle_point(
     kinds: Kinds, epsilon: float, log_delta: float, factor: float
-) -> tuple[list[tuple[float, float]], tuple[float, ...], Counted, float, float, float]:
+) -> tuple[list[tuple[float, float]], tuple[float, ...], AtomCounts, float, float, float]:
     """(spans, caps, coarse atoms, their grid width, the best order c, log of its bound on delta).
 
     delta <= E[exp(c (sum - epsilon))] max_x e^(-cx) (1 - e^-x) (Canonne, Kamath and Steinke 2020,
@@ -504,7 +532,7 @@ def _saddle(
         min(high, max(factor * epsilon, p.center + 1e-9))
         for (p, _), (_, high) in zip(kinds, spans, strict=True)
     )
-    atoms, width = _coarse(kinds, epsilon, spans, caps)
+    atoms, width = _coarse_atoms(kinds, epsilon, spans, caps)
     # Where c times the largest sum is huge, the bound is a difference of numbers that have no
     # digits left for it.
     reach = sum(n * (abs(a.offset) + width * float(np.abs(a.index).max())) for a, n in atoms)
@@ -523,9 +551,9 @@ def _saddle(
     return spans, caps, atoms, width, float(c[k]), least
 
 
-def capped(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> SumPlan:
+def plan_with_cap(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> SumPlan:
     """The plan for a cap of ``factor`` epsilon."""
-    spans, caps, atoms, width, c, bound = _saddle(kinds, epsilon, log_delta, factor)
+    spans, caps, atoms, width, c, bound = _saddle_point(kinds, epsilon, log_delta, factor)
     split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
     counts = np.asarray([n for _, n in atoms])
     # Distances of the losses from each step's point mass, with their tilted weights.
@@ -590,12 +618,12 @@ def capped(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Sum
     )
 
 
-def shortfall(groups: Sequence[tuple[Counted, float]], epsilon: float) -> float:
+def shortfall(groups: Sequence[tuple[AtomCounts, float]], epsilon: float) -> float:
     """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
 
-    Chernoff's, as in ``_saddle``, of the steps below it. How many these are is not known, so that
-    only what raises a moment is counted. At most 0 is of use: then the event's probability bounds
-    what it adds. Groups are of atoms and the widths of their grids.
+    Chernoff's, as in ``_saddle_point``, of the steps below it. How many these are is not known, so
+    that only what raises a moment is counted. At most 0 is of use: then the event's probability
+    bounds what it adds. Groups are of atoms and the widths of their grids.
     """
     tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
     if not tops or min(tops) < 0:
@@ -608,7 +636,7 @@ def shortfall(groups: Sequence[tuple[Counted, float]], epsilon: float) -> float:
     return min(float(np.nanmin(bound)) + 1e-3, 0.0)
 
 
-class PartsOnGrids:
+class DiscretizedComposition:
     """A composition's steps on the grids that suit a plan.
 
     Attributes:
@@ -620,46 +648,48 @@ class PartsOnGrids:
 
     def __init__(self, kinds: Kinds, plan: SumPlan, high: bool, tolerance: float) -> None:
         """Chooses grids on which an end is within about ``tolerance`` of epsilon."""
-        self.layout, self.kinds, self.lost = layout(plan, tolerance), kinds, 0.0
-        self._plan, self._put = plan, above if high else below
+        self.layout, self.kinds, self.lost = choose_layout(plan, tolerance), kinds, 0.0
+        self._plan, self._put = plan, dominating_atoms if high else dominated_atoms
         # Width of far cells, over their distance, that adds a tenth of the tolerance.
         distance, weight, factor = plan.spread
         added = factor * float(weight @ distance**2) / 6
         self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
-        self._inner: list[tuple[Inner, int]] = []
+        self._inner: list[tuple[SmallLosses, int]] = []
         if self.layout.small:
             self._inner = [
-                (Inner(pair, *ends), n)
+                (SmallLosses(pair, *ends), n)
                 for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
             ]
-            self.kinds = tuple((Outer(inner), n) for inner, n in self._inner)
+            self.kinds = tuple((LargeLosses(inner), n) for inner, n in self._inner)
             if not high:
                 # As many small losses are left out as there may be large ones.
-                log_lost = plan.log_delta + math.log(LOST * tolerance / len(kinds))
+                log_lost = plan.log_delta + math.log(GIVEN_UP * tolerance / len(kinds))
                 for i, (inner, n) in enumerate(self._inner):
-                    count = most(n, Outer(inner).chance(), log_lost)
+                    count = binomial_upper_bound(n, LargeLosses(inner).chance(), log_lost)
                     self._inner[i] = inner, n - count
                     self.lost += math.exp(log_lost) if count < n else 0.0
         self._found: dict[float, list[Atoms]] = {}  # by the width of the grid
-        self.atoms = self._on_grid(self.layout.widths[-1 if self._inner else 0])
+        self.atoms = self._atoms_on(self.layout.widths[-1 if self._inner else 0])
 
-    def groups(self) -> list[tuple[Counted, float]]:
+    def groups(self) -> list[tuple[AtomCounts, float]]:
         """All atoms below the caps, with the widths of their grids."""
         widths = self.layout.widths
         if not self._inner:
             return [(self.atoms, widths[0])]
-        return [(self.atoms, widths[-1]), (self._small(widths[0]), widths[0])]
+        return [(self.atoms, widths[-1]), (self._small_loss_atoms(widths[0]), widths[0])]
 
     def law(self, c: float, without: int | None = None) -> Law:
         """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
-        plan, outer = self._plan, functools.partial(self._on_grid, without=without)
+        plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
         if not self._inner:
-            return law_of_sum(outer, self._put, grids, moments(plan, c), plan.first)
-        apart = outer, moments(plan, c, self.layout.small)
-        return law_of_sum(self._small, self._put, grids, moments(plan, c), plan.first, apart)
+            return law_of_sum(outer, self._put, grids, tilted_moments(plan, c), plan.first)
+        large = outer, tilted_moments(plan, c, self.layout.small)
+        return law_of_sum(
+            self._small_loss_atoms, self._put, grids, tilted_moments(plan, c), plan.first, large
+        )
 
-    def _on_grid(self, width: float, without: int | None = None) -> Counted:
+    def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
         if width not in self._found:
             self._found[width] = [
                 self._put(pair, width, low, cap, self._fine)
@@ -670,7 +700,7 @@ class PartsOnGrids:
         found = zip(self._found[width], self.kinds, strict=True)
         return [(atom, n - (i == without)) for i, (atom, (_, n)) in enumerate(found)]
 
-    def _small(self, width: float) -> list[tuple[Atoms, int]]:
+    def _small_loss_atoms(self, width: float) -> list[tuple[Atoms, int]]:
         return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
 
 
@@ -689,7 +719,7 @@ def two_or_more(chances: list[tuple[int, float]]) -> tuple[float, float]:
     return max(value, 0.0), 1e-12 * (float(special.gammainc(2, rate)) + rest)
 
 
-def most(n: int, chance: float, log_target: float) -> int:
+def binomial_upper_bound(n: int, chance: float, log_target: float) -> int:
     """A number that a binomial variable exceeds with a probability of e^log_target at most.
 
     Chernoff's bound: P(K >= k) <= e^(-n p) (e n p/k)^k for k > n p (Hoeffding 1963, Theorem 1,
@@ -702,15 +732,15 @@ def most(n: int, chance: float, log_target: float) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def layout(plan: SumPlan, tolerance: float) -> Layout:
+def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
     """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are.
 
     One grid; or one for bunches of steps and a coarser one for their sum; or small losses apart
     from large ones, which go to the coarser one at once. Whichever has the fewest points.
     """
     reach = plan.last - plan.first
-    needed = reach / _width(plan, tolerance)
-    size = _points(needed)
+    needed = reach / _widest_grid(plan, tolerance)
+    size = _window_size(needed)
     # A width that is hardly larger, on whose grid point masses lie. Those between the two lie at
     # fractions of their distance.
     width = reach / size
@@ -720,18 +750,18 @@ def layout(plan: SumPlan, tolerance: float) -> Layout:
     best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
     if plan.lattice > width or size < 1 << 14:
         return best
-    other = _bunched(plan, True, 0.25 * tolerance)
+    other = _bunched_layout(plan, True, 0.25 * tolerance)
     best = other if other and other.points < 0.6 * best.points else best
-    if best.points > _LONG:
+    if best.points > _MANY_POINTS:
         for power in range(2, 22, 2):
-            small = _small(plan, reach * 2.0**-power, tolerance)
+            small = _small_loss_intervals(plan, reach * 2.0**-power, tolerance)
             for several, share in ((False, 4), (True, 6)) if small else ():
-                other = _bunched(plan, several, tolerance / share, small)
+                other = _bunched_layout(plan, several, tolerance / share, small)
                 best = other if other and other.points < 0.6 * best.points else best
     return best
 
 
-def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
+def _small_loss_intervals(plan: SumPlan, reach: float, tolerance: float) -> Intervals:
     """Ends of the small losses, all but those ``reach`` from a step's point mass; () if of no use.
 
     A lower end gives up as many small losses as there may be large ones.
@@ -745,7 +775,7 @@ def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
         chance = float(atom.mass[~small].sum()) + atom.over[0]
         if not small.any() or not chance < 0.01:
             return ()
-        given_up = most(n, chance, plan.log_delta + math.log(LOST * tolerance))
+        given_up = binomial_upper_bound(n, chance, plan.log_delta + math.log(GIVEN_UP * tolerance))
         # A small loss counts for as much as it exceeds the least that it may be on average.
         mass = atom.mass[small]
         gain = np.exp(plan.c * (loss[small] - loss[small].max()))
@@ -761,7 +791,9 @@ def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
     return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
 
 
-def _bunched(plan: SumPlan, several: bool, tolerance: float, small: Ends = ()) -> Layout | None:
+def _bunched_layout(
+    plan: SumPlan, several: bool, tolerance: float, small: Intervals = ()
+) -> Layout | None:
     """A fine grid for bunches and a coarse one for their sum, each of which adds ``tolerance``.
 
     With ``small`` losses apart the bunches are of those, and the coarse grid is fine enough for the
@@ -770,30 +802,32 @@ def _bunched(plan: SumPlan, several: bool, tolerance: float, small: Ends = ()) -
     distance, weight, factor = plan.spread
     counts = np.asarray([n for _, n in plan.atoms])
     bunches = round(math.sqrt(float(counts.max()))) if several else 1
-    fine, coarse = _width(plan, tolerance), math.sqrt(5 * tolerance / (factor * bunches))
+    fine, coarse = _widest_grid(plan, tolerance), math.sqrt(5 * tolerance / (factor * bunches))
     if small:
         far = distance > max(high - low for low, high in small) / 2
-        fine = _width(plan, tolerance, (distance[~far], weight[~far]))
-        coarse = min(coarse, _width(plan, tolerance, (distance[far], weight[far])))
+        fine = _widest_grid(plan, tolerance, (distance[~far], weight[~far]))
+        coarse = min(coarse, _widest_grid(plan, tolerance, (distance[far], weight[far])))
     if (several and bunches < 16) or coarse < 4 * fine:
         return None
     # The points of the last window, and of a bunch's under either tilt.
     counted = [(plan.last - plan.first) / coarse]
-    size = _points(counted[0])
+    size = _window_size(counted[0])
     coarse = (plan.last - plan.first) / size
     nats, part = 2 + math.log(bunches), counts // bunches
     for c, outside in zip((plan.c, 0.0) if plan.split else (plan.c,), plan.outside, strict=False):
-        first, last = moments(plan, c, small).window(part, outside + nats)
+        first, last = tilted_moments(plan, c, small).window(part, outside + nats)
         counted.append((last - first) / fine)
-    points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
+    points = sum(_window_size(n) if n <= SIZES[1] else math.inf for n in counted)
     # Every bunch brings the rounding of its transform.
-    noise = 3e-13 * math.sqrt(_points(counted[1])) * bunches
+    noise = 3e-13 * math.sqrt(_window_size(counted[1])) * bunches
     noise *= math.exp(min(max(plan.outside) - OUTSIDE, 700.0)) * factor / (plan.c * (plan.c + 1))
     points *= max(1.0, noise / tolerance)
     return Layout((fine, coarse), bunches, size, points, small)
 
 
-def _width(plan: SumPlan, tolerance: float, spread: tuple[Array, Array] | None = None) -> float:
+def _widest_grid(
+    plan: SumPlan, tolerance: float, spread: tuple[Array, Array] | None = None
+) -> float:
     """The widest grid of single steps that adds at most ``tolerance`` of epsilon."""
     *whole, factor = plan.spread
     distance, weight = spread or whole
@@ -808,6 +842,6 @@ def _width(plan: SumPlan, tolerance: float, spread: tuple[Array, Array] | None =
     return math.exp(low)
 
 
-def _points(count: float) -> int:
+def _window_size(count: float) -> int:
     """The power of two that is not below ``count``, within the sizes that are used."""
     return 1 << math.ceil(math.log2(min(max(count, SIZES[0]), SIZES[1])))

@@ -7,7 +7,8 @@ With K(z) = sum_t log E[exp(z loss_t)], for any c > 0
 the Laplace inversion of E[(1 - e^(epsilon - loss))+] (Zhu, Dong and Wang 2022, arXiv:2106.08567v2,
 Section 4, evaluate privacy profiles from characteristic functions; the line through the saddle
 point is what makes it exact for tiny delta). The trapezoid rule with spacing h adds to delta
-exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0, which ``draw`` bounds.
+exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0; ``choose_line``
+bounds them.
 Only the forward direction is composed: for sampled Gaussians no run is known whose reverse has the
 larger delta (Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769, conjecture it).
 """
@@ -36,8 +37,8 @@ _MAX_FREQUENCIES = 30_000
 _MAX_PRODUCTS = 4e8  # frequencies times nodes
 _MOST_NODES = 60_000
 _DECAYED = 1e-14
-_GONE = 0.625  # of the last frequency: beyond it the taper is 0, or nearly
-_MISSED = 1e-8  # of the integrand at 0: what may come back beyond the last frequency
+_TAPERED = 0.625  # of the last frequency: beyond it the taper is 0, or nearly
+_NEGLIGIBLE = 1e-8  # of the integrand at 0: what may come back beyond the last frequency
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Composition:
             if not (right - left) / width < _MOST_NODES:
                 raise Unresolved("a step needs too many nodes")
             index = np.arange(math.floor(left / width), math.ceil(right / width) + 1, dtype=float)
-            found.append((*table(width * index, width, z, q, self.relation), n))
+            found.append((*tabulate_step(width * index, width, z, q, self.relation), n))
         return found
 
     def saddle(self, tables: Tables, c: float) -> tuple[float, float, float]:
@@ -134,7 +135,7 @@ class Line:
     decayed: bool
     level: float = 0.0
 
-    def at(self, epsilon: float) -> tuple[float, float]:
+    def delta_and_slope(self, epsilon: float) -> tuple[float, float]:
         """(delta, -d delta/d epsilon); the slope is e^epsilon times the second law's tail."""
         wave = self.values * np.exp(-1j * epsilon * self.y)
         # Re sum (c + iy) wave, without forming the complex product.
@@ -143,9 +144,9 @@ class Line:
         scale = math.exp(min(self.log_scale - self.c * epsilon, 700.0))
         return scale * total, scale * turned
 
-    def doubt(self, epsilon: float) -> float:
+    def relative_error(self, epsilon: float) -> float:
         """The relative error of delta, roughly."""
-        value = self.at(epsilon)[0]
+        value = self.delta_and_slope(epsilon)[0]
         scale = math.exp(min(self.log_scale - self.c * epsilon, 700.0))
         wave = np.exp(-1j * epsilon * self.y)
         moved = abs(float(((self.values - self.shorter) * wave).real.sum()))
@@ -160,7 +161,7 @@ class Line:
         """
         low, high, x = 0.0, math.inf, start
         for _ in range(100):
-            value, slope = self.at(x)
+            value, slope = self.delta_and_slope(x)
             low, high = (x, high) if value > delta else (low, x)
             if high == 0:
                 return 0.0
@@ -177,7 +178,7 @@ class Line:
         raise Unresolved("no root on this line")
 
 
-def draw(
+def choose_line(
     composition: Composition, tables: Tables, c: float, epsilon: float, log_delta: float
 ) -> Line:
     """The line through the saddle at c, or a shorter one, as far as this epsilon needs.
@@ -214,27 +215,27 @@ def draw(
     # Where the integrand decays that is soon far enough. Where steps that were never sampled leave
     # nearly a point mass in the distribution of the loss it does not, but oscillates with the
     # distance of epsilon from there, so that a smooth taper far out changes nothing.
-    line = _build(composition, c, last, length)
+    line = _tabulate_line(composition, c, last, length)
     while not line.decayed:
-        if line.doubt(epsilon) <= 1e-9:
+        if line.relative_error(epsilon) <= 1e-9:
             # The taper may have left out what comes back, and not only what stays level.
             share = c * (c + 1) / math.hypot(c, line.y[-1]) / math.hypot(c + 1, line.y[-1])
             try:
-                later = _later(composition, c, float(line.y[-1]), _GONE)
+                later = _largest_beyond(composition, c, float(line.y[-1]), _TAPERED)
             except Unresolved:
                 break
-            if not share * later > max(2 * share * line.level, _MISSED):
+            if not share * later > max(2 * share * line.level, _NEGLIGIBLE):
                 break
             line = replace(line, rounding=math.inf)
         last *= 2
         try:
-            line = _build(composition, c, last, length)
+            line = _tabulate_line(composition, c, last, length)
         except Unresolved:
             break
     return line
 
 
-def _build(composition: Composition, c: float, last: float, length: float) -> Line:
+def _tabulate_line(composition: Composition, c: float, last: float, length: float) -> Line:
     """The line tabulated for frequencies up to ``last``, with a period of ``length``."""
     spacing = 2 * math.pi / length
     count = int(last / spacing) + 2
@@ -249,21 +250,21 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
         moment, error = log_moments(log_weight, loss, np.asarray([c]))
         log_scale += n * float(moment[0])
         rounding += n * float(error[0]) / 16  # errors of a sum's terms average out
-        exponent = exponent + n * _log_ratio(log_weight + c * loss, loss, y)
+        exponent = exponent + n * _log_characteristic(log_weight + c * loss, loss, y)
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
-    decayed = decayed and _later(composition, c, last) <= _DECAYED
+    decayed = decayed and _largest_beyond(composition, c, last) <= _DECAYED
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
     # 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail to smear.
     longer, shorter = (values * (0.5 * special.erfc((y / end - 0.48) * 11.8)) for end in ends)
-    falls, gone = np.searchsorted(y, [0.3 * last, _GONE * last])
+    falls, gone = np.searchsorted(y, [0.3 * last, _TAPERED * last])
     level = math.exp(exponent.real[falls : gone + 1].max())
     rounding += 4e-16 * abs(log_scale)
     return Line(c, y, longer, shorter, log_scale, rounding, decayed, level)
 
 
-def _later(composition: Composition, c: float, last: float, start: float = 1.0) -> float:
+def _largest_beyond(composition: Composition, c: float, last: float, start: float = 1.0) -> float:
     """The largest exp(K(z) - K(c)) beyond ``start`` times ``last``.
 
     Where the loss is nearly a multiple of what one sampled step loses it comes back, at 2 pi over
@@ -272,11 +273,11 @@ def _later(composition: Composition, c: float, last: float, start: float = 1.0) 
     y: Array = last / 8 * np.arange(129, dtype=np.float64)
     size: Array = -0.5 * composition.mu2 * y * y
     for log_weight, loss, n in composition.tables(c, 16 * last):
-        size = size + n * _log_ratio(log_weight + c * loss, loss, y).real
+        size = size + n * _log_characteristic(log_weight + c * loss, loss, y).real
     return math.exp(size[y >= start * last].max())
 
 
-def _log_ratio(log_weight: Array, loss: Array, y: Array) -> Complex:
+def _log_characteristic(log_weight: Array, loss: Array, y: Array) -> Complex:
     """log E[e^(iy loss)] under the law with these weights, normalised; e^-50 of it is left out.
 
     E[e^(iy loss)] - 1 is summed, exact to rounding in relative terms, for y_k = k y_1. A turn by k
@@ -304,7 +305,7 @@ def _log_ratio(log_weight: Array, loss: Array, y: Array) -> Complex:
     return np.asarray(0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * turn)
 
 
-def composition(run: "FlatRun", relation: Relation, log_delta: float) -> Composition:
+def sampled_composition(run: "FlatRun", relation: Relation, log_delta: float) -> Composition:
     """The run of Gaussians on Poisson samples and full batches, for deltas near this one."""
     sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
     mu2 = math.fsum(
@@ -321,7 +322,7 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
     Raises:
         Unresolved: the integral cannot be evaluated well.
     """
-    steps, log_delta = composition(run, relation, math.log(delta)), math.log(delta)
+    steps, log_delta = sampled_composition(run, relation, math.log(delta)), math.log(delta)
     c, tables = choose_order(steps, log_delta)
     found = steps.saddle(tables, c)[0]
     if found < 0:
@@ -329,18 +330,18 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
         c, tables = choose_order(steps, log_delta, 0.0)
     # A line's period and its length are chosen for the epsilon before.
     for _ in range(15):
-        line = draw(steps, tables, c, found, log_delta)
+        line = choose_line(steps, tables, c, found, log_delta)
         previous, found = found, line.solve(found, delta)
-        moved, doubt = line.c * abs(found - previous), line.doubt(found)
-        if moved < (1 if doubt < 1e-8 else 1e-3):
+        moved, error = line.c * abs(found - previous), line.relative_error(found)
+        if moved < (1 if error < 1e-8 else 1e-3):
             break
         c, tables = choose_order(steps, log_delta, found)
     else:
         raise Unresolved("the contour did not settle")
-    value, slope = line.at(found)
-    error = doubt * value
-    poor = error > 0.3 * EPSILON_ERROR * found * slope if found else value + error > delta
-    if poor or not math.isfinite(doubt):
+    value, slope = line.delta_and_slope(found)
+    off = error * value
+    poor = off > 0.3 * EPSILON_ERROR * found * slope if found else value + off > delta
+    if poor or not math.isfinite(error):
         raise Unresolved("the integral is not good enough")
     return found
 
@@ -349,7 +350,7 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
     """Delta at epsilon, to a relative ``DELTA_ERROR``; otherwise as ``epsilon``."""
     target = -20.0
     while True:
-        steps = composition(run, relation, target)
+        steps = sampled_composition(run, relation, target)
         c, tables = choose_order(steps, target, epsilon)
         log_delta = steps.saddle(tables, c)[1]
         if log_delta >= target - 3:
@@ -358,11 +359,11 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
         target = max(log_delta, 1.5 * target)
         if target < -680:
             raise Unresolved("delta underflows")
-    line = draw(steps, tables, c, epsilon, log_delta)
-    value = line.at(epsilon)[0]
+    line = choose_line(steps, tables, c, epsilon, log_delta)
+    value = line.delta_and_slope(epsilon)[0]
     # What is cut off, and copied, was chosen for a delta that must not be far above this one.
     least = math.exp(max(log_delta, target) - 13)
-    if not (value > least and line.doubt(epsilon) < 0.3 * DELTA_ERROR):
+    if not (value > least and line.relative_error(epsilon) < 0.3 * DELTA_ERROR):
         raise Unresolved("the integral is not good enough")
     return min(value, 1.0)
 
@@ -410,7 +411,9 @@ def trapezoid_width(z: float, spread: float | Array, turning: float = 0.0) -> Ar
     return np.asarray(2 * np.pi / (37 / d + curvature * d / 2 + turning))
 
 
-def table(x: Array, width: float, z: float, q: float, relation: Relation) -> tuple[Array, Array]:
+def tabulate_step(
+    x: Array, width: float, z: float, q: float, relation: Relation
+) -> tuple[Array, Array]:
     """(log of the first law's density times the width, loss) at the outputs x."""
     loss = log_ratio(x, z, q)
     log_weight = loss - 0.5 * (x / z) ** 2 + np.log(width / (z * np.sqrt(2 * np.pi)))

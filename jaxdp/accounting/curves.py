@@ -14,7 +14,7 @@ from jaxdp.accounting.events import ADD, Array, Bound, Event, Relation
 from jaxdp.accounting.flat import FlatRun, flatten, flatten_exactly
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.pairs import bracket_decreasing
-from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, trivial
+from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, trivial_bound
 
 Profile = list[tuple[float, float]]
 
@@ -23,7 +23,7 @@ _BEYOND = 5 / 3  # how many times as far
 _LEVELS = 4  # unlike steps beyond which fewer epsilons are asked for: each takes as much longer
 _FAINT = 0.25  # noise so small that there is hardly anything to tell, and each answer is slow
 _SMALL = 1e-9
-_ASKED = 64  # deltas that ``mu_gdp`` asks for
+_MAX_QUERIES = 64  # deltas that ``mu_gdp`` asks for
 _MARGIN = 1e-9  # of a Gaussian's delta, for its rounding
 
 
@@ -74,10 +74,10 @@ def trade_off(
     alphas = np.asarray(rates, dtype=np.float64)
     if not ((alphas >= 0) & (alphas <= 1)).all():
         raise ValueError(f"rates={rates!r}: expected numbers in [0, 1]")
-    return misses(profile(event, relation, delta), alphas)
+    return false_negative_rates(profile(event, relation, delta), alphas)
 
 
-def misses(points: Profile, rates: Array) -> Array:
+def false_negative_rates(points: Profile, rates: Array) -> Array:
     """The least false-negative rates that a privacy profile implies at false-positive rates [k]."""
     out = np.zeros_like(rates)
     for e, d in points:
@@ -124,7 +124,7 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     """
     least = check.target("delta_min", delta_min)
     run = flatten(event, relation)
-    whole = _without_sampling(run, relation)
+    whole = _full_batch_mu(run, relation)
     if run.distance:
         whole = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if least == 0 or whole.lower > 0:
@@ -135,18 +135,18 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
         return Bound(0.0, 0.0, 0.0, "gdp", "delta(0) is already below delta_min")
     if not end <= 700:
         return whole
-    lower, upper = _enclosed(event, relation, end, least)
+    lower, upper = _mu_interval(event, relation, end, least)
     upper = min(upper, whole.upper)
     return Bound(min(lower, upper), None, upper, "gdp", f"for deltas above {least:g}")
 
 
-def _without_sampling(run: FlatRun, relation: Relation) -> Bound:
+def _full_batch_mu(run: FlatRun, relation: Relation) -> Bound:
     """mu of the run with every batch full: sampling never hurts; exact without any.
 
     Epsilon-differential privacy implies mu = -2 Phi^-1(1/(1 + e^epsilon)): the trade-off function
     of mu is convex and meets the two lines of the other at 0, in their corner and at 1.
     """
-    if known := trivial(run):
+    if known := trivial_bound(run):
         return known
     squares = [n * (relation.separation / step.noise_multiplier) ** 2 for step, n in run.steps]
     for part, n in run.parts:
@@ -158,33 +158,33 @@ def _without_sampling(run: FlatRun, relation: Relation) -> Bound:
     return Bound(lower, estimate, mu * (1 + 1e-12), "gdp")
 
 
-def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tuple[float, float]:
+def _mu_interval(event: Event, relation: Relation, end: float, least: float) -> tuple[float, float]:
     """(lower, upper) mu of the profile up to epsilon ``end``, where delta is at most ``least``."""
     lower = 0.0
 
-    def ask(at: float) -> tuple[float, float]:
+    def evaluate(at: float) -> tuple[float, float]:
         nonlocal lower
         found = delta(event, at, relation)
         if found.lower > least:
-            # So much less that the margins of ``mu_between`` leave it below the least mu.
+            # So much less that the margins of ``largest_mu_between`` leave it below the least mu.
             point = (at, found.lower * (1 - 3 * _MARGIN))
-            lower = max(lower, mu_between(point, point))
+            lower = max(lower, largest_mu_between(point, point))
         return at, found.upper
 
-    nodes = [ask(end * i / 8) for i in range(8)] + [(end, least)]
-    heap = [(-mu_between(a, b), a, b) for a, b in itertools.pairwise(nodes)]
+    nodes = [evaluate(end * i / 8) for i in range(8)] + [(end, least)]
+    heap = [(-largest_mu_between(a, b), a, b) for a, b in itertools.pairwise(nodes)]
     heapq.heapify(heap)
-    for _ in range(_ASKED - 8):
+    for _ in range(_MAX_QUERIES - 8):
         worst, a, b = heap[0]
         if not -worst > (1 + 1e-3) * lower or math.isinf(worst):
             break
-        middle = ask(0.5 * (a[0] + b[0]))
-        heapq.heapreplace(heap, (-mu_between(a, middle), a, middle))
-        heapq.heappush(heap, (-mu_between(middle, b), middle, b))
+        middle = evaluate(0.5 * (a[0] + b[0]))
+        heapq.heapreplace(heap, (-largest_mu_between(a, middle), a, middle))
+        heapq.heappush(heap, (-largest_mu_between(middle, b), middle, b))
     return lower * (1 - 2 * _MARGIN), -heap[0][0]
 
 
-def mu_between(left: tuple[float, float], right: tuple[float, float]) -> float:
+def largest_mu_between(left: tuple[float, float], right: tuple[float, float]) -> float:
     """mu of a Gaussian whose delta is no smaller between two epsilons, given delta at both.
 
     As a function of e^epsilon both deltas are convex: the one that is bounded lies below its chord,

@@ -146,14 +146,14 @@ class Event:
             Event.types[cls.type_name] = cls
 
 
-def an_event(name: str, value: object) -> Event:
+def require_event(name: str, value: object) -> Event:
     """Returns the value, if it is an event."""
     if not isinstance(value, Event):
         raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
     return value
 
 
-def a_gaussian(name: str, value: object) -> "Gaussian":
+def require_gaussian(name: str, value: object) -> "Gaussian":
     """Returns the value, if it is a Gaussian event."""
     if not isinstance(value, Gaussian):
         raise ValueError(f"{name}={value!r}: expected a Gaussian (see joint_gaussian)")
@@ -196,7 +196,7 @@ class PoissonSampled(Event):
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, sampling_prob=check.share)
+        check.fields(self, event=require_event, sampling_prob=check.share)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class FixedSizeSampled(Event):
     batch_size: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, dataset_size=check.size, batch_size=check.count)
+        check.fields(self, event=require_event, dataset_size=check.size, batch_size=check.count)
         n, b = self.dataset_size, self.batch_size
         if b > n:
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
@@ -245,7 +245,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, count=check.count)
+        check.fields(self, event=require_event, count=check.count)
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Composed(Event):
         if not isinstance(self.events, Iterable):
             raise ValueError(f"events={self.events!r}: expected an iterable of events")
         events = tuple(self.events)
-        check.each("events", events, an_event)
+        check.each("events", events, require_event)
         object.__setattr__(self, "events", events)
 
 
@@ -284,7 +284,7 @@ class GridNoise(Event):
     distance: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, distance=check.share)
+        check.fields(self, event=require_event, distance=check.share)
         if isinstance(self.event, GridNoise):
             raise ValueError(f"event={self.event!r}: expected one that is not on a grid already")
 
@@ -310,7 +310,7 @@ class PerUser(Event):
     records: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, records=check.size)
+        check.fields(self, event=require_event, records=check.size)
 
     @property
     def block(self) -> int:
@@ -344,7 +344,7 @@ class CorrelatedNoise(Event):
     steps: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=a_gaussian, steps=check.size)
+        check.fields(self, event=require_gaussian, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
         """As ``Event.refuses``."""
@@ -388,7 +388,7 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     steps: int
 
     def __post_init__(self) -> None:
-        check.fields(self, event=a_gaussian, sampling_prob=check.share)
+        check.fields(self, event=require_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
@@ -518,7 +518,7 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 
 def to_dict(event: Event) -> dict[str, Any]:
     """The event in plain JSON types; ``from_dict`` gives an equal event back."""
-    an_event("event", event)
+    require_event("event", event)
     out: dict[str, Any] = {"type": event.type_name}
     for key, value in vars(event).items():
         if key == "event":

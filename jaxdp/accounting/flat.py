@@ -27,8 +27,8 @@ from jaxdp.accounting.hidden_state import batch_values
 from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
-# Kinds of steps that are told apart: each costs the time of a transform and more.
-_KINDS, _FEW = 100, 24
+# Kinds of steps that are kept distinct: each costs the time of a transform and more.
+_MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
 _DISTANCES = {
     Relation.REPLACE_ONE: ((2, 2, 2),),
@@ -106,9 +106,9 @@ class FlatRun:
             total += n * release.renyi(relation, alphas)
         return total
 
-    def fewer(self) -> "FlatRun":
+    def merge_similar(self) -> "FlatRun":
         """A run of fewer kinds of steps, no more private: similar ones have the least noise."""
-        groups, _ = _alike(self.steps, _FEW)
+        groups, _ = _group_similar_steps(self.steps, _MAX_KINDS_ROUGH)
         return replace(self, steps=tuple((least, n) for (least, _), n in groups))
 
     def __str__(self) -> str:
@@ -207,12 +207,12 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     steps = [GaussianStep(min(2 / mu, 1e30))]
             case PerUser(inner, _):
                 todo.append((inner, times))
-            case GridNoise(inner, apart):
+            case GridNoise(inner, variation):
                 if sampled:
                     raise UnsupportedEventError(
                         f"{sampled} of a GridNoise event: put it around the sampled event"
                     )
-                distance += times * apart
+                distance += times * variation
                 todo.append((inner, times))
             case CorrelatedNoise() | CyclicPoissonSampled():
                 # At the cost of releases with independent noise: one, or a round of groups each.
@@ -283,7 +283,7 @@ def directions(
         tolerance: relative, of the width that is aimed at.
         both: prepare a lower end too.
     """
-    groups, spread = _alike(run.steps, _KINDS)
+    groups, spread = _group_similar_steps(run.steps, _MAX_KINDS)
     above = [(least.pairs(relation, True), n) for (least, _), n in groups]
     above += [(part.pairs(relation, True), n) for part, n in run.parts]
     below = [(most.pairs(relation, False), n) for (_, most), n in groups if both]
@@ -301,7 +301,7 @@ def directions(
     return found
 
 
-def _alike(
+def _group_similar_steps(
     steps: tuple[tuple[GaussianStep, int], ...], most: int
 ) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
     """(steps with the least and the most noise of those taken together and their number, spread).
@@ -312,14 +312,14 @@ def _alike(
     """
     if len(steps) <= most:
         return [((step, step), n) for step, n in steps], 0.0
-    alike: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
+    by_sampling: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
     for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
-        alike.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
+        by_sampling.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
     reach = sum(
-        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in alike.values()
+        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in by_sampling.values()
     )
     groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
-    for members in alike.values():
+    for members in by_sampling.values():
         least, last, count = members[0][0], members[0][0], 0
         for step, n in members:
             if step.noise_multiplier > least.noise_multiplier * math.exp(reach / most):

@@ -60,10 +60,10 @@ def gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
     # Where mu is huge, epsilon is about mu^2/2 and its rounding alone moves delta by 1e-16 mu.
     margin = min(PROFILE_ERROR + 4e-15 * mu, 0.5)
     scale = max(mu, mu * mu)
-    return bracket_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta, scale, margin)
+    return solve_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta, scale, margin)
 
 
-def bracket_epsilon(
+def solve_epsilon(
     delta_at: Callable[[float], float], delta: float, scale: float, margin: float
 ) -> tuple[float, float]:
     """(lower, upper) epsilon of a decreasing profile that is known to a relative ``margin``.
@@ -114,7 +114,7 @@ def sampled_delta(z: float, q: float, relation: Relation, epsilon: float) -> flo
 
 def sampled_epsilon(z: float, q: float, relation: Relation, delta: float) -> tuple[float, float]:
     """(lower, upper) ends of epsilon at delta; (0, 0) if delta(0) <= delta."""
-    return bracket_epsilon(
+    return solve_epsilon(
         lambda epsilon: sampled_delta(z, q, relation, epsilon), delta, 1e-12, PROFILE_ERROR
     )
 

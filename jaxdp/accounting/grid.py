@@ -8,7 +8,7 @@ found to lie above the split one's.
 
 Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both is
 long. A step is dominated by two released together: which of the two it is, with a large loss if it
-is one (``Outer``), and always a small loss (``Inner``; Theorem 9).
+is one (``LargeLosses``), and always a small loss (``SmallLosses``; Theorem 9).
 
 The sum's law is found by a tilted FFT whose rounding is bounded: Theorems 6 and 7 of one transform,
 Theorem 8 of bunches.
@@ -26,8 +26,8 @@ from jaxdp.accounting.pairs import Masses, Pair
 
 _U = 2.0**-53
 OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
-_LARGEST = 21  # log2 of the points of a bunch
-_NEARER = (0, 2, 4, 6, 9, 13, 18, 24, 30, 36)  # orders between the best of coarse losses and c
+_LARGEST_BUNCH = 21  # log2 of the points of a bunch
+_ORDER_STEPS = (0, 2, 4, 6, 9, 13, 18, 24, 30, 36)  # orders between the best of coarse losses and c
 # Grid widths of a merged cell: two are the least for which the split of an evenly filled cell lies
 # below its profile.
 CELL = 2.4
@@ -52,7 +52,7 @@ class Atoms:
     over: tuple[float, float]
 
 
-def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
+def dominating_atoms(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
     """Atoms that dominate the pair (docs/certificate.md, Theorem 2).
 
     Args:
@@ -63,8 +63,8 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
         fine: width of a cell over its distance from the point mass, where that is far.
     """
     offset, r = pair.center, pair.rounding
-    right = _spaced((cap - offset) / width, fine)
-    left = _spaced((offset - low) / width, fine)
+    right = _grid_indices((cap - offset) / width, fine)
+    left = _grid_indices((offset - low) / width, fine)
     index = np.concatenate([-left[:0:-1], right])
     loss = offset + index * width
     gap = np.diff(index) * width
@@ -88,21 +88,24 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     return Atoms(index.astype(np.int64), mass * (1 + 2 * r), offset + slack, float(ends[-1]), over)
 
 
-def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
-    """Atoms that the pair dominates (docs/certificate.md, Theorem 3); otherwise as ``above``."""
+def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
+    """Atoms that the pair dominates (docs/certificate.md, Theorem 3).
+
+    Arguments as for ``dominating_atoms``.
+    """
     center, r = pair.center, pair.rounding
     half = 0.5 * CELL
-    right = CELL * _spaced(max((cap - center) / width - half, 1.0) / CELL, fine)
-    left = CELL * _spaced(max((center - low) / width - half, 1.0) / CELL, fine)
+    right = CELL * _grid_indices(max((cap - center) / width - half, 1.0) / CELL, fine)
+    left = CELL * _grid_indices(max((center - low) / width - half, 1.0) / CELL, fine)
     edges = center + width * np.concatenate([-left[::-1] - half, right + half])
     # As above, the highest cell ends at the cap.
     edges = np.append(edges[edges < cap], cap)
-    cells = _split(pair, edges, center, width)
+    cells = _split_cells(pair, edges, center, width)
     if cells.lost > 1e-5 * width and edges.size > 2:
         # Cells that are filled on one side only, such as the lowest, go with their neighbours.
         bad = np.flatnonzero(~cells.good & (cells.up > 1e-5))
         again = np.delete(edges, np.minimum(bad + (edges[bad] < center), edges.size - 2))
-        other = _split(pair, again, center, width)
+        other = _split_cells(pair, again, center, width)
         cells = other if other.lost < cells.lost else cells
     up = np.where(cells.good, cells.up, 0.0)
     indices = np.concatenate([cells.index, cells.index + 1])
@@ -119,16 +122,18 @@ def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     )
 
 
-def merged(pair: Pair, width: float, low: float, cap: float, fine: float) -> tuple[Array, Array]:
+def merge_cells(
+    pair: Pair, width: float, low: float, cap: float, fine: float
+) -> tuple[Array, Array]:
     """(losses, their P masses), [m] each, that the pair dominates: every cell as one outcome.
 
-    They lie on no grid; arguments as for ``above``.
+    They lie on no grid; arguments as for ``dominating_atoms``.
     """
     center, r = pair.center, pair.rounding
-    right, left = (_spaced(reach / width, fine) for reach in (cap - center, center - low))
+    right, left = (_grid_indices(reach / width, fine) for reach in (cap - center, center - low))
     edges = center + width * np.concatenate([-left[:0:-1], right])
     masses = pair.masses(edges)
-    loss = _merged(masses, edges[:-1], r) - (
+    loss = _merged_loss(masses, edges[:-1], r) - (
         4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
     )
     kept = np.isfinite(loss) & (masses.p > 1e-290)
@@ -156,10 +161,10 @@ class _Cells:
     lost: float
 
 
-def _split(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
+def _split_cells(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
     """Merges the cells between ``edges`` and splits each outcome as far as its profile allows."""
     masses = pair.masses(edges)
-    p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
+    p, loss = masses.p, _merged_loss(masses, edges[:-1], pair.rounding)
     near = int(np.searchsorted(edges, center)) - 1
     middle = float(loss[min(max(near, 0), loss.size - 1)])
     offset = middle if np.isfinite(middle) else center
@@ -200,7 +205,7 @@ def _split(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
     return _Cells(offset, index, p, up, good, float(width * (up * ~good).sum()))
 
 
-def _merged(masses: Masses, least: Array, r: float) -> Array:
+def _merged_loss(masses: Masses, least: Array, r: float) -> Array:
     """A lower bound on the loss of each merged cell, [m]: log p/q, or its smallest loss."""
     p, q, gain, error, base = masses
     known = (p > 1e-290) & (q > 1e-290)
@@ -215,7 +220,7 @@ def _merged(masses: Masses, least: Array, r: float) -> Array:
     return np.asarray(np.where(known, value, least))
 
 
-def _spaced(last: float, fine: float) -> Array:
+def _grid_indices(last: float, fine: float) -> Array:
     """Integers from 0 to at least ``last``: by ones up to 1/fine, then geometrically.
 
     Raises:
@@ -233,7 +238,7 @@ def _spaced(last: float, fine: float) -> Array:
     return index
 
 
-class Inner(Pair):
+class SmallLosses(Pair):
     """The pair of a step's losses in (low, high], given that they are there, less ``shift``.
 
     Args:
@@ -291,14 +296,14 @@ class Inner(Pair):
         return np.clip(np.where(last, self.high, losses + self.shift), self.low, self.high)
 
 
-class Outer(Pair):
+class LargeLosses(Pair):
     """The pair of a step's other losses, and of the event that the loss is small.
 
     Args:
         inner: the small losses of the same step.
     """
 
-    def __init__(self, inner: Inner) -> None:
+    def __init__(self, inner: SmallLosses) -> None:
         self.inner, self.center = inner, inner.shift
         self.rounding = inner.pair.rounding
 
@@ -333,17 +338,19 @@ class Outer(Pair):
         return (float(pair.cells(ends)[0][0]) + above) * (1 + 2 * pair.rounding)
 
 
-Counted = Sequence[tuple[Atoms, int]]
-Steps = Callable[[float], Counted]  # from the width of a grid to the atoms on it, with numbers
-Put = Callable[[Pair, float, float, float, float], Atoms]
+AtomCounts = Sequence[tuple[Atoms, int]]
+AtomsOfWidth = Callable[
+    [float], AtomCounts
+]  # from the width of a grid to the atoms on it, with numbers
+Discretize = Callable[[Pair, float, float, float, float], Atoms]
 
 
-def grown(rate: float) -> float:
+def expm1_or_inf(rate: float) -> float:
     """e^rate - 1; infinite, an error that leaves nothing known, where that is beyond floats."""
     return math.expm1(rate) if rate < 700 else math.inf
 
 
-def log_moments(atoms: Counted, width: float, orders: Array) -> Array:
+def log_moments(atoms: AtomCounts, width: float, orders: Array) -> Array:
     """log E[exp(order * sum)] of the sums of atoms, [k]; -inf where there is no atom."""
     total: Array = np.zeros(orders.size)
     for atom, n in atoms:
@@ -373,7 +380,7 @@ class Law:
 
     def __init__(
         self,
-        atoms: Counted,
+        atoms: AtomCounts,
         width: float,
         first: float,
         size: int,
@@ -434,7 +441,7 @@ class Law:
                 n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
             )
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
-        self.relative = grown(self.relative + 4 * _U * abs(self.log_scale))
+        self.relative = expm1_or_inf(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
         spectrum = np.zeros(size // 2 + 1, dtype=complex)
         spectrum[live] = values
@@ -447,7 +454,7 @@ class Law:
             # One factor of the product less, and a modulus above 1 by rounding grows with n.
             rest = np.exp(np.minimum(logs.real - real, 0.0))
             others = math.sqrt(float(both @ (rest * rest)) / size)
-            growth = 1 + grown(2 * n * transform * min(l1, l2 * math.sqrt(size)))
+            growth = 1 + expm1_or_inf(2 * n * transform * min(l1, l2 * math.sqrt(size)))
             self.error += n * transform * min(l2, l1 * others) * growth
         self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
 
@@ -553,7 +560,7 @@ class TiltedMoments:
         gain: log E[exp((order - c) loss)] of the tilted losses of each kind, [kinds, k].
     """
 
-    def __init__(self, atoms: Counted, width: float, c: float) -> None:
+    def __init__(self, atoms: AtomCounts, width: float, c: float) -> None:
         self.c = c
         if c == 0:
             far = np.geomspace(1e-3, 1e9, 37)
@@ -568,7 +575,7 @@ class TiltedMoments:
         offsets = np.asarray([abs(atom.offset) for atom, _ in atoms])
         self._size = np.abs(self.orders) * offsets[:, None] + np.abs(self.gain)
 
-    def of(self, counts: Array) -> Array:
+    def of_sum(self, counts: Array) -> Array:
         """log E[exp((order - c) sum)] of the tilted sum, [k]; infinite where it has no digits."""
         used = counts > 0
         with np.errstate(over="ignore", invalid="ignore"):
@@ -578,19 +585,19 @@ class TiltedMoments:
 
     def window(self, counts: Array, nats: float) -> tuple[float, float]:
         """(first, last) loss of a window that leaves e^-nats of the tilted law on either side."""
-        gain, c = self.of(counts) + nats, self.c
+        gain, c = self.of_sum(counts) + nats, self.c
         up, down = self.orders > c, self.orders < c
         last = (gain[up] / (self.orders[up] - c)).min()
         return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
 
 
 def law_of_sum(
-    steps: Steps,
-    put: Put,
+    steps: AtomsOfWidth,
+    put: Discretize,
     layout: Layout,
     moments: TiltedMoments,
     first: float,
-    apart: tuple[Steps, TiltedMoments] | None = None,
+    large: tuple[AtomsOfWidth, TiltedMoments] | None = None,
 ) -> Law:
     """The law of the sum of all steps' losses, tilted, on a window that begins at ``first``.
 
@@ -605,42 +612,44 @@ def law_of_sum(
         layout: the grids.
         moments: of coarse atoms, from which windows and orders are chosen; with the tilt.
         first: about the least loss of the window.
-        apart: what is put on the coarser grid at once, and the moments without it.
+        large: what is put on the coarser grid at once, and the moments without it.
     """
     atoms = steps(layout.widths[0])
     counts = np.asarray([n for _, n in atoms])
     if len(layout.widths) == 1:
-        return _law(atoms, moments, counts, layout.widths[0], first, layout.size)
+        return _law_on_one_grid(atoms, moments, counts, layout.widths[0], first, layout.size)
 
-    def counted(kinds: Counted, some: Array) -> list[tuple[Atoms, int]]:
+    def counted(kinds: AtomCounts, some: Array) -> list[tuple[Atoms, int]]:
         return [(atom, int(n)) for (atom, _), n in zip(kinds, some, strict=True) if n]
 
     # What is on the coarse grid at once: large losses, and the steps that fill no bunch.
     (fine, width), r = layout.widths, layout.bunches
-    bunched = apart[1] if apart else moments
-    rest = list(apart[0](width)) if apart else []
+    bunched = large[1] if large else moments
+    rest = list(large[0](width)) if large else []
     part = counts // r
     if (counts % r).any():
         rest += counted(steps(width), counts % r)
     # One bunch, in a window of which r leave no more outside than the last one does.
     low, high = bunched.window(part, layout.outside + 2 + math.log(r))
     points = math.ceil(math.log2((high - low) / fine + 2))
-    bunch = _law(counted(atoms, part), bunched, part, fine, low, 1 << min(max(points, 6), _LARGEST))
-    atom, log_scale, inexact, cut = _coarser(bunch, width, put)
-    found = _law([(atom, r), *rest], moments, counts, width, first, layout.size)
+    bunch = _law_on_one_grid(
+        counted(atoms, part), bunched, part, fine, low, 1 << min(max(points, 6), _LARGEST_BUNCH)
+    )
+    atom, log_scale, inexact, cut = _bunch_on_coarse_grid(bunch, width, put)
+    found = _law_on_one_grid([(atom, r), *rest], moments, counts, width, first, layout.size)
     found.log_scale += r * log_scale
-    found.relative += grown(r * (bunch.relative + inexact))
+    found.relative += expm1_or_inf(r * (bunch.relative + inexact))
     # What was wrapped is missing in one place and too much in another. It is relative to a
     # total that the coarse atoms have but for their width.
     lost = r * (2 * bunch.alias + math.sqrt(bunch.loss.size) * bunch.error + cut)
     total = r * bunch.log_scale + float(log_moments(rest, width, np.asarray([moments.c]))[0])
-    ratio = 1 + grown(max(total - found.log_scale, 0.0))
-    found.alias += grown(lost) * ratio
+    ratio = 1 + expm1_or_inf(max(total - found.log_scale, 0.0))
+    found.alias += expm1_or_inf(lost) * ratio
     return found
 
 
-def _law(
-    kinds: Counted, hint: TiltedMoments, counts: Array, width: float, first: float, size: int
+def _law_on_one_grid(
+    kinds: AtomCounts, hint: TiltedMoments, counts: Array, width: float, first: float, size: int
 ) -> Law:
     """The law of the kinds' sum, on one grid; ``hint`` and ``counts`` choose orders.
 
@@ -649,11 +658,13 @@ def _law(
     c, last = hint.c, first + (size - 2) * width
     # The orders that may well give the best bounds below ``first`` and above ``last``. Sums of
     # coarser losses have larger moments at far orders.
-    coarse, half = hint.of(counts), hint.orders.size // 2
+    coarse, half = hint.of_sum(counts), hint.orders.size // 2
     above = np.where(hint.orders > c, coarse - (hint.orders - c) * last, np.inf)
     below = np.where(hint.orders < c, coarse + (c - hint.orders) * first, np.inf)
     best = int(np.argmin(above)), int(np.argmin(below))
-    used = {max(best[0] - i, half) for i in _NEARER} | {min(best[1] + i, half - 1) for i in _NEARER}
+    used = {max(best[0] - i, half) for i in _ORDER_STEPS} | {
+        min(best[1] + i, half - 1) for i in _ORDER_STEPS
+    }
     orders = hint.orders[sorted(used)]
     moments = log_moments(kinds, width, np.append(orders, c))
     gain = moments[:-1] - moments[-1]
@@ -666,7 +677,7 @@ def _law(
     return Law(kinds, width, first, size, c, outside)
 
 
-class SummedPair(Pair):
+class BunchPair(Pair):
     """The computed law of a bunch's sum, as a pair.
 
     Args:
@@ -705,7 +716,9 @@ class SummedPair(Pair):
         return float(self.loss[0]), float(self.loss[-1])
 
 
-def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, float]:
+def _bunch_on_coarse_grid(
+    bunch: Law, width: float, put: Discretize
+) -> tuple[Atoms, float, float, float]:
     """(a bunch's atoms on a coarse grid, log of what their masses are over, errors).
 
     The errors are a relative one, and the tilted probability of sums that rounding or wrapping
@@ -720,7 +733,7 @@ def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, f
     # Nor is what has no float without the tilt.
     kept &= np.abs(bunch.c * loss) < 600
     kept[k] = True
-    pair = SummedPair(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
+    pair = BunchPair(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
     atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)
     inexact = 8 * _U * (1 + abs(bunch.log_scale) + (1 + bunch.c) * 2 * bunch.reach)
     moved = replace(atom, offset=atom.offset + middle)

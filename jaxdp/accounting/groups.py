@@ -34,11 +34,11 @@ from jaxdp.accounting.primitives import (
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
 
-_MOST = 1000  # records of a group that a mixture is made of
-_FARTHEST = 1e6
+_MAX_GROUP = 1000  # records of a group that a mixture is made of
+_LARGEST_EPSILON = 1e6
 
 
-def grouped(event: Event, records: int, relation: Relation) -> Event | None:
+def group_event(event: Event, records: int, relation: Relation) -> Event | None:
     """The event whose worst pairs for one record are those of ``event`` for k; None if unknown.
 
     Under ``relation`` up to k records are all added, all removed, all replaced, or all zeroed out.
@@ -57,7 +57,7 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
             z, q = step.noise_multiplier, step.sampling_prob
             if q == 1:
                 return Gaussian(z / k)
-            if relation is Relation.REPLACE_ONE or k > _MOST:
+            if relation is Relation.REPLACE_ONE or k > _MAX_GROUP:
                 return None
             # P(0), ..., P(k) of a binomial law, to a relative 1e-13. The last is more than all
             # those together that underflow, so that the law is no smaller.
@@ -74,10 +74,10 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
             | CorrelatedNoise(inner, n)
             | GridNoise(inner, n)  # the distance is that of each data set's own law
         ):
-            one = grouped(inner, k, relation)
+            one = group_event(inner, k, relation)
             return None if one is None else type(event)(one, n)  # type: ignore[arg-type]
         case Composed(events):
-            each = [grouped(inner, k, relation) for inner in events]
+            each = [group_event(inner, k, relation) for inner in events]
             known = [one for one in each if one is not None]
             return Composed(tuple(known)) if len(known) == len(each) else None
         case NonPrivate():
@@ -91,7 +91,7 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
         case ExponentialMechanism(epsilon):
             return ExponentialMechanism(k * epsilon, relation=event.relation)
         case EpsilonDelta(epsilon, delta):
-            log_delta = math.log(delta) + _log_sum(epsilon, k) if delta > 0 else -math.inf
+            log_delta = math.log(delta) + _log_geometric_sum(epsilon, k) if delta > 0 else -math.inf
             whole = math.exp(min(0.0, log_delta + 1e-12)) if delta > 0 else 0.0
             return EpsilonDelta(k * epsilon, whole, relation=event.relation)
         case ZCDP(rho, 0.0):  # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9
@@ -105,35 +105,35 @@ def group_epsilon(
     """Bounds on epsilon where neighbours differ in up to ``records`` records; report ``.upper``.
 
     Of Gaussian sums, Poisson-sampled ones (not under REPLACE_ONE), Laplace and the other primitives
-    and compositions of these the group's own worst pairs are known (``grouped``). Of all others the
-    answer follows from the one for a record: k steps of (e, d) are (k e, d (e^(k e) - 1)/(e^e - 1))
-    (Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded), at
-    the best e. Then ``lower`` is that of one record.
+    and compositions of these the group's own worst pairs are known (``group_event``). Of all others
+    the answer follows from the one for a record: k steps of (e, d) are (k e, d (e^(k e) - 1)/(e^e -
+    1)) (Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded),
+    at the best e. Then ``lower`` is that of one record.
 
     Arguments and errors as for ``epsilon``; each of the k = ``records`` >= 1 records of one person,
     a public number, differs as ``relation`` says.
     """
     k = check.size("records", records)
-    whole = grouped(event, k, relation) if k > 1 else event
+    whole = group_event(event, k, relation) if k > 1 else event
     if whole is not None:
         return record_epsilon(whole, delta, relation, accountant)
     one = record_epsilon(event, delta, relation, accountant)
     if delta in (0, 1) or not math.isfinite(one.upper):
-        return _at_most(one, one.lower, k * one.upper, one.note)
+        return _group_bound(one, one.lower, k * one.upper, one.note)
 
     def excess(epsilon: float) -> float:
         found = record_delta(event, epsilon, relation, accountant).upper
-        return math.log(found / delta) + _log_sum(epsilon, k) if found > 0 else -math.inf
+        return math.log(found / delta) + _log_geometric_sum(epsilon, k) if found > 0 else -math.inf
 
     found = 0.0
     if excess(0.0) > 0:
         high = max(one.upper, 1e-6)
         while excess(high) > 0:
             high *= 2
-            if high > _FARTHEST:
-                return _at_most(one, one.lower, math.inf, "no bound found")
+            if high > _LARGEST_EPSILON:
+                return _group_bound(one, one.lower, math.inf, "no bound found")
         found = math.nextafter(k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1], math.inf)
-    return _at_most(one, one.lower, found, "k times that of one record")
+    return _group_bound(one, one.lower, found, "k times that of one record")
 
 
 def group_delta(
@@ -144,7 +144,7 @@ def group_delta(
     Arguments, method and errors as for ``group_epsilon``.
     """
     k = check.size("records", records)
-    whole = grouped(event, k, relation) if k > 1 else event
+    whole = group_event(event, k, relation) if k > 1 else event
     if whole is not None:
         return record_delta(whole, epsilon, relation, accountant)
     lower = record_delta(event, epsilon, relation, accountant).lower
@@ -153,18 +153,18 @@ def group_delta(
     upper = 0.0
     if one.upper > 0:
         # What P can do and Q cannot may be anything once there is a law between them.
-        factor = math.inf if epsilon == math.inf else _log_sum(each, k)
+        factor = math.inf if epsilon == math.inf else _log_geometric_sum(each, k)
         upper = math.exp(min(0.0, math.log(one.upper) + factor))
-    return _at_most(one, lower, upper, "from that of one record")
+    return _group_bound(one, lower, upper, "from that of one record")
 
 
-def _at_most(one: Bound, lower: float, upper: float, note: str) -> Bound:
+def _group_bound(one: Bound, lower: float, upper: float, note: str) -> Bound:
     """The bound that follows from the one of a record, by its accountant and relation."""
     estimate = None if upper else 0.0
     return Bound(min(lower, upper), estimate, upper, one.accountant, note, relation=one.relation)
 
 
-def _log_sum(epsilon: float, k: int) -> float:
+def _log_geometric_sum(epsilon: float, k: int) -> float:
     """log of 1 + e^epsilon + ... + e^((k - 1) epsilon), raised by its rounding."""
     if epsilon == 0:
         return math.log(k)

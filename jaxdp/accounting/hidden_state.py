@@ -241,7 +241,7 @@ def averaged_bound(of: str, run: "FlatRun", relation: Relation, value: float) ->
         return Bound(0.0, 0.0, 0.0, "gdp", "delta(0) is already below the target")
     largest = float(mus.max())
     margin = min(gaussian.PROFILE_ERROR + 4e-15 * largest, 0.5)
-    _, upper = gaussian.bracket_epsilon(delta, value, max(largest, largest**2), margin)
+    _, upper = gaussian.solve_epsilon(delta, value, max(largest, largest**2), margin)
     return Bound(0.0, None, upper, "gdp")
 
 
@@ -254,4 +254,4 @@ def renyi_bound(
     for event, n in run.hidden:
         s = batch_values(event, bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))
-    return Bound(0.0, None, rdp.convert(of, total, value), "rdp")
+    return Bound(0.0, None, rdp.best_conversion(of, total, value), "rdp")

@@ -176,7 +176,7 @@ class Discrete(Pair):
         return float(self.loss[min(below, top)]), float(self.loss[max(above, 0)])
 
 
-def discrete(
+def discrete_pair(
     loss: Array, p: Array, upper: bool, infinite: float = 0.0, rounding: float = 16 * _U
 ) -> Discrete:
     """The pair of these increasing losses and P masses; a rounded loss moves its Q mass.
@@ -189,7 +189,7 @@ def discrete(
     return Discrete(loss, p, infinite, rounding + 8 * _U * float(np.max(np.abs(loss), initial=0.0)))
 
 
-def symmetric(epsilons: Array, deltas: Array) -> Discrete:
+def symmetric_pair(epsilons: Array, deltas: Array) -> Discrete:
     """The pair, dominating in both directions, of profiles that are known at some epsilons only.
 
     A profile is convex in a = e^epsilon, and the larger one of both directions is its own mirror:
@@ -552,7 +552,7 @@ class BatchGaussian(Pair):
         with np.errstate(all="ignore"):
             log_p, log_weights = np.log(p), np.log([1 - self.k, self.k])
             for i, a in enumerate(orders.tolist()):
-                log_high = np.where(a * up < 600, np.log(_convex(up, a)) - up, (a - 1) * up)
+                log_high = np.where(a * up < 600, np.log(_convex_excess(up, a)) - up, (a - 1) * up)
                 log_rest = -np.inf
                 if first > -np.inf:
                     # E_Q[(P/Q)^a; L > reach]: from there the loss grows at most as fast as the
@@ -563,7 +563,7 @@ class BatchGaussian(Pair):
                     log_rest = float(np.logaddexp.reduce(logs))
                 scale = max(0.0, log_rest, float(np.max(log_p + log_high[1:])))
                 left, right = (np.exp(log_p + log - scale) for log in (log_high[:-1], log_high[1:]))
-                low = _convex(down, a)
+                low = _convex_excess(down, a)
                 below = float(q @ (other * low[1:] + (1 - other) * low[:-1])) * np.exp(-scale)
                 total = float(np.sum(share * right + (1 - share) * left)) + below
                 total = (total + np.exp(log_rest - scale)) * (1 + 1e-9)
@@ -622,7 +622,7 @@ class BatchGaussian(Pair):
             return np.where(np.abs(exponent) < 0.5, x - step, x)
 
 
-def _convex(loss: Array, order: float) -> Array:
+def _convex_excess(loss: Array, order: float) -> Array:
     """t^a - 1 - a (t - 1) at t = e^loss, to 1e-10 of itself."""
     a = order
     series = (a - 1) * a / 2 * loss**2 * (1 + loss * ((a + 1) / 3 + (a * a + a + 1) / 12 * loss))

@@ -23,20 +23,22 @@ from jaxdp.accounting.pairs import (
     MixedGaussian,
     Pair,
     PairedEvent,
-    discrete,
+    discrete_pair,
     mixture_log_ratio,
-    symmetric,
+    symmetric_pair,
 )
 
 _U = 2.0**-53
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
-_LARGEST = 1e6  # above it no loss is worth the name of a guarantee
+_LARGEST_EPSILON = 1e6  # above it no loss is worth the name of a guarantee
 _NODES = 20_000  # of a quadrature
 
 
-def vanishing(epsilon: float) -> str:
+def vacuous_reason(epsilon: float) -> str:
     """The reason why a release with such a loss is charged as one without noise, or ""."""
-    return "" if epsilon <= _LARGEST else f"a release's loss of {epsilon:g} guarantees nothing"
+    return (
+        "" if epsilon <= _LARGEST_EPSILON else f"a release's loss of {epsilon:g} guarantees nothing"
+    )
 
 
 def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
@@ -70,7 +72,7 @@ class Laplace(PairedEvent):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return vanishing(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
+        return vacuous_reason(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
         """As ``PairedEvent.pure``."""
@@ -92,7 +94,7 @@ class Laplace(PairedEvent):
 
 
 @dataclass(frozen=True)
-class _Lattice(PairedEvent):
+class _IntegerNoise(PairedEvent):
     """Noise on the integers: the sums are integers, and so is the distance."""
 
     scale: float
@@ -107,14 +109,14 @@ class _Lattice(PairedEvent):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return vanishing(self.sensitivity / self.scale)
+        return vacuous_reason(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
         return int(relation.separation) * self.sensitivity
 
 
 @dataclass(frozen=True)
-class DiscreteLaplace(_Lattice):
+class DiscreteLaplace(_IntegerNoise):
     """A sum of integer contributions plus independent noise k with mass ~ e^(-|k|/scale).
 
     Also known as the geometric mechanism. Under REPLACE_ONE the accountant itself doubles the
@@ -129,7 +131,7 @@ class DiscreteLaplace(_Lattice):
         """As ``PairedEvent.pure``."""
         return self._shift(relation) / self.scale
 
-    def _law(self, relation: Relation) -> tuple[Array, Array]:
+    def _losses(self, relation: Relation) -> tuple[Array, Array]:
         """(losses, P masses) of the outputs shift, shift - 1, ..., 0; the rest joins the ends."""
         shift, t = self._shift(relation), self.scale
         k = np.arange(shift, -1, -1.0)
@@ -139,16 +141,16 @@ class DiscreteLaplace(_Lattice):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
-        loss, p = self._law(relation)
-        return (discrete(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
+        loss, p = self._losses(relation)
+        return (discrete_pair(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
-        return finite_renyi(*self._law(relation), orders)
+        return finite_renyi(*self._losses(relation), orders)
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(_Lattice):
+class DiscreteGaussian(_IntegerNoise):
     """A sum of integer contributions plus independent noise k with mass ~ e^(-k^2/(2 scale^2)).
 
     The pair is tight for contributions of this l1 norm. Where a vector's l2 norm is bounded
@@ -174,7 +176,7 @@ class DiscreteGaussian(_Lattice):
         keep = mass > 0
         p = mass[keep] / mass.sum()
         # exp(-t^2/2) with t^2/2 <= 730 rounded thrice.
-        return (discrete(loss[keep], p, upper, 1e-300, 4096 * _U),)
+        return (discrete_pair(loss[keep], p, upper, 1e-300, 4096 * _U),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
@@ -240,7 +242,7 @@ class MixtureOfGaussians(PairedEvent):
         """As ``PairedEvent.pairs``."""
         c, p = self.components()
         if c[-1] == 0:
-            return (discrete(np.zeros(1), np.ones(1), upper),)
+            return (discrete_pair(np.zeros(1), np.ones(1), upper),)
         return MixedGaussian(c, p), MixedGaussian(c, p, reverse=True)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
@@ -282,7 +284,7 @@ def _log_moment(c: Array, p: Array, power: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stated(PairedEvent):
+class _StatedEvent(PairedEvent):
     """An event that was proven under one relation, and has an upper end only."""
 
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
@@ -304,7 +306,7 @@ class _Stated(PairedEvent):
 
 
 @dataclass(frozen=True)
-class EpsilonDelta(_Stated):
+class EpsilonDelta(_StatedEvent):
     """Any release that is (epsilon, delta)-differentially private, and nothing else is known of it.
 
     Charged as the worst such release: the loss is +-epsilon, or infinite with probability delta
@@ -327,13 +329,13 @@ class EpsilonDelta(_Stated):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return "a release's delta is 1" if self.delta == 1 else vanishing(self.epsilon)
+        return "a release's delta is 1" if self.delta == 1 else vacuous_reason(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
         """As ``PairedEvent.pure``."""
         return self.epsilon if self.delta == 0 else math.inf
 
-    def _law(self) -> tuple[Array, Array]:
+    def _losses(self) -> tuple[Array, Array]:
         """(losses, P masses) of the finite losses."""
         if self.epsilon == 0:
             return np.zeros(1), np.asarray([1 - self.delta])
@@ -342,17 +344,17 @@ class EpsilonDelta(_Stated):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
-        return (discrete(*self._law(), upper, self.delta),) if upper else ()
+        return (discrete_pair(*self._losses(), upper, self.delta),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
         if self.delta > 0:
             return super().renyi(relation, orders)
-        return finite_renyi(*self._law(), orders)
+        return finite_renyi(*self._losses(), orders)
 
 
 @dataclass(frozen=True)
-class ExponentialMechanism(_Stated):
+class ExponentialMechanism(_StatedEvent):
     """A choice with probability ~ e^(epsilon u/(2 D)), D the most that u changes.
 
     Charged for what such a choice is: epsilon-bounded range, all of its losses lie in an interval
@@ -373,7 +375,7 @@ class ExponentialMechanism(_Stated):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return vanishing(self.epsilon)
+        return vacuous_reason(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
         """As ``PairedEvent.pure``."""
@@ -392,7 +394,7 @@ class ExponentialMechanism(_Stated):
 
 
 @dataclass(frozen=True)
-class ZCDP(_Stated):
+class ZCDP(_StatedEvent):
     """Any release that is (xi, rho)-zero-concentrated differentially private.
 
     Its Renyi divergence of every order alpha > 1 is at most xi + rho alpha (Bun and Steinke 2016,
@@ -451,7 +453,7 @@ class RandomizedResponse(PairedEvent):
         """As ``PairedEvent.pure``."""
         return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
 
-    def _law(self) -> tuple[Array, Array]:
+    def _losses(self) -> tuple[Array, Array]:
         """(losses, P masses): the other answer, a third one, one's own."""
         p, k, top = self.noise_prob, self.buckets, self.pure(Relation.REPLACE_ONE)
         if top == 0:
@@ -460,11 +462,11 @@ class RandomizedResponse(PairedEvent):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
-        return (discrete(*self._law(), upper),)
+        return (discrete_pair(*self._losses(), upper),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
-        return finite_renyi(*self._law(), orders)
+        return finite_renyi(*self._losses(), orders)
 
 
 @dataclass(frozen=True)
@@ -501,7 +503,7 @@ class ObjectivePerturbation(PairedEvent):
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
         found = _profile(self.noise_multiplier, self.curvature) if upper else None
-        return () if found is None else (symmetric(*found),)
+        return () if found is None else (symmetric_pair(*found),)
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
 )
 from jaxdp.accounting.flat import FlatRun, directions, flatten
-from jaxdp.accounting.rdp import convert, rdp_to_delta
+from jaxdp.accounting.rdp import best_conversion, rdp_to_delta
 
 NOTHING_LEFT = "nothing of delta is left beside the distance of the noise from a Gaussian's"
 _ZERO = "delta(0) is already below the target"
@@ -36,10 +36,10 @@ _BETWEEN = "no tight value is known: the truth lies between the ends"
 _LIMIT = "a limit for many small steps; it may be below the truth, so there is no upper end"
 _UPPER_ONLY = "upper bound only: no lower end is proven"
 _UNPROVEN = "an estimate alone was asked for: no end is proven"
-_ROUGH = 1e-2  # tolerance from which on an upper end is enough
+_ROUGH_TOLERANCE = 1e-2  # tolerance from which on an upper end is enough
 _MARGIN = 1 + 1e-9  # of the rounding of what a distance costs
-_JUMP = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
-_FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
+_JUMP_SLOPE = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
+_CALIBRATION_TOLERANCE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
 _NEAR_ESTIMATE = ("auto", "exact", "gdp")  # accountants whose upper end is hardly above it
 
 
@@ -84,15 +84,15 @@ def epsilon(
         tolerance = check.positive("tolerance", tolerance)
     run = flatten(event, relation)
     question = Question("epsilon", run, relation, at, tolerance)
-    _check(run, relation, accountant)
+    _require_supported(run, relation, accountant)
     if at == 1:
         found = Bound(0, 0, 0, "none", "any release has it")
     elif at == 0 and run.distance:
         found = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     elif at == 0:
-        found = _pure(run, relation)
+        found = _epsilon_at_delta_zero(run, relation)
     else:
-        found = (_near_epsilon if run.distance else _ask)(question, accountant)
+        found = (_epsilon_with_distance if run.distance else _compute_bound)(question, accountant)
     return replace(found, relation=relation)
 
 
@@ -117,13 +117,13 @@ def delta(
         tolerance = check.positive("tolerance", tolerance)
     run = flatten(event, relation)
     question = Question("delta", run, relation, at, tolerance)
-    _check(run, relation, accountant)
+    _require_supported(run, relation, accountant)
     if run.distance:
-        found = _near_delta(question, accountant)
+        found = _delta_with_distance(question, accountant)
     elif at == math.inf and run.parts:
-        found = _impossible(run, relation)
+        found = _delta_at_infinity(run, relation)
     else:
-        found = _ask(question, accountant)
+        found = _compute_bound(question, accountant)
     return replace(found, relation=relation)
 
 
@@ -134,13 +134,13 @@ def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -
         ValueError: for something that is not an event, a relation or an accountant.
     """
     try:
-        _check(flatten(event, relation), relation, accountant)
+        _require_supported(flatten(event, relation), relation, accountant)
     except UnsupportedEventError:
         return False
     return True
 
 
-def trivial(run: FlatRun) -> Bound | None:
+def trivial_bound(run: FlatRun) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(0.0, None, math.inf, "none", f"no guarantee: {run.infinite}")
@@ -149,9 +149,9 @@ def trivial(run: FlatRun) -> Bound | None:
     return None
 
 
-def _pure(run: FlatRun, relation: Relation) -> Bound:
+def _epsilon_at_delta_zero(run: FlatRun, relation: Relation) -> Bound:
     """Epsilon at delta 0: the sum of the largest losses."""
-    if known := trivial(run):
+    if known := trivial_bound(run):
         return known
     if run.steps:
         lower, estimate = (0.0, None) if run.hidden else (math.inf, math.inf)
@@ -162,7 +162,7 @@ def _pure(run: FlatRun, relation: Relation) -> Bound:
     return Bound(lower, estimate, value * (1 + 1e-12), "none")
 
 
-def _impossible(run: FlatRun, relation: Relation) -> Bound:
+def _delta_at_infinity(run: FlatRun, relation: Relation) -> Bound:
     """Delta at an infinite epsilon: the probability that some loss is infinite."""
     log_none = 0.0
     for part, n in run.parts:
@@ -189,23 +189,23 @@ def _delta_cost(epsilon: float, distance: float) -> float:
     return (1 + math.exp(epsilon)) * distance * _MARGIN if epsilon < 700 else math.inf
 
 
-def _near_epsilon(question: "Question", accountant: str) -> Bound:
+def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
     """Bounds on epsilon of a release within its run's distance of the run."""
     run, relation, target = question.run, question.relation, question.at
     none = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
-    if known := trivial(run):
+    if known := trivial_bound(run):
         # Without a run that depends on data only the distance is charged.
         return known if run.infinite or _delta_cost(0.0, run.distance) <= target else none
     # An epsilon that is proven at half of delta says what the distance costs at most.
     start = math.inf
     if not run.hidden:
-        start = convert("epsilon", run.renyi(relation), 0.5 * target)
+        start = best_conversion("epsilon", run.renyi(relation), 0.5 * target)
     if not math.isfinite(start):
-        start = _ask(replace(question, at=0.5 * target, tolerance=None), accountant).upper
+        start = _compute_bound(replace(question, at=0.5 * target, tolerance=None), accountant).upper
     share = _delta_cost(start, run.distance)
     if not share <= 0.5 * target:
         return none
-    bound = _ask(replace(question, at=(target - share) * (1 - 1e-15)), accountant)
+    bound = _compute_bound(replace(question, at=(target - share) * (1 - 1e-15)), accountant)
     upper = min(bound.upper, start)
     lower, share = min(bound.lower, upper), share / target
     # The lower end is of delta (1 - share) and must be of delta (1 + share). delta falls with x =
@@ -218,12 +218,12 @@ def _near_epsilon(question: "Question", accountant: str) -> Bound:
     return Bound(lower, estimate, upper, bound.accountant, bound.note)
 
 
-def _near_delta(question: "Question", accountant: str) -> Bound:
+def _delta_with_distance(question: "Question", accountant: str) -> Bound:
     """Bounds on delta of a release within its run's distance of the run."""
     share = _delta_cost(question.at, question.run.distance)
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
-    bound = _ask(question, accountant)
+    bound = _compute_bound(question, accountant)
     return Bound(
         max(0.0, bound.lower - share),
         bound.estimate,
@@ -255,7 +255,7 @@ class Question:
     tolerance: float | None = None
 
 
-def _check(run: FlatRun, relation: Relation, accountant: str) -> None:
+def _require_supported(run: FlatRun, relation: Relation, accountant: str) -> None:
     """Refuses a run for which the accountant has no bound.
 
     Raises:
@@ -265,7 +265,7 @@ def _check(run: FlatRun, relation: Relation, accountant: str) -> None:
     if accountant not in ACCOUNTANTS:
         expected = sorted(name for name in ACCOUNTANTS if name != "auto")
         raise ValueError(f"accountant={accountant!r}: expected 'auto' or one of {expected}")
-    if trivial(run):
+    if trivial_bound(run):
         return
     if run.parts and accountant not in ("auto", "rdp"):
         name = run.parts[0][0].type_name
@@ -274,14 +274,14 @@ def _check(run: FlatRun, relation: Relation, accountant: str) -> None:
         raise UnsupportedEventError(f"{reason} by accountant {accountant} under {relation.value}")
 
 
-def _ask(question: Question, accountant: str) -> Bound:
+def _compute_bound(question: Question, accountant: str) -> Bound:
     """The bound of the accountant named, or for "auto" of the tightest that covers the run.
 
     Raises:
         UnsupportedEventError: when the accountant cannot resolve the run.
     """
     run = question.run
-    if known := trivial(run):
+    if known := trivial_bound(run):
         upper = known.upper if question.of == "epsilon" else min(known.upper, 1.0)
         return replace(known, upper=upper)
     if question.of == "delta" and question.at == math.inf and not run.parts:
@@ -321,7 +321,7 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         return _rdp(question)
     # One Gaussian step on a Poisson sample has a closed form.
     if poisson and len(run.steps) == 1 and run.steps[0][1] == 1:
-        return _single(question)
+        return _single_step(question)
     if of_epsilon and poisson:
         # The total variations of steps add up to more than delta(0) of all: below it every delta
         # has epsilon exactly 0.
@@ -333,7 +333,7 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
             return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
 
     # The contour integral's value, which is no bound, says where to look.
-    estimate, rough = None, aim is not None and aim >= _ROUGH
+    estimate, rough = None, aim is not None and aim >= _ROUGH_TOLERANCE
     if poisson and not run.hidden and (not rough or aim == math.inf):
         try:
             if not of_epsilon:
@@ -347,8 +347,12 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
     if aim == math.inf and estimate is not None:
         return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN)
     if rough:
-        run, estimate = run.fewer(), None
-        goal = (2e-4 if of_epsilon else _ROUGH) if aim == math.inf else aim or _ROUGH
+        run, estimate = run.merge_similar(), None
+        goal = (
+            (2e-4 if of_epsilon else _ROUGH_TOLERANCE)
+            if aim == math.inf
+            else aim or _ROUGH_TOLERANCE
+        )
     else:
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
         goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)
@@ -370,14 +374,16 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         if not renyi:
             raise
         return _rdp(question)
-    bound = _joined(lower, upper, estimate, found[0].lower is not None, question.of)
+    bound = _with_estimate(lower, upper, estimate, found[0].lower is not None, question.of)
     wide = not rough and bound.upper - bound.lower > 3e-2 * bound.upper
     if renyi and (wide or any(direction.by_moments for direction in found)):
-        return _tighter(bound, _rdp(question))
+        return _tighten(bound, _rdp(question))
     return bound
 
 
-def _joined(lower: float, upper: float, estimate: float | None, both: bool, of: str) -> Bound:
+def _with_estimate(
+    lower: float, upper: float, estimate: float | None, both: bool, of: str
+) -> Bound:
     """The certificate with the integral's estimate, which must not contradict it.
 
     Raises:
@@ -399,7 +405,7 @@ def _joined(lower: float, upper: float, estimate: float | None, both: bool, of: 
     return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
-def _tighter(bound: Bound, other: Bound) -> Bound:
+def _tighten(bound: Bound, other: Bound) -> Bound:
     """The bound, or its lower end with the other's upper end if that is the smaller.
 
     Raises:
@@ -416,7 +422,7 @@ def _tighter(bound: Bound, other: Bound) -> Bound:
     return Bound(bound.lower, estimate, other.upper, other.accountant, bound.note)
 
 
-def _single(question: Question) -> Bound:
+def _single_step(question: Question) -> Bound:
     """One step by its closed form."""
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
     z, q = step.noise_multiplier, step.sampling_prob
@@ -424,12 +430,12 @@ def _single(question: Question) -> Bound:
         lower, upper = gaussian.sampled_epsilon(z, q, relation, at)
         lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _around
         return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
-    return _around(
+    return _closed_form_delta(
         lambda by: gaussian.sampled_delta(z * (1 + by), q, relation, at * (1 + by)), 1e-9, "exact"
     )
 
 
-def _around(delta: Callable[[float], float], margin: float, name: str) -> Bound:
+def _closed_form_delta(delta: Callable[[float], float], margin: float, name: str) -> Bound:
     """A closed form with its margin, at arguments moved by more than their rounding.
 
     That moves delta by more than the margin where mu is huge.
@@ -443,7 +449,9 @@ def _gdp(question: Question) -> Bound:
     if question.of == "epsilon":
         lower, upper = gaussian.gaussian_epsilon(mu, at)
         return Bound(lower, 0.5 * (lower + upper), upper, "gdp", _ZERO if upper == 0 else "")
-    return _around(lambda by: gaussian.gaussian_delta(mu * (1 - by), at * (1 + by)), 1e-10, "gdp")
+    return _closed_form_delta(
+        lambda by: gaussian.gaussian_delta(mu * (1 - by), at * (1 + by)), 1e-10, "gdp"
+    )
 
 
 def _clt(question: Question) -> Bound:
@@ -466,7 +474,7 @@ def _clt(question: Question) -> Bound:
 
 
 def _rdp(question: Question) -> Bound:
-    upper = convert(question.of, question.run.renyi(question.relation), question.at)
+    upper = best_conversion(question.of, question.run.renyi(question.relation), question.at)
     return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
@@ -567,28 +575,30 @@ def calibrate(
         raise ValueError(f"between={between!r}: expected the smaller number first")
     wide, safe = (high, low) if most else (low, high)
 
-    def quick(value: float) -> float:
+    def estimated_excess(value: float) -> float:
         event = make_event(value)
         if accountant not in _NEAR_ESTIMATE:
-            return _log_ratio(_epsilon_of(event, delta, relation, accountant).upper, epsilon)
+            return _log_excess(_epsilon_of(event, delta, relation, accountant).upper, epsilon)
         found = _epsilon_of(event, delta, relation, tolerance=math.inf)
         about = found.upper if found.estimate is None else found.estimate
         # A little inside, so that the first proof succeeds.
-        return _log_ratio(about, epsilon * (1 - tolerance / 2))
+        return _log_excess(about, epsilon * (1 - tolerance / 2))
 
     # One step more or less is less than the usual width.
     finer = 1e-5 if whole else None
 
-    def proven(value: float) -> float:
+    def proven_excess(value: float) -> float:
         found = _epsilon_of(make_event(value), delta, relation, accountant, tolerance=finer)
-        return _log_ratio(found.upper, epsilon)
+        return _log_excess(found.upper, epsilon)
 
-    start, slope = least(quick, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole)
+    start, slope = search(
+        estimated_excess, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole
+    )
     start = safe if start is None else start
     # Where epsilon jumps, the next value tried is the neighbour that shows it.
-    value, _ = least(proven, start, slope, (wide, safe), tolerance, whole, tolerance / 5)
+    value, _ = search(proven_excess, start, slope, (wide, safe), tolerance, whole, tolerance / 5)
     if value is None and otherwise is None:
-        reached = epsilon * math.exp(proven(safe))
+        reached = epsilon * math.exp(proven_excess(safe))
         raise ValueError(
             f"epsilon={epsilon!r}: expected a target that can be met; at {safe:g}, the most "
             f"private value tried, {reached:.6g} is proven"
@@ -641,7 +651,12 @@ def calibrate_noise_multiplier(
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
     return calibrate(
-        lambda z: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant, tolerance=_FINE
+        lambda z: _dp_sgd(z, q, steps),
+        epsilon,
+        delta,
+        relation,
+        accountant,
+        tolerance=_CALIBRATION_TOLERANCE,
     )
 
 
@@ -683,7 +698,7 @@ def calibrate_sampling_prob(
     z = check.positive("noise_multiplier", noise_multiplier)
     return calibrate(
         lambda q: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant,
-        between=(1e-26, 1.0), most=True, tolerance=_FINE, otherwise=0.0,
+        between=(1e-26, 1.0), most=True, tolerance=_CALIBRATION_TOLERANCE, otherwise=0.0,
     )  # fmt: skip
 
 
@@ -691,14 +706,14 @@ def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
     return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
 
 
-def _log_ratio(value: float, target: float) -> float:
+def _log_excess(value: float, target: float) -> float:
     """log(value/target), <= 0 exactly when value <= target; defined for 0 and infinity."""
     if value <= target:
         return -math.inf if value == 0 else min(0.0, math.log(value / target))
     return max(5e-324, math.log(value / target))
 
 
-def least(
+def search(
     excess: Callable[[float], float],
     start: float,
     slope: float,
@@ -743,10 +758,10 @@ def least(
                 break
         if turn >= 10 and inside and outside:
             steep = (excess_cost - gain) / abs(math.log(inside / outside))
-            tolerance = max(tolerance, 1e-4) if steep > _JUMP else tolerance
+            tolerance = max(tolerance, 1e-4) if steep > _JUMP_SLOPE else tolerance
         if inside and outside:
-            apart = abs(inside - outside) if whole else abs(math.log(inside / outside))
-            if apart <= max(1, 1e-7 * inside) if whole else apart < tolerance / 4:
+            gap = abs(inside - outside) if whole else abs(math.log(inside / outside))
+            if gap <= max(1, 1e-7 * inside) if whole else gap < tolerance / 4:
                 break
         fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan
         slope = fall if math.isfinite(fall) and fall < 0 else slope

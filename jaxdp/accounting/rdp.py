@@ -11,12 +11,12 @@ import math
 
 import numpy as np
 
-from jaxdp.accounting.contour import log_moments, table, trapezoid_width
+from jaxdp.accounting.contour import log_moments, tabulate_step, trapezoid_width
 from jaxdp.accounting.events import Array, Relation
 from jaxdp.accounting.pairs import posterior
 
 _TAIL = 12.0  # window beyond the last mode, in noise standard deviations: the rest weighs e^-72
-_MOST_OF_AN_ORDER = 8_002  # nodes; an order that needs more is not tabulated
+_MAX_NODES = 8_002  # nodes; an order that needs more is not tabulated
 _GRIDS = (
     1 + np.geomspace(0.01, 1, 24),
     np.arange(2, 12, 0.25),
@@ -60,11 +60,13 @@ def poisson_renyi(z: float, q: float, relation: Relation, orders: tuple[float, .
     # Orders within a factor of four share the nodes of the largest.
     level = np.floor(np.log2(alphas) / 2)
     for wanted in np.unique(level):
-        fits = np.flatnonzero((level == wanted) & (count < _MOST_OF_AN_ORDER))
+        fits = np.flatnonzero((level == wanted) & (count < _MAX_NODES))
         if fits.size:
             i = fits[np.argmax(alphas[fits])]
             x = width[i] * (first[i] + np.arange(count[i]))
-            value, rounding = log_moments(*table(x, float(width[i]), z, q, relation), order[fits])
+            value, rounding = log_moments(
+                *tabulate_step(x, float(width[i]), z, q, relation), order[fits]
+            )
             found[fits] = np.minimum(found[fits], (value + rounding) / order[fits])
     return found
 
@@ -106,6 +108,6 @@ def rdp_to_delta(rdp: Array, epsilon: float, orders: tuple[float, ...] = DEFAULT
     return min(1.0, max(math.exp(min(0.0, float(log_delta.min()))), 1e-300))
 
 
-def convert(query: str, rdp: Array, value: float) -> float:
+def best_conversion(query: str, rdp: Array, value: float) -> float:
     """The smallest "epsilon" at a delta, or "delta" at an epsilon, that the curve guarantees."""
     return rdp_to_epsilon(rdp, value)[0] if query == "epsilon" else rdp_to_delta(rdp, value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdp.accounting.events import Array
-from jaxdp.accounting.grid import above, merged
+from jaxdp.accounting.grid import dominating_atoms, merge_cells
 from jaxdp.accounting.pairs import Pair
 
 Kinds = tuple[tuple[Pair, int], ...]
@@ -21,7 +21,7 @@ Kinds = tuple[tuple[Pair, int], ...]
 _U = 2.0**-53
 _NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
 _NO_DIGITS = 1e-305  # a mass below has not its relative error: it may be this much more
-_AT_ONCE = 4_000_000  # exponents
+_MAX_EXPONENTS = 4_000_000  # exponents
 
 
 class SumMoments:
@@ -46,11 +46,11 @@ class SumMoments:
             fine = min(max(0.01 / math.sqrt(reach), 1e-5), 3e-4)
             grid = 0.1 * fine * reach, low, end + 0.1 * reach, fine
             if high:
-                atoms = above(pair, *grid)
+                atoms = dominating_atoms(pair, *grid)
                 loss, mass = atoms.offset + atoms.index * grid[0], atoms.mass + _NO_DIGITS
                 self.over += n * (atoms.over[0] + 1e-320) * (1 + 1e-12)
             else:
-                loss, mass = merged(pair, *grid)
+                loss, mass = merge_cells(pair, *grid)
             if loss.size:
                 self._steps.append((loss, np.log(mass), n))
                 variance += n * float(mass @ (loss - mass @ loss / mass.sum()) ** 2)
@@ -62,9 +62,9 @@ class SumMoments:
         """log of the integral of exp(order * sum), and a bound on its rounding error, [k] each."""
         value, error = np.zeros(orders.size), np.zeros(orders.size)
         for loss, log_mass, n in self._steps:
-            part = max(_AT_ONCE // loss.size, 1)
+            part = max(_MAX_EXPONENTS // loss.size, 1)
             parts = [orders[i : i + part, None] for i in range(0, orders.size, part)]
-            one = np.concatenate([_log_sum(order * loss + log_mass) for order in parts])
+            one = np.concatenate([_log_sum_exp(order * loss + log_mass) for order in parts])
             # Exponents, their logs and exponentials, and a sum of non-negative terms.
             reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
             size = loss.size + 16 + 8 * float(np.abs(log_mass).max())
@@ -73,7 +73,7 @@ class SumMoments:
         return value, error + 4 * _U * len(self._steps) * np.abs(value)
 
 
-def _log_sum(exponent: Array) -> Array:
+def _log_sum_exp(exponent: Array) -> Array:
     peak = exponent.max(axis=1)
     return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
@@ -100,7 +100,7 @@ def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
         away = orders * epsilon
         return np.asarray(log_moment + error - away + 4 * _U * away + (first - second) + off)
 
-    found = _least(at, total.spread)
+    found = _minimize_over_orders(at, total.spread)
     if epsilon is None:
         return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
     return min((math.exp(min(found, 0.0)) + total.over) * (1 + 1e-12), 1.0)
@@ -123,7 +123,7 @@ def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
             above = np.maximum(window.first * (1 - 4 * _U) - epsilon, 0.0)
             return np.asarray(window.log_weight + np.log(-np.expm1(-above)))
 
-    found = _largest(total, at)
+    found = _maximize_over_windows(total, at)
     if epsilon is None:
         return max(found * (1 - 1e-13), 0.0)
     return math.exp(min(found, 0.0)) * (1 - 1e-9)
@@ -182,7 +182,7 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
             yield Windows(start, weight)
 
 
-def _largest(total: SumMoments, at: Callable[[Windows], Array]) -> float:
+def _maximize_over_windows(total: SumMoments, at: Callable[[Windows], Array]) -> float:
     """The largest value over tilts and windows; -inf if there is none."""
     unit = 1 / total.spread if total.spread > 0 else math.inf
     if not math.isfinite(unit):
@@ -210,7 +210,7 @@ def _largest(total: SumMoments, at: Callable[[Windows], Array]) -> float:
     return best
 
 
-def _least(at: Callable[[Array], Array], spread: float) -> float:
+def _minimize_over_orders(at: Callable[[Array], Array], spread: float) -> float:
     """The least value over orders > 0; infinite if there is none."""
     unit = 1 / spread if spread > 0 else math.inf
     if not math.isfinite(unit):

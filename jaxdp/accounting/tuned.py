@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxdp import arguments as check
 from jaxdp.accounting import rdp
-from jaxdp.accounting.events import Array, Event, Relation, UnsupportedEventError, an_event
+from jaxdp.accounting.events import Array, Event, Relation, UnsupportedEventError, require_event
 from jaxdp.accounting.flat import flatten_exactly
-from jaxdp.accounting.pairs import Pair, PairedEvent, symmetric
+from jaxdp.accounting.pairs import Pair, PairedEvent, symmetric_pair
 from jaxdp.accounting.queries import delta
 
 _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
@@ -171,9 +171,9 @@ class PoissonTries(Tries):
         # arXiv:2110.03620v2, Theorem 6, and the term of no try.
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
         least = max(float(np.min(curve)), 0.0)
-        apart = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
+        variation = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
         deltas = [
-            min(rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), tuple(orders.tolist())), apart)
+            min(rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), tuple(orders.tolist())), variation)
             for a in orders.tolist()
         ]
         log_moment = (orders - 1) * (curve + self.mean * np.asarray(deltas)) + math.log(self.mean)
@@ -203,7 +203,7 @@ class Tuned(PairedEvent):
     distribution: Tries
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event)
+        check.fields(self, event=require_event)
         law = self.distribution
         if isinstance(law, Mapping) and law.get("type") in Tries.types:
             fields = {k: v for k, v in law.items() if k != "type"}
@@ -224,7 +224,7 @@ class Tuned(PairedEvent):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return _infinite(self.event)
+        return _infinite_reason(self.event)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
@@ -235,7 +235,7 @@ class Tuned(PairedEvent):
         if not upper or not epsilons[-1] + c < 600:
             return ()
         deltas = np.minimum(self.distribution.expected() * deltas * _MARGIN, 1)
-        return (symmetric(epsilons + c, deltas),)
+        return (symmetric_pair(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
@@ -245,7 +245,7 @@ class Tuned(PairedEvent):
         return np.minimum.accumulate(np.where(np.isfinite(bounds), bounds, np.inf)[::-1])[::-1]
 
 
-def _infinite(event: Event) -> str:
+def _infinite_reason(event: Event) -> str:
     for relation in Relation:
         try:
             return flatten_exactly(event, relation).infinite

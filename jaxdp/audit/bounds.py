@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.accounting.curves import misses
+from jaxdp.accounting.curves import false_negative_rates
 
 # From false-alarm probabilities [k] to the least probability of a miss [k]; non-increasing.
 Tradeoff = Callable[[np.ndarray], np.ndarray]
@@ -150,7 +150,7 @@ def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
     See ``jaxdp.accounting.curves.misses`` (Dong, Roth and Su 2019, arXiv:1905.02383v3, equation 2,
     after Wasserman and Zhou 2010 and Kairouz, Oh and Viswanath 2015).
     """
-    return lambda a: misses([(epsilon, delta)], a)
+    return lambda a: false_negative_rates([(epsilon, delta)], a)
 
 
 def gaussian_dp(mu: float) -> Tradeoff:

@@ -16,7 +16,7 @@ from scipy import special
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.accounting.curves import misses
+from jaxdp.accounting.curves import false_negative_rates
 from jaxdp.accounting.gaussian import gaussian_epsilon
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts, Tradeoff
@@ -433,7 +433,7 @@ def tradeoff_of(
     event: acc.Event, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
 ) -> Tradeoff:
     """A trade-off function not above the event's own, from its profile at a few epsilons."""
-    return lambda alarms: misses(list(profile(event, relation)), alarms)
+    return lambda alarms: false_negative_rates(list(profile(event, relation)), alarms)
 
 
 @functools.lru_cache(maxsize=4096)

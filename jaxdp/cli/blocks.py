@@ -102,7 +102,7 @@ def train_blocks(
         words: the options of a new run, for the report; None where it is resumed.
         set_aside_unreadable: as for ``jaxdp.Run``.
     """
-    processes.check_alone("a run of block coordinate descent")
+    processes.require_single_process("a run of block coordinate descent")
     algorithm = stored["algorithm"] if stored else options["algorithm"]
     refuse(given, algorithm)
     fields = {field.name for field in dataclasses.fields(BlockConfig)} - {"dataset", "algorithm"}

@@ -217,7 +217,7 @@ def train(
     mesh = mesh_of(devices)
     options["settings"] = parse_settings(options["settings"]) or None
     name = options["dataset"] if data_file is None else data_file.stem
-    directory = RunDirectory(processes.first(lambda: str(out or _free_folder(name))))
+    directory = RunDirectory(processes.from_process_0(lambda: str(out or _free_folder(name))))
     secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
     own = _own_data(directory, data_file, classes, dataset_size, resume)
     stored = directory.load_state().config if resume else None

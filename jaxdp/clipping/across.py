@@ -70,7 +70,7 @@ def over_devices(
     """
     structure: Any
     leaves, structure = jax.tree.flatten(params)
-    specs = [place.by_rows(n) for n in range(len(leaves))]
+    specs = [place.row_spec(n) for n in range(len(leaves))]
 
     def local(leaves: list[jax.Array], rows: PyTree, shared: PyTree) -> Any:
         whole = [_whole(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
@@ -92,10 +92,10 @@ def over_devices(
         mesh=place.mesh,
         in_specs=(specs, of_rows, P()),
         out_specs=(specs, P(), of_rows),
-        axis_names=place.manual,
+        axis_names=place.manual_axes,
         check_vma=False,
     )(leaves, rows, shared)
-    total = jax.tree.unflatten(structure, place.held(summed))
+    total = jax.tree.unflatten(structure, place.with_sharding(summed))
     return Clipped(total, norms, short, votes), info
 
 
@@ -125,7 +125,7 @@ def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
     """
     if place.records != place.rows:
         found = jax.tree.map(lambda leaf: leaf[indices], records)
-        return jax.lax.with_sharding_constraint(found, place.of_rows)
+        return jax.lax.with_sharding_constraint(found, place.row_sharding)
     count = place.devices
 
     def local(number: jax.Array, records: PyTree, indices: jax.Array) -> PyTree:
@@ -148,7 +148,7 @@ def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
         mesh=place.mesh,
         in_specs=(of_rows, of_rows, P()),
         out_specs=of_rows,
-        axis_names=place.manual,
+        axis_names=place.manual_axes,
         check_vma=False,
     )(jnp.arange(count, dtype=jnp.int32), records, indices)
 

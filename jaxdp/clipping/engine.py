@@ -178,13 +178,13 @@ class ClippedGrad:
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         grad_fn, (there,) = self.placed(params)
         place = grad_fn.placement
-        with placement.among(place):
+        with placement.using_mesh(place.mesh if place else None):
             totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
         for data, *rows in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             if not gathered and place is not None:
-                rows = place.padded(*rows)
-            with placement.among(place), losses.comparing(data):
+                rows = place.pad(*rows)
+            with placement.using_mesh(place.mesh if place else None), losses.comparing(data):
                 totals, info = add_pass(
                     grad_fn, gathered, told, totals, there, data, *rows, rng, scale, bound
                 )
@@ -193,10 +193,10 @@ class ClippedGrad:
         losses.note_assumed(draw.ticket, plan)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
-        with placement.among(place):
+        with placement.using_mesh(place.mesh if place else None):
             total = _compensated(total, lost)
-        total = placement.as_it_was(total, params)
-        drawn = not gathered or (place is not None and place.fed)
+        total = placement.sharded_like(total, params)
+        drawn = not gathered or (place is not None and place.from_trainer)
         summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
         if gathered:  # elsewhere: that these are the rows of the draw is not seen
             return summed, infos
@@ -275,7 +275,7 @@ class ClippedGrad:
 
     def placed(self, *trees: PyTree) -> tuple["ClippedGrad", tuple[PyTree, ...]]:
         """The gradient for parameters (and records) where they lie, and these on one mesh."""
-        place = placement.agreed(self.placement, *trees)
+        place = placement.resolve_placement(self.placement, *trees)
         if place is None:
             return self, trees
         return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
@@ -529,4 +529,4 @@ def _held(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
     if grad_fn.placement is None:
         return total
     leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
-    return jax.tree.unflatten(structure, grad_fn.placement.held(leaves))
+    return jax.tree.unflatten(structure, grad_fn.placement.with_sharding(leaves))

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.devices import shards
 
 PyTree = Any
 # Of parameters and optimizer state, leaf by leaf.
-Held = tuple[NamedSharding, ...]
+Shardings = tuple[NamedSharding, ...]
 
 # The mesh of the step that is being traced, and None outside.
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
@@ -34,15 +34,15 @@ class Placement:
         rows: the axes that the rows of a physical batch are cut over.
         leaves: of every parameter how it is cut; None where that is not known.
         records: the axes that the records [N, ...] are cut over; () where every device has all.
-        fed: True where a trainer gathers the rows, so that full batches come before others, or
-            rows are dealt to the devices one by one.
+        from_trainer: True where a trainer gathers the rows, so that full batches come before
+            others, or rows are dealt to the devices one by one.
     """
 
     mesh: Mesh
     rows: tuple[str, ...]
     leaves: tuple[P, ...] | None = None
     records: tuple[str, ...] = ()
-    fed: bool = False
+    from_trainer: bool = False
 
     @property
     def devices(self) -> int:
@@ -50,20 +50,20 @@ class Placement:
         return math.prod(self.mesh.shape[axis] for axis in self.rows)
 
     @property
-    def manual(self) -> frozenset[str]:
+    def manual_axes(self) -> frozenset[str]:
         """The axes taken by hand: all, unless parameters may be cut over others than rows."""
         specs = self.leaves or ()
         used = {axis for spec in specs for entry in spec for axis in axes_of(entry)}
         more = self.leaves is None or used - set(self.rows)
         return frozenset(self.rows if more else self.mesh.axis_names)
 
-    def by_rows(self, leaf: int) -> P:
+    def row_spec(self, leaf: int) -> P:
         """The cut of parameter ``leaf`` over the axes of rows alone."""
         spec = self.leaves[leaf] if self.leaves else P()
         kept = (tuple(a for a in axes_of(entry) if a in self.rows) for entry in spec)
         return P(*(axes or None for axes in kept))
 
-    def held(self, leaves: Sequence[Any]) -> list[Any]:
+    def with_sharding(self, leaves: Sequence[Any]) -> list[Any]:
         """Arrays shaped like the parameters (None at some), cut as these are; inside ``jit``."""
         if self.leaves is None or jax.sharding.get_abstract_mesh().manual_axes:
             return list(leaves)
@@ -73,29 +73,29 @@ class Placement:
     def _pinned(self, x: Any, spec: P) -> Any:
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-    def whole(self, tree: PyTree) -> PyTree:
+    def replicate(self, tree: PyTree) -> PyTree:
         """The arrays, all of them on every device."""
         return shards.put(tree, NamedSharding(self.mesh, P()))
 
     @property
-    def of_rows(self) -> NamedSharding:
+    def row_sharding(self) -> NamedSharding:
         """The sharding of rows [m, ...]."""
         return NamedSharding(self.mesh, P(self.rows))
 
     def put_rows(self, rows: PyTree) -> PyTree:
         """Rows [m, ...] of a physical batch, each device its own part; m must be divisible."""
-        return shards.put(rows, self.of_rows)
+        return shards.put(rows, self.row_sharding)
 
-    def rounded(self, rows: int) -> int:
+    def round_up(self, rows: int) -> int:
         """The next number of rows that all devices share evenly."""
         return -(-rows // self.devices) * self.devices
 
-    def padded(self, indices: Any, mask: Any) -> list[np.ndarray]:
+    def pad(self, indices: Any, mask: Any) -> list[np.ndarray]:
         """Places in the records [m] and their mask, with padding for the devices to share."""
-        more = self.rounded(len(mask)) - len(mask)
+        more = self.round_up(len(mask)) - len(mask)
         return [np.pad(np.asarray(each), (0, more)) for each in (indices, mask)]
 
-    def dealt(self, rows: int) -> np.ndarray:
+    def interleaved(self, rows: int) -> np.ndarray:
         """The order in which the devices get rows one by one in turn, as cards are dealt."""
         return np.arange(rows).reshape(-1, self.devices).T.ravel()
 
@@ -103,7 +103,7 @@ class Placement:
         """The arrays on the mesh: those that are cut as they are, the others whole."""
         return shards.put(tree, jax.tree.map(self._sharding, tree))
 
-    def holds(self, tree: PyTree) -> bool:
+    def is_home_of(self, tree: PyTree) -> bool:
         """True if every JAX array of the tree lies on the mesh."""
         arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
         return all(getattr(array.sharding, "mesh", None) == self.mesh for array in arrays)
@@ -119,7 +119,7 @@ class Placement:
         records = found.pop() if len(found) == 1 else ()
         return dataclasses.replace(self, records=records)
 
-    def like(self, params: PyTree, tree: PyTree) -> PyTree:
+    def shardings_like(self, params: PyTree, tree: PyTree) -> PyTree:
         """Shardings for a tree: of parts that are built like ``params`` theirs, else whole.
 
         Likewise of parts that hold several copies of them, [m, ...] each.
@@ -171,7 +171,9 @@ def placement(mesh: Any, data_axes: Sequence[str] | None = None) -> Placement:
     return Placement(automatic(mesh), data_axes)
 
 
-def agreed(place: Placement | None, params: PyTree, *records: PyTree) -> Placement | None:
+def resolve_placement(
+    place: Placement | None, params: PyTree, *records: PyTree
+) -> Placement | None:
     """The placement of a step for parameters, and records, where they lie.
 
     Args:
@@ -200,7 +202,7 @@ def agreed(place: Placement | None, params: PyTree, *records: PyTree) -> Placeme
     return place.with_records(records) if records else place
 
 
-def as_it_was(total: PyTree, params: PyTree) -> PyTree:
+def sharded_like(total: PyTree, params: PyTree) -> PyTree:
     """A sum cut as the parameters are, on their own mesh where its axes are explicit."""
 
     def one(leaf: Any, param: Any) -> Any:
@@ -248,16 +250,24 @@ def _spec(leaf: Any) -> P:
 
 
 @contextlib.contextmanager
-def on(mesh: Any) -> Iterator[None]:
-    """Marks all that is traced inside as a step on this mesh."""
-    token = _MESH.set(mesh)
-    try:
+def using_mesh(mesh: Mesh | AbstractMesh | None, *, override: bool = True) -> Iterator[None]:
+    """Runs the body for this mesh: noise that is traced inside is made for its devices.
+
+    Args:
+        mesh: None for one device.
+        override: False leaves another mesh that the user has set (``jax.set_mesh``): inside
+            ``jit``, which allows no other, and for what is computed on the user's own arrays.
+    """
+    mesh = mesh if isinstance(mesh, Mesh) else None
+    token, outer = _MESH.set(mesh), jax.sharding.get_abstract_mesh()
+    with contextlib.ExitStack() as after:
+        after.callback(_MESH.reset, token)
+        if override and mesh is not None and not outer.empty and outer != mesh.abstract_mesh:
+            after.enter_context(jax.set_mesh(mesh))
         yield
-    finally:
-        _MESH.reset(token)
 
 
-def mesh_around(*trees: PyTree) -> Mesh | None:
+def current_mesh(*trees: PyTree) -> Mesh | None:
     """The mesh that a step is traced for, or that arrays outside ``jit`` lie on; None for none."""
     if (mesh := _MESH.get()) is not None:
         return mesh
@@ -265,7 +275,7 @@ def mesh_around(*trees: PyTree) -> Mesh | None:
     return meshes.pop() if len(meshes) == 1 else None
 
 
-def alike(tree: PyTree) -> PyTree:
+def replicated(tree: PyTree) -> PyTree:
     """Values that every device of the mesh makes for itself: XLA must not cut and gather them."""
     mesh = _MESH.get()
     if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
@@ -273,7 +283,7 @@ def alike(tree: PyTree) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))
 
 
-def between(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> PyTree:
+def generate_sharded(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> PyTree:
     """``make(numbers, *shared)``, of which every device of the mesh makes a part for all.
 
     On processors alone, where making costs more than exchanging: elsewhere every device makes all.
@@ -286,12 +296,12 @@ def between(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> Py
     mesh, count = _MESH.get(), len(numbers)
     by_hand = jax.sharding.get_abstract_mesh().manual_axes
     if mesh is None or mesh.size == 1 or by_hand or count == 1 or not _of_processors(mesh):
-        return alike(make(numbers, *shared))
+        return replicated(make(numbers, *shared))
     every = P(mesh.axis_names)
     padded = jnp.concatenate([numbers, jnp.zeros(-count % mesh.size, numbers.dtype)])
     own = (every, *(P() for _ in shared))
     part: Any = jax.shard_map(make, mesh=mesh, in_specs=own, out_specs=every)
-    found = alike(part(padded, *shared))
+    found = replicated(part(padded, *shared))
     return jax.tree.map(lambda rows: rows[:count], found)
 
 
@@ -299,49 +309,32 @@ def _of_processors(mesh: Mesh) -> bool:
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
-def laid(
+def place_on_mesh(
     params: PyTree, opt_state: PyTree, parts: dict[str, PyTree]
-) -> tuple[PyTree, PyTree, dict[str, PyTree], Held | None]:
+) -> tuple[PyTree, PyTree, dict[str, PyTree], Shardings | None]:
     """Parameters, optimizer state and a sum's parts on the parameters' mesh, and their cuts.
 
     State that ``tx.init`` left on one device is cut as the parameters that it is built like.
     """
-    place = agreed(None, params)
+    place = resolve_placement(None, params)
     if place is None:
         return params, opt_state, parts, None
-    if not place.holds((params, opt_state, parts)):
+    if not place.is_home_of((params, opt_state, parts)):
         params, parts = place.put(params), place.put(parts)
         trained = jax.tree.map(lambda v, p: p, parts["value"], params)
-        at = place.like(trained, opt_state)
+        at = place.shardings_like(trained, opt_state)
         own = lambda leaf, like: place._sharding(leaf) if _mesh_of(leaf) else like  # noqa: E731
         opt_state = jax.device_put(opt_state, jax.tree.map(own, opt_state, at))
     leaves = jax.tree.leaves((params, opt_state))
     return params, opt_state, parts, tuple(map(place._sharding, leaves))
 
 
-def pinned(tree: PyTree, held: Held | None) -> PyTree:
+def with_sharding(tree: PyTree, held: Shardings | None) -> PyTree:
     """A tree that stays cut as it was; inside ``jit``."""
     leaves, structure = jax.tree.flatten(tree)
     if held is None or len(leaves) != len(held):
         return tree
     return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(held)))
-
-
-def among(place: Placement | None) -> contextlib.AbstractContextManager[Any]:
-    """Runs what is inside on the placement's mesh, where another is set (``jax.set_mesh``)."""
-    return _within(None if place is None else place.mesh)
-
-
-def among_held(held: Held | None) -> contextlib.AbstractContextManager[Any]:
-    """The same for parameters and state that lie on a mesh."""
-    return _within(held[0].mesh if held else None)
-
-
-def _within(mesh: Any) -> contextlib.AbstractContextManager[Any]:
-    around = jax.sharding.get_abstract_mesh()
-    if mesh is None or around.empty or around == mesh.abstract_mesh:
-        return contextlib.nullcontext()
-    return jax.set_mesh(mesh)
 
 
 def tracked_axes() -> set[str]:

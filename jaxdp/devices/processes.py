@@ -43,7 +43,7 @@ def index() -> int:
     return 0 if count() == 1 else int(_state().process_id)
 
 
-def check_joined() -> None:
+def check_initialized() -> None:
     """Raises ValueError where JAX sees processes that could not agree on draws and noise."""
     import jax
 
@@ -55,7 +55,7 @@ def check_joined() -> None:
         )
 
 
-def check_alone(name: str) -> None:
+def require_single_process(name: str) -> None:
     """Raises ValueError in several processes, for what each computes from records of its own."""
     if count() > 1:
         raise ValueError(
@@ -69,12 +69,12 @@ class LostError(ValueError):
     """Another process said nothing for too long, or has ended."""
 
 
-def tell(key: str, text: str) -> None:
+def send(key: str, text: str) -> None:
     """Gives a text to all processes under a name of its own; who was interrupted tells it again."""
     _state().client.key_value_set(f"jaxdp/{key}", text, True)
 
 
-def hear(key: str, patience: float | None = None) -> str:
+def receive(key: str, patience: float | None = None) -> str:
     """The text that was told under this name; waits for it.
 
     Args:
@@ -108,7 +108,7 @@ _LOST = (
 )
 
 
-def first(make: Callable[[], str]) -> str:
+def from_process_0(make: Callable[[], str]) -> str:
     """The text that ``make`` returns in process 0, in every process; so is what it refuses.
 
     Args:
@@ -119,16 +119,16 @@ def first(make: Callable[[], str]) -> str:
     """
     if count() == 1:
         return make()
-    key = f"first/{next(_asked)}"
+    key = f"from process 0/{next(_asked)}"
     if index() == 0:
         try:
             found = make()
         except BaseException as error:  # an interrupt too: the others would wait for nothing
-            tell(key, json.dumps({"failed": str(error) or type(error).__name__}))
+            send(key, json.dumps({"failed": str(error) or type(error).__name__}))
             raise
-        tell(key, json.dumps({"said": found}))
+        send(key, json.dumps({"said": found}))
         return found
-    heard = json.loads(hear(key))
+    heard = json.loads(receive(key))
     if "failed" in heard:
         raise ValueError(f"process 0 cannot go on: {heard['failed']}")
     return str(heard["said"])
@@ -150,11 +150,11 @@ def agree(**facts: Any) -> None:
     key = f"agree/{next(_asked)}"
     mine = {name: hashed(str(value)) for name, value in facts.items()}
     if index():
-        tell(f"{key}/{index()}", json.dumps(mine))
+        send(f"{key}/{index()}", json.dumps(mine))
     else:
-        tell(f"{key}/verdict", _verdict(key, mine))
-    if verdict := hear(f"{key}/verdict"):
-        raise ValueError(f"{verdict}; here it is {_shown(facts)}")
+        send(f"{key}/verdict", _verdict(key, mine))
+    if verdict := receive(f"{key}/verdict"):
+        raise ValueError(f"{verdict}; here it is {_in_words(facts)}")
 
 
 @functools.cache
@@ -166,7 +166,7 @@ def versions() -> dict[str, str]:
 def _verdict(key: str, mine: dict[str, str]) -> str:
     """The words of a disagreement with process 0; "" without one."""
     for other in range(1, count()):
-        found = json.loads(hear(f"{key}/{other}"))
+        found = json.loads(receive(f"{key}/{other}"))
         wrong = [name for name in {**mine, **found} if mine.get(name) != found.get(name)]
         if wrong:
             return (
@@ -176,7 +176,7 @@ def _verdict(key: str, mine: dict[str, str]) -> str:
     return ""
 
 
-def _shown(facts: dict[str, Any]) -> str:
+def _in_words(facts: dict[str, Any]) -> str:
     """The facts in words, without those that are secret or long."""
     texts = {name: str(value) for name, value in facts.items() if name not in _HIDDEN}
     return ", ".join(f"{name} = {text[:200]}" for name, text in texts.items()) or "not told"

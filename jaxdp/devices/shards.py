@@ -35,7 +35,7 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def gathered(
+def gather_sharded(
     gather: Callable[[np.ndarray, np.ndarray], PyTree],
     indices: np.ndarray,
     mask: np.ndarray,
@@ -117,7 +117,7 @@ def hashed(arrays: PyTree) -> str:
     for leaf in jax.tree.leaves(arrays):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             found.update(f"{leaf.shape} {leaf.dtype}".encode())
-            for part in own_parts(leaf):
+            for part in local_shards(leaf):
                 found.update(np.asarray(part).tobytes())
             continue
         is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
@@ -125,7 +125,7 @@ def hashed(arrays: PyTree) -> str:
     return found.hexdigest()
 
 
-def own_parts(leaf: jax.Array) -> list[jax.Array]:
+def local_shards(leaf: jax.Array) -> list[jax.Array]:
     """The parts that make up an array, in order, where this process holds all of them; else []."""
     parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
     if sum(part.size for part in parts.values()) < leaf.size:
@@ -139,7 +139,7 @@ def described(mesh: jax.sharding.Mesh) -> str:
     return f"{dict(mesh.shape)} of devices {numbers}"
 
 
-def met(ticket: Any, arrays: PyTree) -> jax.Array | None:
+def ticket_tags(ticket: Any, arrays: PyTree) -> jax.Array | None:
     """The tag of the ticket that each device's process is at, uint32 [devices, 2].
 
     Cut over the devices of the mesh that the arrays lie on, so that each process writes its own.

@@ -313,7 +313,7 @@ class Ledger:
         Returns:
             (name of the stream, its place among those begun).
         """
-        name = processes.first(lambda: secrets.token_hex(8)) if name is None else name
+        name = processes.from_process_0(lambda: secrets.token_hex(8)) if name is None else name
         row: Row = {"begun": name}
         check_stream(name)
         if start is not None:

@@ -43,10 +43,10 @@ class Secret:
         Raises:
             ValueError: processes were given different ones.
         """
-        processes.check_joined()
+        processes.check_initialized()
         processes.agree(secret=None if secret is None else secret.stream("agreement").hex())
         if secret is None:
-            found = processes.first(lambda: f"{cls.new().entropy:032x}")
+            found = processes.from_process_0(lambda: f"{cls.new().entropy:032x}")
             return cls(int(found, 16), reproducible=False)
         return secret
 

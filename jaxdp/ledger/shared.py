@@ -123,10 +123,10 @@ class RowsOfAll(LedgerRows):
         try:
             if self._index:
                 self._say(what, str(step))
-                step = int(processes.hear(f"{self._name}/{what}", 2 * _PROMPT))
+                step = int(processes.receive(f"{self._name}/{what}", 2 * _PROMPT))
             else:
                 step = max(step, *map(int, self._said(what, _PROMPT)))
-                processes.tell(f"{self._name}/{what}", str(step))
+                processes.send(f"{self._name}/{what}", str(step))
         except processes.LostError:
             return
         row = {"ended": step, "stream": stream}
@@ -156,13 +156,13 @@ class RowsOfAll(LedgerRows):
 
     def _say(self, what: str, text: str) -> None:
         """Tells process 0 a text, and what this process has noted."""
-        processes.tell(f"{self._name}/{what}/{self._index}", json.dumps([text, self._noted]))
+        processes.send(f"{self._name}/{what}/{self._index}", json.dumps([text, self._noted]))
 
     def _said(self, what: str, patience: float | None = None) -> list[str]:
         """The texts that the others told process 0, which writes what they have noted."""
         found = []
         for number in range(1, self._count):
-            text, noted = json.loads(processes.hear(f"{self._name}/{what}/{number}", patience))
+            text, noted = json.loads(processes.receive(f"{self._name}/{what}/{number}", patience))
             for row in noted:
                 if row not in self._noted:
                     self._own.append(row)
@@ -187,14 +187,14 @@ class RowsOfAll(LedgerRows):
         for first in range(0, len(found) + 1, _TOGETHER):
             rows, last = found[first : first + _TOGETHER], first + _TOGETHER > len(found)
             message = {"rows": rows, "head": head, "failed": failed, "last": last}
-            processes.tell(f"{name}/from {first}", json.dumps(message))
+            processes.send(f"{name}/from {first}", json.dumps(message))
 
     def _hear(self, forget: Callable[[], None] = lambda: None) -> Row:
         """Takes in what process 0 tells at the end of a barrier; returns the last row."""
         found: list[tuple[Row, str]] = []
         last = False
         while not last:
-            text = processes.hear(f"{self._name}/{self._number}/from {len(found)}")
+            text = processes.receive(f"{self._name}/{self._number}/from {len(found)}")
             message = json.loads(text)
             found, last = found + message["rows"], message["last"]
         forget()

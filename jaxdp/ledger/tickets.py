@@ -35,7 +35,7 @@ ON_GRID = "gradient on an integer grid"
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["words", "multipliers", "tag", "step", "before", "long"],
+    data_fields=["words", "multipliers", "tag", "step", "previous_tag", "long"],
     meta_fields=["parts"],
 )
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class NoiseKey:
         multipliers: float32 [parts]; the noise multiplier that was charged for it.
         tag: uint32 [2]; a name of the key that does not reveal it.
         step: int32 scalar; the step of the noise schedule.
-        before: uint32 [2]; the tag of the step before, which correlated noise goes on from; zeros
-            for the first step that an issuer hands out.
+        previous_tag: uint32 [2]; the tag of the step before, which correlated noise goes on from;
+            zeros for the first step that an issuer hands out.
         parts: names of the parts, such as ("gradient",).
         long: uint32 [8], a ChaCha20 key; None where no part's noise is on an integer grid.
     """
@@ -57,7 +57,7 @@ class NoiseKey:
     multipliers: Any
     tag: Any
     step: Any
-    before: Any
+    previous_tag: Any
     parts: tuple[str, ...] = ("gradient",)
     long: Any = None
 
@@ -97,12 +97,12 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
     split = jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
-    step, before = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
+    step, previous = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
     parts, long = tuple(multipliers), None
     if _long_key(parts):
         last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
         long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
-    return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
+    return NoiseKey(split[1:], stds, split[0], step, previous, parts, long)
 
 
 class Ticket:
@@ -138,7 +138,7 @@ class Ticket:
         return self._words("tag")
 
     @property
-    def before(self) -> np.ndarray:
+    def previous_tag(self) -> np.ndarray:
         """The tag [2] of the step before it; zeros where another issuer handed that out."""
         return np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1)
 
@@ -218,7 +218,7 @@ class Ticket:
             np.asarray(list(self.multipliers.values()), np.float32),
             self.tag,
             np.int32(self.step),
-            self.before,
+            self.previous_tag,
             tuple(self.multipliers),
             long,
         )
@@ -304,7 +304,7 @@ class Issuer:
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
         self._kind, self._resumed = (source, note), resumed
-        self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
+        self.run_order: Any = None  # of a run with correlated noise: the sampler, and its records
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
         ledger.register(stream, self)
@@ -459,7 +459,7 @@ def released_once(
         secret: None takes one from the operating system.
         source: as for ``Entry``.
     """
-    processes.check_alone("a release of a whole computation")
+    processes.require_single_process("a release of a whole computation")
     ledger = Ledger() if ledger is None else ledger
     secret = Secret.of_all_processes(secret)
     stream, place = ledger.new_stream()

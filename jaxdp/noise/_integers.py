@@ -280,7 +280,7 @@ def made(key: jax.Array, size: int, law: IntegerLaw, fine: bool = False) -> tupl
         found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
         return found
 
-    found = placement.between(chunks, numbers, key)
+    found = placement.generate_sharded(chunks, numbers, key)
     return tuple(part.reshape(-1)[:size] for part in found)
 
 

@@ -244,7 +244,7 @@ def first_state(params: PyTree, size: int, dtype: type) -> CorrelatedState:
 
 def continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
     """bool scalar: True if the key is of the step after the state's, and no more than there are."""
-    before = jnp.asarray(key.before)
+    before = jnp.asarray(key.previous_tag)
     follows = jnp.all(before == 0) | jnp.all(before == state.last)
     return (jnp.asarray(key.step) == state.step) & follows & (state.step < steps)
 

@@ -322,7 +322,7 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
 
     Args:
         summed: the sum.
-        met: uint32 [devices, 2], see ``shards.met``.
+        met: uint32 [devices, 2], see ``shards.ticket_tags``.
     """
     if met is None:
         return summed

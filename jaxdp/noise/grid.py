@@ -471,8 +471,8 @@ def noised(
         keys.append(own)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     groups = tuple(map(tuple, cuts))
-    mesh = placement.mesh_around(values)
-    with placement.on(mesh):
+    mesh = placement.current_mesh(values)
+    with placement.using_mesh(mesh, override=False):
         add = _add(law, past is not None, groups, mesh)
         found = add(keys, scale, *values, *jax.tree.leaves(past))
     noisy, noise = (

@@ -56,7 +56,7 @@ def noised(
         keys.append(own)
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
-    with placement.on(placement.mesh_around(values)):
+    with placement.using_mesh(placement.current_mesh(values), override=False):
         return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
 
 
@@ -81,10 +81,10 @@ def _together(
             each = (words[n][0], words[n][1], jnp.uint32(n))
             parts.append((*(jnp.broadcast_to(x, counters.shape) for x in each), counters, second))
         flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
-        made = _from_bits(_bits(*placement.alike(flat)))
+        made = _from_bits(_bits(*placement.replicated(flat)))
         ends = np.cumsum([part[0].size for part in parts])[:-1]
-        for n, values in zip(small, jnp.split(placement.alike(made), ends), strict=True):
-            found[n] = placement.alike(values.reshape(shapes[n]))
+        for n, values in zip(small, jnp.split(placement.replicated(made), ends), strict=True):
+            found[n] = placement.replicated(values.reshape(shapes[n]))
     return found
 
 

@@ -359,7 +359,7 @@ def check_energy(
 ) -> None:
     """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
     if energy is not None:
-        processes.check_alone("energy")
+        processes.require_single_process("energy")
     charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
     if charged != algorithm.energy:
         raise ValueError(

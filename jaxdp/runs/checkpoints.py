@@ -232,7 +232,7 @@ class Checkpoints:
                 found.append(_Bad(step, what, damage))
             return json.dumps([None, found])
 
-        step, found = json.loads(processes.first(once))
+        step, found = json.loads(processes.from_process_0(once))
         bad += [_Bad(*each) for each in found]
         return None if step is None else int(step)
 
@@ -350,7 +350,7 @@ class Checkpoints:
             return ""
 
         with self._in_words():
-            processes.first(once)
+            processes.from_process_0(once)
             self._manager.reload()
 
     @contextmanager

@@ -31,7 +31,7 @@ def agreed(
     run: "Started", state: TrainState, mechanism: Mechanism, given_up: bool = False
 ) -> Going:
     """``going``, as process 0 sees it."""
-    return Going[processes.first(lambda: going(run, state, mechanism, given_up).name)]
+    return Going[processes.from_process_0(lambda: going(run, state, mechanism, given_up).name)]
 
 
 def going(run: "Started", state: TrainState, mechanism: Mechanism, given_up: bool = False) -> Going:

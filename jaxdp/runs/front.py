@@ -19,7 +19,7 @@ from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.devices import processes
-from jaxdp.devices.placement import agreed as agreed_place
+from jaxdp.devices.placement import resolve_placement
 from jaxdp.devices.shards import hashed, on_host
 from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
@@ -142,7 +142,7 @@ class Run:
         self.algorithm.mechanism.check_source(self.source)
         self._params = jax.tree.map(np.asarray, params)
         # Where they lie on a mesh they stay cut as they are.
-        self._given = self._params if agreed_place(None, params) is None else params
+        self._given = self._params if resolve_placement(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
         if constants is not None:
             declared = losses.declared_constants(constants, loss_fn).arrays
@@ -315,7 +315,7 @@ class Run:
             self.directory.lock()
             return ""
 
-        processes.first(once)
+        processes.from_process_0(once)
 
     def _agreed(self) -> RunState:
         """The secret state of the run; in several processes that of process 0, where all agree.
@@ -328,7 +328,7 @@ class Run:
         given = None if self._secret is None else self._secret.stream("agreement").hex()
         versions = processes.versions()
         processes.agree(**versions, mechanism=self._mechanism(), secret=given)
-        text = processes.first(lambda: json.dumps(self._kept().to_dict()))
+        text = processes.from_process_0(lambda: json.dumps(self._kept().to_dict()))
         found = RunState.from_dict(json.loads(text))
         secret = found.secret.restored()
         processes.agree(

@@ -74,7 +74,7 @@ def start(
         directory.create()
         return ""
 
-    processes.first(once)
+    processes.from_process_0(once)
     return ConfiguredRun(config, directory, dataset, secret, progress, mesh, True, enough).result()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp.accounting import Bound, Relation
 from jaxdp.devices import processes, shards
-from jaxdp.devices.placement import agreed, placement
+from jaxdp.devices.placement import placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger.seeds import AT_ONCE, Secret
@@ -275,14 +275,14 @@ def _begun(
     directory.check_shown(ledger, state)
     head = ledger.head
     # Of its own: what two copies of a folder take and write after their start can be told apart.
-    _, place = ledger.new_stream(f"start {processes.first(lambda: secrets.token_hex(16))}")
-    fresh = processes.first(lambda: secrets.token_hex(16))
+    _, place = ledger.new_stream(f"start {processes.from_process_0(lambda: secrets.token_hex(16))}")
+    fresh = processes.from_process_0(lambda: secrets.token_hex(16))
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted;
         # copies that went on apart have other ledgers.
         named = f"{configuration()}|{place}|{head.hex()}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    lies = processes.first(directory.place)
+    lies = processes.from_process_0(directory.place)
     if state.place not in (None, lies):  # runs of older versions did not write it down
         ledger.trust(MOVED)
     state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=lies)
@@ -460,7 +460,9 @@ def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
 
     made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
     params, opt_state = made(plan.params(run.secret))
-    place = agreed(None if plan.mesh is None else placement(plan.mesh, plan.data_axes), params)
+    place = resolve_placement(
+        None if plan.mesh is None else placement(plan.mesh, plan.data_axes), params
+    )
     if place is None:
         return params, opt_state
     params = place.put(params)

@@ -127,7 +127,7 @@ def subset(rng: np.random.Generator, below: int, size: int) -> np.ndarray:
     kept = np.empty(0, np.int64)
     while len(kept) < size:
         more = rng.integers(0, below, enough - len(kept))
-        kept = _distinct(np.concatenate([kept, more]) if len(kept) else more, below)
+        kept = _without_repeats(np.concatenate([kept, more]) if len(kept) else more, below)
     return kept[:size]
 
 
@@ -135,10 +135,10 @@ def permutation(rng: np.random.Generator, size: int) -> np.ndarray:
     """int64 [size]: ``range(size)``, every order as likely."""
     if size <= _SHUFFLED:
         return rng.permutation(size)
-    return arranged(rng, np.arange(size), size)
+    return shuffle_within_groups(rng, np.arange(size), size)
 
 
-def arranged(
+def shuffle_within_groups(
     rng: np.random.Generator,
     values: np.ndarray,
     below: int,
@@ -182,7 +182,7 @@ def arranged(
     return keys.view(np.int64)
 
 
-def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:
+def _without_repeats(numbers: np.ndarray, below: int) -> np.ndarray:
     """The numbers [k] without repetition, each where it stands last."""
     count = len(numbers)
     if below <= max(_PLACES, _EACH * count):

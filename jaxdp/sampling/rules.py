@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.sampling.exact import arranged, binomial, permutation, subset
+from jaxdp.sampling.exact import binomial, permutation, shuffle_within_groups, subset
 from jaxdp.sampling.files import memory
 
 # What identifies a record, whatever the other records are; one of them each, [n].
@@ -83,7 +83,7 @@ class RunSampling(Sampling, Protocol):
     def block(self, dataset_size: int) -> int:
         """The number of steps of the run."""
 
-    def arrange(
+    def prepare(
         self, rng: np.random.Generator, num_records: int, identities: Identities | None
     ) -> list[np.ndarray]:
         """The part of the draws that all steps have in common.
@@ -100,7 +100,7 @@ class RunSampling(Sampling, Protocol):
         """The positions of one step, int64 [k]; otherwise as ``choose``.
 
         Args:
-            arranged: from ``arrange``.
+            arranged: from ``prepare``.
             step: of the run.
             rng: of the step.
         """
@@ -316,8 +316,8 @@ class RandomAllocation(_Rule):
         slots = self.slots(rng, num_records).ravel()
         ends = np.cumsum(np.bincount(slots.view(np.int64), minlength=self.steps_per_epoch))
         positions = np.repeat(np.arange(num_records), self.participations)
-        order = arranged(
-            _apart(rng, self.participations), positions, num_records, slots, self.steps_per_epoch
+        order = shuffle_within_groups(
+            _jumped(rng, self.participations), positions, num_records, slots, self.steps_per_epoch
         )
         return np.split(order, ends[:-1])
 
@@ -396,7 +396,7 @@ class CyclicPoisson(_Rule):
         """The steps of the run."""
         return self.steps
 
-    def arrange(
+    def prepare(
         self, rng: np.random.Generator, num_records: int, identities: Identities | None
     ) -> list[np.ndarray]:
         """The positions of the records of every group, in order.
@@ -432,7 +432,7 @@ class CyclicPoisson(_Rule):
         """int64 [k]: the positions of one step, in random order; k is binomial, may be 0.
 
         Args:
-            arranged: from ``arrange``.
+            arranged: from ``prepare``.
             step: of the run.
             rng: of the step.
         """
@@ -475,7 +475,7 @@ class FixedOrder(_Rule):
         """T: the steps of a pass; a record's steps are so many apart."""
         return -(-dataset_size // self.batch_size)
 
-    def arrange(
+    def prepare(
         self, rng: np.random.Generator, num_records: int, identities: Identities | None = None
     ) -> list[np.ndarray]:
         """The positions of every batch of a pass; ``identities`` are not used."""
@@ -640,7 +640,7 @@ def _in_batches(rng: np.random.Generator, num_records: int, size: int) -> list[n
     return np.split(permutation(rng, num_records), np.arange(size, num_records, size))
 
 
-def _apart(rng: np.random.Generator, part: int, again: int = 0) -> np.random.Generator:
+def _jumped(rng: np.random.Generator, part: int, again: int = 0) -> np.random.Generator:
     """A generator that begins (1 + part) 2^160 + again 2^128 numbers later: no two overlap."""
     bits = rng.bit_generator.jumped(((1 + part) << 32) + again)  # type: ignore[attr-defined]
     return np.random.Generator(bits)
@@ -653,9 +653,9 @@ def _uniform(rng: np.random.Generator, part: int, count: int, below: int) -> np.
     themselves.
     """
     last = np.uint64(2**64 - 1 - 2**64 % below)
-    words = _apart(rng, part).bit_generator.random_raw(count)
+    words = _jumped(rng, part).bit_generator.random_raw(count)
     again = 0
     while (rejected := words > last).any():
         again += 1
-        words = np.where(rejected, _apart(rng, part, again).bit_generator.random_raw(count), words)
+        words = np.where(rejected, _jumped(rng, part, again).bit_generator.random_raw(count), words)
     return np.asarray(words % np.uint64(below))

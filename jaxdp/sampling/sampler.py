@@ -50,7 +50,7 @@ class Sampler:
         arguments.integer("num_records", num_records, least=0)
         if num_records > _rows.MOST_RECORDS:
             raise ValueError("num_records must be at most 2**53, got more")
-        self.cut_into(physical_batch_size)
+        self.set_physical_batch_size(physical_batch_size)
         charged = getattr(issuer.mechanism, "sampling", sampling)
         if charged != sampling:
             raise ValueError(
@@ -86,7 +86,7 @@ class Sampler:
         """Rows of one physical batch."""
         return self._physical_batch_size
 
-    def cut_into(self, physical_batch_size: int | str) -> None:
+    def set_physical_batch_size(self, physical_batch_size: int | str) -> None:
         """Cuts the draws to come into physical batches of so many rows; the draws stay the same."""
         if physical_batch_size == "auto":
             raise ValueError(
@@ -120,7 +120,7 @@ class Sampler:
                 be told apart; nothing is charged then.
         """
         if self._by_run:
-            self.arrange()  # may fail, which costs nothing here
+            self.prepare()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
@@ -131,7 +131,7 @@ class Sampler:
         if self._by_step:
             chosen = cast(StepSampling, rule).choose(issuer.generator(step), self._num_records)
         elif self._by_run:
-            chosen = cast(RunSampling, rule).of_step(self.arrange(), step, issuer.generator(step))
+            chosen = cast(RunSampling, rule).of_step(self.prepare(), step, issuer.generator(step))
         else:
             epochs = cast(EpochSampling, rule)
             size = epochs.block(self._num_records)
@@ -145,7 +145,7 @@ class Sampler:
         least = getattr(rule, "cap", 0)
         return pad(chosen, self._physical_batch_size, step, self._num_records, least)
 
-    def arrange(self) -> Any:
+    def prepare(self) -> Any:
         """The order of the records of a run with correlated noise, made once; None for others.
 
         Raises:
@@ -154,11 +154,11 @@ class Sampler:
         if not self._by_run:
             return None
         whole = cast(RunSampling, self._sampling)
-        if self._issuer.arranged is None:
+        if self._issuer.run_order is None:
             known = None if self._identities is None else self._identities()
             rng = self._issuer.generator(0, whole.block(self._num_records))
-            self._issuer.arranged = self, whole.arrange(rng, self._num_records, known)
-        owner, arranged = self._issuer.arranged
+            self._issuer.run_order = self, whole.prepare(rng, self._num_records, known)
+        owner, arranged = self._issuer.run_order
         if owner is not self:
             raise ValueError(
                 "sampler must be the only one of a run with correlated noise, got a second one "

@@ -103,7 +103,7 @@ class Batches(Iterator[ChargedBatch]):
 
     def __init__(self, sampler: Sampler, source: Source, end: int, place: Placement | None = None):
         self.guard, self._issuer, self._end = ProcessLock(), sampler.issuer, end
-        sampler.arrange()  # it may read all records, which must not fail in the middle
+        sampler.prepare()  # it may read all records, which must not fail in the middle
         # Draws that are made ahead: fewer where each is large.
         size = _GATHERED_AHEAD
         if isinstance(source, ArraySource) and source.on_device:
@@ -174,7 +174,7 @@ def _gathered(draw: Draw, source: Source, place: Placement | None) -> ChargedBat
     passes = zip(draw.indices, draw.mask, strict=True)
     if place is None:
         return ChargedBatch(draw, tuple(source.gather(*each) for each in passes))
-    rows = (shards.gathered(source.gather, *each, place.of_rows) for each in passes)
+    rows = (shards.gather_sharded(source.gather, *each, place.row_sharding) for each in passes)
     return ChargedBatch(draw, tuple(rows))
 
 
@@ -185,7 +185,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
     if place is not None:
         # Few records of a length would be on one device alone: how a sum is rounded is bounded
         # for devices that share a batch evenly, or one after another in full batches.
-        order = place.dealt(size)
+        order = place.interleaved(size)
         indices, mask = indices[:, order], mask[:, order]
         rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
@@ -204,7 +204,7 @@ def placed(source: Source, place: Placement | None = None) -> Source:
     plain = all(type(leaf) is np.ndarray for leaf in leaves)
     if not plain or sum(leaf.nbytes for leaf in leaves) > _SMALL_BYTES:
         return source
-    put = jax.device_put if place is None else place.whole
+    put = jax.device_put if place is None else place.replicate
     return ArraySource.of(put(source.arrays))
 
 

@@ -64,7 +64,7 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
         devices = place.devices
         if jax.default_backend() == "cpu":  # whose devices share its memory
             limit //= place.mesh.size
-        at = place.like(step.grad_fn.trained(params), state)
+        at = place.shardings_like(step.grad_fn.trained(params), state)
         held = bytes_of(jax.tree.map(_part, state, at))
 
     def cost(rows: int) -> int:
@@ -103,9 +103,9 @@ def bytes_of_pass(
     indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (jnp.int32, jnp.bool_))
     totals = jax.eval_shape(lambda params: nothing(grad_fn, params), params)
     if (place := grad_fn.placement) is not None:
-        cut = NamedSharding(place.mesh, P(place.records)) if records else place.of_rows
+        cut = NamedSharding(place.mesh, P(place.records)) if records else place.row_sharding
         data = jax.tree.map(lambda x: _at(x, cut), data)
-        totals = jax.tree.map(_at, totals, place.like(grad_fn.trained(params), totals))
+        totals = jax.tree.map(_at, totals, place.shardings_like(grad_fn.trained(params), totals))
     more = (rng, context.get("scale"), context.get("bound"))
     lowered = add_pass.lower(
         grad_fn, records is None, False, totals, params, data, indices, mask, *more

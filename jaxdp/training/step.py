@@ -14,7 +14,7 @@ import optax
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
-from jaxdp.devices.placement import Held, Placement, among_held, laid, on, pinned
+from jaxdp.devices.placement import Placement, Shardings, place_on_mesh, using_mesh, with_sharding
 from jaxdp.ledger.links import OTHERS, Seen, give_out, hand_on, read, watching
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.gaussian import if_alike, opened, tell_handed
@@ -74,7 +74,7 @@ class PrivateStep:
         summed = _handed(summed)
         noise = optax.with_extra_args_support(self.noise)
         mesh = None if self.held is None else self.grad_fn.placement.mesh
-        with _noise_asked_for(self.links), on(mesh):
+        with _noise_asked_for(self.links), using_mesh(mesh, override=False):
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = self.followed(noisy, last, trained, **extra)
         moved = filled(optax.apply_updates(trained, updates), params)
@@ -131,9 +131,9 @@ class PrivateStep:
 
     def held_for(self, params: PyTree, place: Placement) -> "PrivateStep":
         """The step for parameters where they lie on a mesh, and for a state that lies alike."""
-        params_at = place.like(params, params)
+        params_at = place.shardings_like(params, params)
         trained = self.grad_fn.trained(params)
-        state_at = place.like(trained, jax.eval_shape(self.init, params))
+        state_at = place.shardings_like(trained, jax.eval_shape(self.init, params))
         return dataclasses.replace(self, held=(params_at, state_at))
 
     @functools.cached_property
@@ -185,7 +185,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = functools.partial(self.whole, gathered=gathered, told=told)
-        met = shards.met(ticket, params)
+        met = shards.ticket_tags(ticket, params)
         rows = (data, indices, mask)
         kind = gathered, told, _kind(blanked(extra)), *_types((params, opt_state, rows, rng, met))
         plan = next((plan for known, plan in self._programs if known == kind), None)
@@ -361,12 +361,12 @@ def _across_jit(
         extra: dict[str, PyTree],
         met: jax.Array | None = None,
         *,
-        held: Held | None,
+        held: Shardings | None,
     ) -> Any:
         summed = if_alike(Summed(**parts), met)
-        with on(held[0].mesh if held else None):
+        with using_mesh(held[0].mesh if held else None, override=False):
             *state, info = inside(params, opt_state, summed, key, extra)
-        return *pinned(state, held), info
+        return *with_sharding(state, held), info
 
     donated = (0, 1) if donate else ()
     compiled = jax.jit(put_together, static_argnames="held", donate_argnums=donated)
@@ -388,12 +388,12 @@ def _across_jit(
         l2 = jnp.asarray(summed.l2, jnp.float32)
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
-        params, opt_state, parts, held = laid(params, opt_state, parts)
+        params, opt_state, parts, held = place_on_mesh(params, opt_state, parts)
         kind, ticket = (_kind((params, opt_state, parts, blanked(extra))), held), summed.ticket
-        met = None if key is not None else shards.met(ticket, params)
+        met = None if key is not None else shards.ticket_tags(ticket, params)
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
-            with among_held(held):
+            with using_mesh(held[0].mesh if held else None):
                 compiled.eval_shape(params, opt_state, parts, blank, blanked(extra), met, held=held)
             if donate:
                 _check_apart(params, opt_state)
@@ -407,7 +407,7 @@ def _across_jit(
             if assuming:
                 tell_handed(ticket, extra)
         once = opened(summed, key), taken_apart(extra), met
-        with among_held(held):
+        with using_mesh(held[0].mesh if held else None):
             result = compiled(params, opt_state, parts, *once, held=held)
         if assuming:
             hand_on(opt_state, result[1])

@@ -20,7 +20,7 @@ from jaxdp.clipping import ClippedGrad, losses, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
-from jaxdp.devices.placement import agreed, among, placement
+from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.links import give_out, hand_on
 from jaxdp.ledger.seeds import Secret
@@ -177,7 +177,7 @@ class Trainer:
         if self._to_fit:
             fit = rows_that_fit(self._step, params, self.source, self.mechanism)
             # Of process 0: devices of other processes may hold more or less.
-            self._sampler.cut_into(int(processes.first(lambda: str(fit))))
+            self._sampler.set_physical_batch_size(int(processes.from_process_0(lambda: str(fit))))
             self._to_fit = False
 
     def init(self, params: PyTree, *, public_value: ArrayLike | None = None) -> TrainState:
@@ -202,7 +202,7 @@ class Trainer:
         self._plan = None
         self.examine(params, first=True)
         self._told_of_start(given)  # what was refused did not start it
-        with among(self._place):
+        with using_mesh(self._place.mesh if self._place else None):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
@@ -224,7 +224,7 @@ class Trainer:
         """
         if self._plan is not None:
             return
-        with among(self._place):
+        with using_mesh(self._place.mesh if self._place else None):
             size = self._sampler.physical_batch_size
             self._plan, operations, self._guard = planned(
                 self._grad_fn, params, self.source, size, first, self.ledger
@@ -233,7 +233,7 @@ class Trainer:
             trained, place = self._grad_fn.trained(params), self._place
             devices = 1 if place is None else place.devices
             rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
-            self._sampler.cut_into(rows if place is None else place.rounded(rows))
+            self._sampler.set_physical_batch_size(rows if place is None else place.round_up(rows))
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -314,7 +314,10 @@ class Trainer:
         take = self._at_once if one else self._by_passes
         self.examine(state.params)
         # What it captures may be another array than it was when ``examine`` traced it.
-        with among(self._place), losses.inspecting(self._guard.look):
+        with (
+            using_mesh(self._place.mesh if self._place else None),
+            losses.inspecting(self._guard.look),
+        ):
             params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
         self._moved = True
         return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
@@ -448,7 +451,7 @@ class Trainer:
             extra["energy"] = self.energy
         # A private energy is charged when it is drawn; a gradient of its own may hand on means.
         if self.algorithm.energy is None and self.algorithm.gradient is None:
-            with among(self._place):
+            with using_mesh(self._place.mesh if self._place else None):
                 self._step.check_after(params, opt_state, extra)
         self._tried.add(bool(valued))
 
@@ -477,7 +480,7 @@ class Trainer:
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
         size = rows or rows_of_a_pass(mechanism, self.source)
-        size = self._place.rounded(size) if self._place else size
+        size = self._place.round_up(size) if self._place else size
         known = functools.partial(identities, self.source)
         return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
 
@@ -487,7 +490,7 @@ class Trainer:
         Returns:
             True if the parameters were known.
         """
-        place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        place = resolve_placement(self._place, params, getattr(self.source, "arrays", ()))
         if params is not None:
             agree_on_step(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
         if params is not None or place is not None:
@@ -499,19 +502,21 @@ class Trainer:
         if place is None:
             return params is not None
         place = place if self._data is None else place.with_records(self._data)
-        self._place = dataclasses.replace(place, fed=True)
+        self._place = dataclasses.replace(place, from_trainer=True)
         self._grad_fn = spread(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:
             self._step = self._step.held_for(params, self._place)
-            self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+            self._sampler.set_physical_batch_size(
+                self._place.round_up(self._sampler.physical_batch_size)
+            )
         return params is not None
 
     def _laid(self, state: TrainState) -> TrainState:
         """The state, on the mesh if there is one: it may have been restored elsewhere."""
         self._settled = self._settled or self._spread(state.params)
         own: PyTree = (state.params, state.opt_state)
-        if self._place is None or self._place.holds(own):
+        if self._place is None or self._place.is_home_of(own):
             return state
         params, opt_state = shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
@@ -548,5 +553,5 @@ def _valued(public_value: Any) -> dict[str, Any]:
             f"{public_value.bit_length()} bits"
         )
     if processes.count() > 1:  # one for all, or their parameters would part
-        public_value = float(processes.first(lambda: str(float(public_value))))
+        public_value = float(processes.from_process_0(lambda: str(float(public_value))))
     return {"value": jnp.asarray(public_value, jnp.float32)}

@@ -163,7 +163,7 @@ def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     assert (truth <= upper + 4e-6).all()
     assert (upper[2] - truth[2]) < 0.02 * truth[2]  # nearly attained at epsilon 0
     assert (lower <= truth + 4e-6).all()
-    free, full, given = batches.branches(q, cap, n)
+    free, full, given = batches.batch_branches(q, cap, n)
     assert free * q + full * given == pytest.approx(sum(w for b, w in law.items() if 0 in b))
 
 
@@ -173,7 +173,7 @@ def test_binomial_tails():
         (60_000, 512 / 60_000, 576, 0.00279475019832391, 0.00842373118716825),
         (10**8, 1e-5, 1100, 0.000962577640151969, 9.91455417926478e-6),
     ):
-        found = batches.branches(q, cap, n)
+        found = batches.batch_branches(q, cap, n)
         assert found[:2] == pytest.approx((1 - full, full), rel=1e-11), n
         assert given * (1 - 1e-14) <= found[2] <= given * (1 + 1e-9), n
 

@@ -158,7 +158,9 @@ def test_two_losses_above_their_cap_are_counted(monkeypatch):
     """With a cap so low that often two steps are above it, the upper end still is one."""
     event = run(0.001, 0.8, 300)
     truths = {delta: acc.epsilon(event, delta).estimate for delta in (1e-3, 1e-5)}
-    monkeypatch.setattr(certificate, "plan", lambda k, e, d: certificate.capped(k, e, d, 0.6))
+    monkeypatch.setattr(
+        certificate, "choose_plan", lambda k, e, d: certificate.plan_with_cap(k, e, d, 0.6)
+    )
     for delta, truth in truths.items():
         direction = directions(event, ADD, delta, 1e-4)[0]
         low, high = (direction.delta_end(high, truth, 1e-4) for high in (False, True))
@@ -176,7 +178,7 @@ def schedule(count, each=3, q=0.02):
 def test_groups_hold_every_step_between_their_least_and_most_noise():
     steps = flatten(acc.Composed([schedule(60), schedule(30, 2, 0.05)]), ADD).steps
     for most in (1, 7, 40):
-        groups, spread = flat._alike(steps, most)
+        groups, spread = flat._group_similar_steps(steps, most)
         assert len(groups) <= most + 4
         assert sum(n for _, n in groups) == sum(n for _, n in steps) == 60 * 3 + 30 * 2
         for (least, last), _ in groups:
@@ -190,7 +192,7 @@ def test_groups_hold_every_step_between_their_least_and_most_noise():
                 for (low, high), _ in groups
             )
     few = flatten(schedule(20), ADD).steps
-    assert flat._alike(few, 20) == ([((s, s), n) for s, n in few], 0.0)
+    assert flat._group_similar_steps(few, 20) == ([((s, s), n) for s, n in few], 0.0)
     # A schedule of many noises is enclosed; the estimate tells all of them apart.
     event = schedule(250, 1)
     bound = acc.epsilon(event, 1e-5)

@@ -18,7 +18,7 @@ from scipy import special
 from jaxdp import accounting as acc
 from jaxdp.accounting import certificate
 from jaxdp.accounting.flat import flatten, flatten_exactly
-from jaxdp.accounting.groups import grouped
+from jaxdp.accounting.groups import group_event
 from jaxdp.cli import accounting as cli
 from jaxdp.ledger import Ledger
 from tests.accounting.judging import ADD, REPLACE, cost, largest, run
@@ -235,7 +235,7 @@ def test_groups_from_one_record_to_a_full_batch():
     assert found[0] < found[1] < found[2]
     assert found[2] <= acc.epsilon(acc.Repeated(acc.Gaussian(1.5 / 4), 50), 1e-6).upper
     # Tiny probabilities of many records are never left out.
-    chances = grouped(sampled(1.0, 1e-5), 200, ADD).probabilities
+    chances = group_event(sampled(1.0, 1e-5), 200, ADD).probabilities
     assert len(chances) == 201
     assert chances[-1] == 1e-300
     assert math.fsum(chances) == pytest.approx(1, abs=1e-13)
@@ -245,7 +245,7 @@ def test_groups_from_one_record_to_a_full_batch():
 def test_sampled_records_take_part_in_binomial_numbers(k):
     """The best test is a threshold: its rates are those of a binomial mixture."""
     z, q = 0.9, 0.03
-    event = grouped(sampled(z, q), k, ADD)
+    event = group_event(sampled(z, q), k, ADD)
     chances = [math.comb(k, j) * q**j * (1 - q) ** (k - j) for j in range(k + 1)]
     assert event.probabilities == pytest.approx(chances, rel=1e-12)
     cuts = np.linspace(-6, 12, 400_001)
@@ -274,13 +274,13 @@ def test_the_groups_own_event_is_no_worse_than_a_chain():
         (acc.MixtureOfGaussians(1.0, (0, 1), (0.5, 0.5)), ADD, None),
         (acc.Composed([acc.Laplace(3.0), acc.ZCDP(0.1, 0.1)]), ADD, None),
     ):
-        found = grouped(event, 3, relation)
+        found = group_event(event, 3, relation)
         assert repr(found) == repr(expected) or found.rho == pytest.approx(expected.rho), event
     # Stated guarantees follow the chain of neighbours.
-    found = grouped(acc.EpsilonDelta(0.5, 1e-6), 3, ADD)
+    found = group_event(acc.EpsilonDelta(0.5, 1e-6), 3, ADD)
     assert found.epsilon == 1.5
     assert found.delta == pytest.approx(1e-6 * (1 + math.exp(0.5) + math.exp(1.0)))
-    assert grouped(acc.EpsilonDelta(0.5, 0.9), 3, ADD).infinite()
+    assert group_event(acc.EpsilonDelta(0.5, 0.9), 3, ADD).infinite()
     # Full batches under the black box of a chain would be looser.
     e = 0.7
     chain = acc.delta(acc.Gaussian(4.0), e / 2).upper * (1 + math.exp(e / 2))

@@ -152,10 +152,10 @@ def test_a_tolerance_narrows_the_interval_and_the_cost_does_not_grow_with_the_st
     # Nodes, not seconds: the line has about as many for 1e7 steps as for 1e2.
     sizes = []
     for steps in (100, 10**7):
-        composition = contour.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
+        composition = contour.sampled_composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
         c, tables = contour.choose_order(composition, -11.5)
         epsilon = composition.saddle(tables, c)[0]
-        sizes.append(contour.draw(composition, tables, c, epsilon, -11.5).y.size)
+        sizes.append(contour.choose_line(composition, tables, c, epsilon, -11.5).y.size)
     assert sizes[1] <= 3 * sizes[0]
 
 
@@ -184,12 +184,12 @@ def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeyp
         values = [np.asarray([v + 0j]) for v in (1e-5, shorter)]
         return Line(1.0, np.zeros(1), *values, 0.0, rounding, False)
 
-    assert line(1e-5, 0.0).doubt(0.0) < 1e-10
-    assert line(1.1e-5, 0.0).doubt(0.0) == pytest.approx(0.1)
-    assert line(1e-5, 0.01).doubt(1.0) == pytest.approx(0.01)
-    event, real = run(0.2, 1.0, 50), Line.doubt
+    assert line(1e-5, 0.0).relative_error(0.0) < 1e-10
+    assert line(1.1e-5, 0.0).relative_error(0.0) == pytest.approx(0.1)
+    assert line(1e-5, 0.01).relative_error(1.0) == pytest.approx(0.01)
+    event, real = run(0.2, 1.0, 50), Line.relative_error
     for doubt in (0.0, 1e-3):
-        monkeypatch.setattr(Line, "doubt", lambda *args, doubt=doubt: real(*args) + doubt)
+        monkeypatch.setattr(Line, "relative_error", lambda *args, doubt=doubt: real(*args) + doubt)
         for ask, at in ((acc.epsilon, 1e-5), (acc.delta, 10.0)):
             # Without an estimate a proof answers.
             unproven = "no end is proven" in ask(event, at, tolerance=math.inf).note
@@ -199,21 +199,21 @@ def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeyp
 def test_a_contradiction_is_an_error_that_names_both():
     low, high = Bound(1.0, 1.1, 1.2, "rdp"), Bound(1.9, 2.0, 2.1, "exact")
     with pytest.raises(ArithmeticError, match=r"exact's lower end 1\.9 and rdp's upper end 1\.2"):
-        queries._tighter(high, low)
+        queries._tighten(high, low)
     for ends in ((1.3, 1.4), (0.8, 0.9)):
         with pytest.raises(ArithmeticError, match=r"certificate .* and the contour integral's"):
-            queries._joined(*ends, 1.1, True, "epsilon")
-    rounded = queries._joined(1.0, 1.1, 1.1 * (1 + 1e-7), True, "epsilon")
+            queries._with_estimate(*ends, 1.1, True, "epsilon")
+    rounded = queries._with_estimate(1.0, 1.1, 1.1 * (1 + 1e-7), True, "epsilon")
     assert rounded.estimate == 1.1
     # Bounds that agree are joined.
-    loose = queries._tighter(Bound(1.0, 1.4, 1.5, "exact"), Bound(0, None, 1.2, "rdp"))
+    loose = queries._tighten(Bound(1.0, 1.4, 1.5, "exact"), Bound(0, None, 1.2, "rdp"))
     assert (loose.lower, loose.estimate, loose.upper, loose.accountant) == (1.0, 1.2, 1.2, "rdp")
     tight = Bound(1.0, 1.1, 1.2, "exact")
-    assert queries._tighter(tight, Bound(0, None, 1.5, "rdp")) == tight
-    joined = queries._joined(1.0, 1.1, 1.05, True, "epsilon")
+    assert queries._tighten(tight, Bound(0, None, 1.5, "rdp")) == tight
+    joined = queries._with_estimate(1.0, 1.1, 1.05, True, "epsilon")
     assert (joined.lower, joined.estimate, joined.upper) == (1.0, 1.05, 1.1)
-    assert queries._joined(1.0, 1.1, None, True, "epsilon").estimate is None
-    one = queries._joined(0.0, 1.1, 1.05, False, "epsilon")
+    assert queries._with_estimate(1.0, 1.1, None, True, "epsilon").estimate is None
+    one = queries._with_estimate(0.0, 1.1, 1.05, False, "epsilon")
     assert (one.lower, one.estimate, one.upper) == (0.0, None, 1.1)
     assert "upper bound only" in one.note
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxdp.accounting import grid
 from jaxdp.accounting.events import Unresolved
 from jaxdp.accounting.flat import GaussianStep
-from jaxdp.accounting.grid import above, below
+from jaxdp.accounting.grid import dominated_atoms, dominating_atoms
 from jaxdp.accounting.pairs import (
     BatchGaussian,
     Branches,
@@ -198,7 +198,7 @@ def on_grid(atoms, width, epsilon):
 
 def both_ends(pair, width, low, cap, fine):
     """Checks the order of both profiles at epsilons up to the cap; returns the largest distance."""
-    high, less = (make(pair, width, low, cap, fine) for make in (above, below))
+    high, less = (make(pair, width, low, cap, fine) for make in (dominating_atoms, dominated_atoms))
     top = min(high.top, less.top)
     apart = 0.0
     for epsilon in np.linspace(low, top, 41).tolist():
@@ -258,7 +258,9 @@ def test_masses_are_rounded_outwards(relation, reverse):
 
     rough, exact = (cls(1.0, 0.2, relation, reverse) for cls in (Rough, SampledGaussian))
     low, high = exact.span(1e-12)
-    upper, lower = (make(rough, 1e-3, low, high, 1e-4) for make in (above, below))
+    upper, lower = (
+        make(rough, 1e-3, low, high, 1e-4) for make in (dominating_atoms, dominated_atoms)
+    )
     for epsilon in (0.0, 0.2 * high, 0.6 * high):
         truth = float(profile(exact, epsilon)[0])
         p, q = (float(v[0]) for v in exact.tails(np.asarray([epsilon])))
@@ -274,7 +276,7 @@ def test_losses_are_moved_by_the_slack_of_their_edges():
             return 0.25
 
     loose, tight = (cls(1.0, 0.2, ADD) for cls in (Loose, SampledGaussian))
-    for make, sign in ((above, 1), (below, -1)):
+    for make, sign in ((dominating_atoms, 1), (dominated_atoms, -1)):
         moved, still = (make(pair, 0.01, -0.2, 5.0, 1e-3) for pair in (loose, tight))
         assert moved.offset - still.offset == pytest.approx(sign * 0.25, abs=1e-9)
     assert tight.slack(np.asarray([5.0])) > 0
@@ -284,30 +286,30 @@ def test_a_merged_cell_has_no_more_than_its_mean_loss():
     p, q = np.asarray([0.3, 0.2, 0.1]), np.asarray([0.2, 0.2, 0.3])
     error = np.full(3, 1e-3)
     masses = Masses(p, q, p - q, error)
-    loss = grid._merged(masses, np.full(3, -9.0), 1e-4)
+    loss = grid._merged_loss(masses, np.full(3, -9.0), 1e-4)
     truth = np.log(p / q)
     assert (loss < truth - 1e-3).all()
     np.testing.assert_allclose(loss, truth, atol=2e-2)
     # Masses that are known but for their rounding.
     for rounding in (1e-4, 1e-9):
         exact = Masses(p, q, p - q, np.zeros(3))
-        assert (grid._merged(exact, np.full(3, -9.0), rounding) <= truth).all(), rounding
+        assert (grid._merged_loss(exact, np.full(3, -9.0), rounding) <= truth).all(), rounding
     # Masses that underflow say nothing: the cell's least loss stands for them.
     underflown = Masses(p[:1], np.zeros(1), p[:1], error[:1])
-    assert grid._merged(underflown, np.asarray([600.0]), 1e-4)[0] == 600.0
+    assert grid._merged_loss(underflown, np.asarray([600.0]), 1e-4)[0] == 600.0
 
 
 def test_what_is_above_the_cap_is_rounded_outwards_and_what_is_below_is_not_dropped():
     pair = SampledGaussian(1.0, 1.0, ADD)
     for low in (-4.0, -0.2, 0.3):
-        atoms = above(pair, 1e-2, low, 3.0, 0.01)
+        atoms = dominating_atoms(pair, 1e-2, low, 3.0, 0.01)
         assert atoms.mass.sum() + atoms.over[0] >= 1 - 1e-12, low
     # Was a fault: the index of a far loss wrapped round to the other end of the grid.
     pair = SampledGaussian(1e-4, 1.0, ADD)
     with pytest.raises(Unresolved):
-        above(pair, 1e-12, *pair.span(1e-9), 0.01)
+        dominating_atoms(pair, 1e-12, *pair.span(1e-9), 0.01)
     pair = SampledGaussian(1.0, 0.1, ADD)
-    for make, sign in ((above, 1), (below, -1)):
+    for make, sign in ((dominating_atoms, 1), (dominated_atoms, -1)):
         atoms = make(pair, 0.01, pair.span(1e-9)[0], 1.0, 0.02)
         p, q = (float(v[0]) for v in pair.tails(np.asarray([atoms.top])))
         assert sign * (atoms.over[0] - p * (1 + sign * pair.rounding)) > 0
@@ -315,7 +317,7 @@ def test_what_is_above_the_cap_is_rounded_outwards_and_what_is_below_is_not_drop
         assert atoms.over == pytest.approx((p, q), rel=1e-11)
     # The same on every grid: else a loss between two grids' tops is counted twice, or not at all.
     pair = Discrete(np.asarray([-0.1, 0.0, 0.1, 1.003]), np.asarray([0.4, 0.2, 0.399, 0.001]))
-    for put in (above, below):
+    for put in (dominating_atoms, dominated_atoms):
         for cap in (0.9, 0.98, 1.0, 1.01):
             fine, coarse = (put(pair, width, -0.1, cap, 1e-3) for width in (0.004, 0.03))
             assert fine.top == coarse.top == cap

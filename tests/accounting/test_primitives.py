@@ -409,7 +409,7 @@ def test_the_renyi_bounds_and_the_laws_of_tries_are_the_printed_ones():
     # The hull of points is met and never undercut.
     epsilons = np.linspace(0, 9, 12)
     deltas = np.exp(-0.6 * epsilons - 0.1 * epsilons**2)
-    pair = tuned.symmetric(epsilons, deltas)
+    pair = tuned.symmetric_pair(epsilons, deltas)
     found = of_pair(pair, epsilons)
     at_0 = np.min((np.expm1(epsilons) + 2 * deltas) / (np.exp(epsilons) + 1))
     assert found[0] == pytest.approx(at_0)

@@ -14,11 +14,11 @@ from scipy import special
 from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.accounting import queries, rdp
-from jaxdp.accounting.curves import mu_between
+from jaxdp.accounting.curves import largest_mu_between
 from jaxdp.accounting.flat import FlatRun, GaussianStep, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.pairs import bracket_decreasing
-from jaxdp.accounting.queries import least
+from jaxdp.accounting.queries import search
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, plain, run
 from tests.refusing import all_refused
 
@@ -207,7 +207,10 @@ def test_mu_is_exact_without_sampling_and_ends_at_the_full_batch():
         acc.mu_gdp(RUN, delta_min=-1.0)
     # A step of delta that touches the Gaussian's at both ends needs no larger mu; a bulge does.
     ends = [(e, gaussian_delta(0.8, e)) for e in (0.2, 1.4)]
-    at_ends, between = max(mu_between(point, point) for point in ends), mu_between(*ends)
+    at_ends, between = (
+        max(largest_mu_between(point, point) for point in ends),
+        largest_mu_between(*ends),
+    )
     assert at_ends == pytest.approx(0.8, rel=1e-6)
     assert between > at_ends * 1.001
     for epsilon in np.linspace(0.2, 1.4, 50).tolist():
@@ -429,10 +432,10 @@ def test_a_search_returns_what_was_found_within(sign):
             return math.copysign(size, sign * (edge - value))
 
         for size in (1.0, math.inf):
-            found, _ = least(functools.partial(jump, size=size), 1.0, -1.0, ends, 1e-6)
+            found, _ = search(functools.partial(jump, size=size), 1.0, -1.0, ends, 1e-6)
             assert 0 <= sign * (found - edge) < 1e-4 * edge, (edge, size)
         smooth, asked = asking(lambda v, edge=edge: sign * 0.7 * math.log(edge / v))
-        found, slope = least(smooth, 1.0, -1.0, ends, 1e-6)
+        found, slope = search(smooth, 1.0, -1.0, ends, 1e-6)
         assert 0 <= sign * (found / edge - 1) < 2e-6, edge
         assert found in asked
         assert len(asked) <= 10, edge
@@ -443,17 +446,17 @@ def test_a_search_of_whole_numbers_finds_the_last():
     for last in (1, 2, 3, 17, 7245, 10**9 + 7, 10**12):
         for power in (0.5, 3.0):
             excess, asked = asking(lambda n, a=power, b=last: a * math.log(n / (b + 0.5)))
-            found, _ = least(excess, 1, -1.5, (10**12, 1), 1e-4, whole=True)
+            found, _ = search(excess, 1, -1.5, (10**12, 1), 1e-4, whole=True)
             assert isinstance(found, int)
             assert found in asked
             assert last * (1 - 1e-7) <= found <= last, power
             assert len(asked) <= 25, last
     # Nothing, everything, and noise.
-    assert least(lambda v: 1.0, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] is None
-    assert least(lambda n: math.inf, 1, -1.0, (10**12, 1), 1e-6, whole=True)[0] is None
-    assert least(lambda v: -math.inf, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] == 1e-9
+    assert search(lambda v: 1.0, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] is None
+    assert search(lambda n: math.inf, 1, -1.0, (10**12, 1), 1e-6, whole=True)[0] is None
+    assert search(lambda v: -math.inf, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] == 1e-9
     rng = np.random.default_rng(0)
     random, asked = asking(lambda v: rng.normal())
-    found, _ = least(random, 1.0, -1.0, (1e-9, 1e9), 1e-9)
+    found, _ = search(random, 1.0, -1.0, (1e-9, 1e9), 1e-9)
     assert len(asked) <= 60
     assert found is None or found in asked

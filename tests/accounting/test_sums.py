@@ -11,19 +11,19 @@ from scipy import stats
 from jaxdp import accounting as acc
 from jaxdp.accounting import certificate
 from jaxdp.accounting import grid as summing
-from jaxdp.accounting.certificate import most
+from jaxdp.accounting.certificate import binomial_upper_bound
 from jaxdp.accounting.events import Unresolved
 from jaxdp.accounting.grid import (
     Atoms,
-    Inner,
+    BunchPair,
+    LargeLosses,
     Law,
     LawProfile,
     Layout,
-    Outer,
-    SummedPair,
+    SmallLosses,
     TiltedMoments,
-    above,
-    below,
+    dominated_atoms,
+    dominating_atoms,
     law_of_sum,
     log_moments,
 )
@@ -170,8 +170,12 @@ def delta(put, layout, epsilon, kinds=KINDS, c=0.8, lowest=-32.0):
 
 def test_bunches_enclose_the_sum_by_one_transform():
     for epsilon in (14.0, 20.0):
-        (high, by), (low, less) = (delta(put, WHOLE, epsilon) for put in (above, below))
-        (upper, error), (lower, also) = (delta(put, ONCE, epsilon) for put in (above, below))
+        (high, by), (low, less) = (
+            delta(put, WHOLE, epsilon) for put in (dominating_atoms, dominated_atoms)
+        )
+        (upper, error), (lower, also) = (
+            delta(put, ONCE, epsilon) for put in (dominating_atoms, dominated_atoms)
+        )
         assert max(by, less, error, also) < 1e-3 * low
         assert lower - also <= high + by
         assert upper + error >= low - less
@@ -183,14 +187,14 @@ def test_bunches_enclose_the_sum_by_one_transform():
     for n in (97, 100, 119):
         kinds = ((SampledGaussian(20.0, 1.0, ADD), n),)
         exact = acc.delta(acc.Repeated(acc.Gaussian(20.0), n), 1.0).estimate
-        low, less = delta(below, layout, 1.0, kinds, 4.0, -4.0)
-        high, more = delta(above, layout, 1.0, kinds, 4.0, -4.0)
+        low, less = delta(dominated_atoms, layout, 1.0, kinds, 4.0, -4.0)
+        high, more = delta(dominating_atoms, layout, 1.0, kinds, 4.0, -4.0)
         assert low - less <= exact <= high + more <= 1.01 * exact, n
 
 
 def test_a_bunch_keeps_its_digits_far_from_zero():
     """p - q e^base, where q is e^300 times p or e^-300 times it."""
-    pair = SummedPair(np.asarray([-300.0, -299.5, 0.25, 299.5, 300.0]), np.full(5, 0.2))
+    pair = BunchPair(np.asarray([-300.0, -299.5, 0.25, 299.5, 300.0]), np.full(5, 0.2))
     masses = pair.masses(np.asarray([-300.25, -299.0, 0.0, 1.0, 299.0, 301.0]))
     np.testing.assert_allclose(masses.p, [0.4, 0.0, 0.2, 0.0, 0.4])
     first, last = (0.2 * math.exp(-a) + 0.2 * math.exp(-b) for a, b in ((0.25, 0.75), (0.5, 1)))
@@ -201,14 +205,14 @@ def test_a_bunch_keeps_its_digits_far_from_zero():
     assert first[0] == 0.0
     assert first[1] >= 0.4
     # Cells of many nats keep both masses.
-    pair = SummedPair(np.asarray([0.0, 36.0, 80.0]), np.asarray([0.2, 0.5, 0.3]))
+    pair = BunchPair(np.asarray([0.0, 36.0, 80.0]), np.asarray([0.2, 0.5, 0.3]))
     wanted = [0.2 * math.exp(-1), 0.5 * math.exp(-36) + 0.3 * math.exp(-80)]
     np.testing.assert_allclose(pair.masses(np.asarray([-1.0, 0.0, 100.0])).q, wanted, rtol=1e-14)
 
 
 def test_what_a_bunch_may_lose_is_charged(monkeypatch):
     """Errors of the bunches' laws reach the error of the sum, as often as there are bunches."""
-    _, before = delta(above, ONCE, 14.0)
+    _, before = delta(dominating_atoms, ONCE, 14.0)
     made = summing.Law
 
     def worse(*args):
@@ -218,9 +222,9 @@ def test_what_a_bunch_may_lose_is_charged(monkeypatch):
         return law
 
     monkeypatch.setattr(summing, "Law", worse)
-    _, after = delta(above, ONCE, 14.0)
+    _, after = delta(dominating_atoms, ONCE, 14.0)
     c, total = 0.8, 0.0
-    for atom, n in steps_of(above)(ONCE.widths[0]):
+    for atom, n in steps_of(dominating_atoms)(ONCE.widths[0]):
         total += n * float(log_moments([(atom, 1)], ONCE.widths[0], np.asarray([c]))[0])
     peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c) + total - c * 14.0)
     assert after - before >= 2 * 20 * 1e-9 * peak * 0.99
@@ -228,21 +232,23 @@ def test_what_a_bunch_may_lose_is_charged(monkeypatch):
 
 def test_what_windows_leave_out_is_told():
     """Against the tilted law of 200 steps by one transform."""
-    atoms, width = steps_of(above, KINDS[:1])(1e-3), 1e-3
+    atoms, width = steps_of(dominating_atoms, KINDS[:1])(1e-3), 1e-3
     moments, counts = TiltedMoments(atoms, width, 0.8), np.asarray([200])
     first, last = moments.window(counts, 5.0)
     one = Layout((width,), 1, 1 << 16, 0)
-    law = sums(lambda w: [(a, 200) for a, _ in atoms], above, one, 0.8, -20.0)
+    law = sums(lambda w: [(a, 200) for a, _ in atoms], dominating_atoms, one, 0.8, -20.0)
     assert 0 < law.weight[law.loss > last].sum() <= math.exp(-5.0)
     assert 0 < law.weight[law.loss < first].sum() <= math.exp(-5.0)
     # What is left out of a bunch is told.
-    steps = steps_of(above, KINDS[:1])
+    steps = steps_of(dominating_atoms, KINDS[:1])
     moments = TiltedMoments(steps(0.01), 0.01, 0.8)
     first, last = moments.window(np.asarray([40]), 4.0)
     width = (last - first) / 4096
     atoms = [(atom, 40) for atom, _ in steps(width)]
-    law = law_of_sum(lambda _: atoms, above, Layout((width,), 1, 4096, 0), moments, first)
-    atom, scale, _, cut = summing._coarser(law, 8 * width, above)
+    law = law_of_sum(
+        lambda _: atoms, dominating_atoms, Layout((width,), 1, 4096, 0), moments, first
+    )
+    atom, scale, _, cut = summing._bunch_on_coarse_grid(law, 8 * width, dominating_atoms)
     assert cut > 1e-3
     kept = log_moments([(atom, 1)], 8 * width, np.asarray([0.8]))[0] + scale - law.log_scale
     assert math.exp(kept) + cut >= law.weight.sum()
@@ -252,7 +258,7 @@ def test_what_windows_leave_out_is_told():
     exact = acc.delta(acc.Repeated(acc.Gaussian(z), count), epsilon).estimate
     for each in (2, 8):
         layout = Layout((1.8e-5, 9.9e-3), each, 1 << 14, 0)
-        value, error = delta(above, layout, epsilon, kinds, 0.35)
+        value, error = delta(dominating_atoms, layout, epsilon, kinds, 0.35)
         assert value + error >= exact, each
 
 
@@ -282,8 +288,8 @@ def of_product(first, second, gamma):
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("reach", [0.003, 0.02])
 def test_the_two_pairs_dominate_a_step_and_hardly_more(pair, reach):
-    inner = Inner(pair, pair.center - reach, pair.center + 1.5 * reach)
-    outer = Outer(inner)
+    inner = SmallLosses(pair, pair.center - reach, pair.center + 1.5 * reach)
+    outer = LargeLosses(inner)
     grid = np.concatenate([np.linspace(-12, 12, 4001), np.linspace(-0.05, 0.05, 2001)])
     cells = np.unique(np.append(grid, [inner.low, inner.high, inner.shift]))
     small = fine_atoms(inner, np.unique(np.append(np.linspace(-0.05, 0.05, 1501), inner.shift)))
@@ -297,8 +303,8 @@ def test_the_two_pairs_dominate_a_step_and_hardly_more(pair, reach):
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_masses_are_those_of_the_step(pair):
-    inner = Inner(pair, pair.center - 0.004, pair.center + 0.007)
-    outer = Outer(inner)
+    inner = SmallLosses(pair, pair.center - 0.004, pair.center + 0.007)
+    outer = LargeLosses(inner)
     for part in (inner, outer):
         p, q = part.cells(np.asarray([-np.inf, np.inf]))
         assert (p[0], q[0]) == pytest.approx((1, 1), abs=1e-11)
@@ -319,11 +325,11 @@ def test_masses_are_those_of_the_step(pair):
 
 def test_no_more_large_losses_than_said():
     for n, p, target in ((10, 0.3, -5.0), (1000, 0.01, -20.0), (10**7, 1e-5, -46.0), (5, 0.9, -9)):
-        k = most(n, p, target)
+        k = binomial_upper_bound(n, p, target)
         assert stats.binom.logsf(k, n, p) <= target
         assert k == n or stats.binom.logsf(k // 2, n, p) > target
-    assert most(1000, 0.0, -30.0) == 0
-    assert most(7, 1.0, -30.0) == most(7, 0.99, -30.0) == 7
+    assert binomial_upper_bound(1000, 0.0, -30.0) == 0
+    assert binomial_upper_bound(7, 1.0, -30.0) == binomial_upper_bound(7, 0.99, -30.0) == 7
 
 
 RUNS = (  # q, z, steps, delta, relation, epsilon by the contour integral or a convolution
@@ -348,9 +354,9 @@ def first_direction():
 
 def test_a_lower_end_gives_up_small_losses_and_their_probability(monkeypatch):
     direction, truth = first_direction(), RUNS[0][-1]
-    plan = certificate.plan(direction.upper, truth, direction.log_delta)
+    plan = certificate.choose_plan(direction.upper, truth, direction.log_delta)
     upper, lower = (
-        certificate.PartsOnGrids(kinds, plan, high, 7e-5)
+        certificate.DiscretizedComposition(kinds, plan, high, 7e-5)
         for kinds, high in ((direction.upper, True), (direction.lower, False))
     )
     assert upper.layout.small
@@ -363,14 +369,14 @@ def test_a_lower_end_gives_up_small_losses_and_their_probability(monkeypatch):
     # What it gives up is taken off.
     direction, truth = first_direction(), RUNS[0][-1]
     before = direction.delta_end(False, truth, 1e-3)
-    made = certificate.PartsOnGrids
+    made = certificate.DiscretizedComposition
 
     def more(*args):
         parts = made(*args)
         parts.lost = 0.25 * 1e-9
         return parts
 
-    monkeypatch.setattr(certificate, "PartsOnGrids", more)
+    monkeypatch.setattr(certificate, "DiscretizedComposition", more)
     assert direction.delta_end(False, truth, 1e-3) == pytest.approx(before - 0.25, abs=1e-3)
 
 
@@ -387,9 +393,9 @@ def test_point_masses_at_the_ends_are_kept():
     """high - shift + shift may be less than high by rounding."""
     moved = 0
     for high in np.geomspace(1e-4, 1.0, 301).tolist():
-        inner = Inner(points(high), -high, high)
+        inner = SmallLosses(points(high), -high, high)
         moved += high - inner.shift + inner.shift < high
-        atoms = above(inner, high / 50, *inner.span(0.0), 0.01)
+        atoms = dominating_atoms(inner, high / 50, *inner.span(0.0), 0.01)
         assert atoms.mass.sum() >= 1
         assert atoms.over[0] == 0
         top = high - inner.shift
@@ -400,8 +406,11 @@ def test_point_masses_at_the_ends_are_kept():
     # The merged outcome and the others have all of the masses, point masses at the ends too.
     one = points(1.0)
     for low, high in ((-0.4, 1.0), (-0.4, 0.3), (-12.0, 15.0), (-13.0, 16.0)):
-        outer = Outer(Inner(one, low, high))
-        most, least = (put(outer, 0.1, -14.0, 16.0, 0.01).mass.sum() for put in (above, below))
+        outer = LargeLosses(SmallLosses(one, low, high))
+        most, least = (
+            put(outer, 0.1, -14.0, 16.0, 0.01).mass.sum()
+            for put in (dominating_atoms, dominated_atoms)
+        )
         assert most >= 1 - 1e-15 >= least >= 1 - 1e-12
         inside = (one.loss > low) & (one.loss <= high)
         assert outer.chance() == pytest.approx(one.p[~inside].sum(), abs=1e-12)
@@ -413,7 +422,7 @@ def test_small_losses_are_known_to_their_doubt():
     for ratio in (-9.0, -0.5, 0.5, 9.0):
         q = np.asarray([0.2 / math.exp(ratio), 0.0])
         one = Discrete(np.asarray([ratio, ratio + 5]), mass, q=q)
-        inner = Inner(one, ratio - 1, ratio + 1)
+        inner = SmallLosses(one, ratio - 1, ratio + 1)
         assert abs(inner.shift - ratio) <= inner.doubt < 1e-10
         _, _, gain, error, _ = inner.masses(np.asarray([-1.0, 1.0]) * inner.doubt * 2)
         assert abs(gain[0]) <= error[0]
@@ -421,7 +430,7 @@ def test_small_losses_are_known_to_their_doubt():
     # No small loss is refused.
     for ends in ((0.1, 0.2), (-3.0, -2.0)):
         with pytest.raises(Unresolved):
-            Inner(points(1.0), *ends)
+            SmallLosses(points(1.0), *ends)
 
 
 def test_a_randomised_response_does_not_widen_rare_samplings():

@@ -256,7 +256,7 @@ def test_rows_that_differ_end_all_in_words_and_hand_out_nothing(together, tmp_pa
 
 
 def test_who_was_interrupted_is_answered_but_not_for_another_row(together, tmp_path, monkeypatch):
-    hear, armed = processes.hear, []
+    hear, armed = processes.receive, []
 
     def interrupted_once(key, patience=None):
         if armed and processes.index() == 1:
@@ -264,7 +264,7 @@ def test_who_was_interrupted_is_answered_but_not_for_another_row(together, tmp_p
             raise KeyboardInterrupt
         return hear(key, patience)
 
-    monkeypatch.setattr(processes, "hear", interrupted_once)
+    monkeypatch.setattr(processes, "receive", interrupted_once)
     for until in (1, 2):
 
         def program(index, until=until):
@@ -273,9 +273,9 @@ def test_who_was_interrupted_is_answered_but_not_for_another_row(together, tmp_p
                 armed.append(index)
                 with pytest.raises(KeyboardInterrupt):
                     source.take(until=1)
-                processes.hear("written")
+                processes.receive("written")
             step = source.take(until=until if index else 1).step
-            processes.tell("written", "")
+            processes.send("written", "")
             return step
 
         (first, second), _ = together(program)

@@ -93,7 +93,7 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever():
     made, other = keys(FOUR, count=N + 1), keys(FOUR, seed=9)
     linked = [made[0]]
     for before, key in itertools.pairwise(made):
-        linked.append(dataclasses.replace(key, before=before.tag))
+        linked.append(dataclasses.replace(key, previous_tag=before.tag))
     states = [start]
     for key in linked[:N]:
         updates, state = update(states[-1], key)
@@ -103,7 +103,7 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever():
         ("a step left out", states[4], linked[5]),
         ("a step again", states[4], linked[3]),
         ("the state before", states[3], linked[4]),
-        ("another stream", states[4], dataclasses.replace(other[4], before=other[3].tag)),
+        ("another stream", states[4], dataclasses.replace(other[4], previous_tag=other[3].tag)),
         ("the first of another stream", states[4], made[0]),
         ("beyond", states[N], linked[N]),
     ):

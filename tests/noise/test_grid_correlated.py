@@ -247,7 +247,7 @@ def test_a_wrong_state_releases_nothing_now_or_later():
         for later in keys:
             assert np.isnan(flat(update(after, PARAMS, later)[0])).all(), at
     # Of the right step, and with another past.
-    other = dataclasses.replace(keys[3], before=np.array([7, 9], np.uint32))
+    other = dataclasses.replace(keys[3], previous_tag=np.array([7, 9], np.uint32))
     assert np.isnan(flat(update(states[3], PARAMS, other)[0])).all()
     # Beyond the strategy's steps.
     beyond = states[3]._replace(step=jnp.asarray(STEPS, jnp.int32))

@@ -139,9 +139,9 @@ def seeded(seed=0):
 def test_a_group_depends_on_key_and_identity_alone(bands, gone, seed):
     rule = CyclicPoisson(0.5, bands, 20)
     names = [f"record {i}" for i in range(201)]
-    whole = rule.arrange(seeded(seed), 201, names)
+    whole = rule.prepare(seeded(seed), 201, names)
     left = names[:gone] + names[gone + 1 :]
-    fewer = rule.arrange(seeded(seed), 200, left)
+    fewer = rule.prepare(seeded(seed), 200, left)
     for group, other in zip(whole, fewer, strict=True):
         assert {names[i] for i in group} - {names[gone]} == {left[i] for i in other}
     assert sorted(np.concatenate(whole)) == list(range(201))
@@ -149,25 +149,25 @@ def test_a_group_depends_on_key_and_identity_alone(bands, gone, seed):
 
 def test_groups_are_of_about_one_size_others_with_another_key_and_take_identities_of_many_kinds():
     rule, count = CyclicPoisson(0.5, 4, 20), 20_000
-    one, two = (rule.arrange(seeded(seed), count, range(count)) for seed in (0, 1))
+    one, two = (rule.prepare(seeded(seed), count, range(count)) for seed in (0, 1))
     assert stats.chisquare([len(group) for group in one]).pvalue > 1e-4
     for a in one:
         shared = [len(np.intersect1d(a, b)) for b in two]
         assert stats.chisquare(shared).pvalue > 1e-4
     for names in (np.asarray(list("abcdefghi")), [b"%d" % i for i in range(9)]):
-        assert sum(map(len, rule.arrange(seeded(), 9, names))) == 9
+        assert sum(map(len, rule.prepare(seeded(), 9, names))) == 9
     kinds = range(50), np.arange(50), np.arange(50, dtype=np.uint64)
-    plain, *others = (np.concatenate(rule.arrange(seeded(), 50, names)) for names in kinds)
+    plain, *others = (np.concatenate(rule.prepare(seeded(), 50, names)) for names in kinds)
     for other in others:  # an identity is the same from NumPy and from Python
         np.testing.assert_array_equal(plain, other)
     for bad in ([1.0, 2.0], [None, "a"], [True, False], [(1,), (2,)]):
         words = "identities must be integers, strings or bytes"
-        refused(words, CyclicPoisson(0.5, 2, 20).arrange, seeded(), 2, bad)
+        refused(words, CyclicPoisson(0.5, 2, 20).prepare, seeded(), 2, bad)
 
 
 def test_each_record_of_the_steps_group_is_drawn_with_the_probability():
     rule, count = CyclicPoisson(0.3, 3, 3_000), 60
-    arranged, taken = rule.arrange(seeded(), count, range(count)), np.zeros((3, count))
+    arranged, taken = rule.prepare(seeded(), count, range(count)), np.zeros((3, count))
     generator = seeded(5)
     for step in range(3_000):
         chosen = rule.of_step(arranged, step, generator)
@@ -180,7 +180,7 @@ def test_each_record_of_the_steps_group_is_drawn_with_the_probability():
 
 def test_a_fixed_order_takes_every_record_once_a_pass_in_any_order_within_a_batch():
     rule = FixedOrder(7, 40)
-    arranged, generator = rule.arrange(seeded(), 30), seeded(1)
+    arranged, generator = rule.prepare(seeded(), 30), seeded(1)
     steps = [rule.of_step(arranged, step, generator) for step in range(10)]
     assert rule.separation(30) == 5
     assert sorted(np.concatenate(steps[:5])) == list(range(30))

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from jaxdp.sampling import exact as subsets
-from jaxdp.sampling.exact import _bounds, arranged, binomial, permutation, subset
+from jaxdp.sampling.exact import _bounds, binomial, permutation, shuffle_within_groups, subset
 from tests.laws import LEVEL, is_binomial, is_uniform
 from tests.refusing import refused
 
@@ -43,13 +43,13 @@ def test_of_equal_numbers_the_last_stays(monkeypatch):
         numbers = rng(key).integers(0, below, 40 if below < 100 else 600)
         numbers = np.concatenate([numbers, numbers[:9], numbers[:3]])
         last = list(dict.fromkeys(numbers.tolist()[::-1]))[::-1]
-        assert subsets._distinct(numbers, below).tolist() == last, (places, below, key)
+        assert subsets._without_repeats(numbers, below).tolist() == last, (places, below, key)
     # Both ways to find them agree.
     numbers = rng(1).integers(0, 3 * 10**6, 10**5)
-    found = subsets._distinct(numbers, 3 * 10**6)
+    found = subsets._without_repeats(numbers, 3 * 10**6)
     assert 1_000 < len(numbers) - len(found) < 2_500
     monkeypatch.setattr(subsets, "_EACH", 1)
-    np.testing.assert_array_equal(subsets._distinct(numbers, 3 * 10**6), found)
+    np.testing.assert_array_equal(subsets._without_repeats(numbers, 3 * 10**6), found)
 
 
 SIZES = [(200, 1), (200, 60), (200, 139), (200, 160), (7_000, 90)]
@@ -84,8 +84,8 @@ def test_ranges_beyond_32_bits_are_covered_evenly_and_enough_is_drawn_at_once(mo
         assert 0 <= found.min() <= found.max() < below
         for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
             assert is_uniform(np.bincount(cells, minlength=16)), below
-    drawn, distinct = [], subsets._distinct
-    monkeypatch.setattr(subsets, "_distinct", lambda *a: drawn.append(a[0]) or distinct(*a))
+    drawn, distinct = [], subsets._without_repeats
+    monkeypatch.setattr(subsets, "_without_repeats", lambda *a: drawn.append(a[0]) or distinct(*a))
     monkeypatch.setattr(subsets, "_FEW", 0)
     for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
         for key in range(20):
@@ -123,13 +123,13 @@ def test_groups_are_kept_and_their_orders_are_as_likely(bits):
     for key in range(2_400):
         # With the 61 bits of the value nothing is left to chance: whole groups are shuffled.
         below = 2**61 if bits == 0 else 8
-        found = tuple(arranged(FewBits(key, bits), values, below, groups, 6).tolist())
+        found = tuple(shuffle_within_groups(FewBits(key, bits), values, below, groups, 6).tolist())
         assert (set(found[:2]), set(found[2:5]), found[5]) == ({3, 7}, {1, 3, 7}, 0)
         counts[found] = counts.get(found, 0) + 1
     assert len(counts) == 12
     assert is_uniform(list(counts.values()))
     words = "must fit in 64 bits, got 16 groups"
-    refused(words, arranged, rng(0), values, 2**61, groups, 16)
+    refused(words, shuffle_within_groups, rng(0), values, 2**61, groups, 16)
 
 
 def test_permutations_hold_every_position_once_and_large_ones_mix_everything(monkeypatch):

@@ -105,7 +105,7 @@ class ReleasedBlocks:
 
         A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
         """
-        processes.check_alone("a sweep")
+        processes.require_single_process("a sweep")
         self.sampling.check(num_records, self.dataset_size)
         issuer = issuer_of(Charged(self), ledger, secret)
         return Sampler(self.sampling, num_records, self.physical_batch_size, issuer)

@@ -41,7 +41,7 @@ class _Charging:
     """A ledger and an issuer on it, for both kinds of training."""
 
     def __init__(self, ledger: Ledger, issuer: Issuer):
-        processes.check_alone("a run of block coordinate descent")
+        processes.require_single_process("a run of block coordinate descent")
         self.ledger, self.issuer = ledger, issuer
 
     def epsilon(self, delta: float, relation: acc.Relation) -> acc.Bound:

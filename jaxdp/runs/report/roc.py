@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.curves import misses, profile
+from jaxdp.accounting.curves import false_negative_rates, profile
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.runs.report import plots, svg
 from jaxdp.runs.report.svg import BLUE
@@ -33,7 +33,7 @@ def save_roc(audit: "EpsilonAudit", path: Path, title: str) -> Path:
     points = profile(audit.event, relation, audit.delta) if known else []
     if points:
         rates = np.logspace(np.log10(least), 0, 200)
-        curve = np.c_[rates, 1 - misses(points, rates)]
+        curve = np.c_[rates, 1 - false_negative_rates(points, rates)]
         label = f"proven limit, epsilon {show_epsilon(audit.proven)} (but for chance)"
         plots.bounded(axes, curve, label)
     axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.curves import Profile, misses, mu_between, profile
+from jaxdp.accounting.curves import Profile, false_negative_rates, largest_mu_between, profile
 from jaxdp.runs.report.schema import Tradeoff
 
 AT = (1e-3, 1e-2)  # false-positive rates told in numbers
@@ -29,12 +29,15 @@ def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> Tradeoff
         return None
     mu, kind = _mu(event, relation, points, delta)
     return Tradeoff(
-        {f"{rate:g}": _up(1 - float(misses(points, np.array([rate]))[0])) for rate in AT},
+        {
+            f"{rate:g}": _up(1 - float(false_negative_rates(points, np.array([rate]))[0]))
+            for rate in AT
+        },
         mu,
         kind,
         tuple(
             (float(f"{rate:.6g}"), _up(1 - float(missed)))
-            for rate, missed in zip(_RATES, misses(points, _RATES), strict=True)
+            for rate, missed in zip(_RATES, false_negative_rates(points, _RATES), strict=True)
         ),
     )
 
@@ -47,7 +50,7 @@ def _mu(
     if whole.lower > 0 and math.isfinite(whole.upper):
         return _up(whole.upper), "exact"
     least = min(delta, points[0][1])
-    found = [mu_between(at, at) for at in points if least <= at[1] < 1 - _SMALL]
+    found = [largest_mu_between(at, at) for at in points if least <= at[1] < 1 - _SMALL]
     # Next to no noise: no Gaussian mechanism whose mu a float holds is as bad.
     known = bool(found) and math.isfinite(max(found))
     return (_up(max(found)), "approximate") if known else (None, "")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.curves import misses, profile
+from jaxdp.accounting.curves import false_negative_rates, profile
 from jaxdp.audit.algorithms import audit_algorithm
 from jaxdp.cli.train import parse_settings, train
 from jaxdp.optimizers import registry
@@ -435,7 +435,7 @@ def test_of_a_gaussian_and_of_one_sampled_step_it_is_above_the_known_curve():
     cuts = np.linspace(-2.0, 5.0, 50)
     alarms = special.ndtr(-cuts / noise)
     hits = (1 - rate) * alarms + rate * special.ndtr((1 - cuts) / noise)
-    most = 1 - misses(points, alarms)
+    most = 1 - false_negative_rates(points, alarms)
     assert (most >= hits).all()
     assert (most <= 1.1 * hits + 1e-8).all()
 
