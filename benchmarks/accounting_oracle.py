@@ -23,7 +23,7 @@ from typing import Any
 import mpmath as mp
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.contour import choose_order, sampled_composition
+from jaxdp.accounting.contour import choose_order
 from jaxdp.accounting.flat import flatten
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
@@ -167,8 +167,8 @@ def settle(row: dict[str, Any]) -> dict[str, Any]:
     relation = acc.Relation(row["relation"])
     q, z, steps, target = row["q"], row["z"], row["steps"], row["delta"]
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
-    steps_at = sampled_composition(flatten(event, relation), relation, math.log(target))
-    c = 0.7 * choose_order(steps_at, math.log(target), row["pessimistic"])[0]
+    flat, log_delta = flatten(event, relation), math.log(target)
+    c = 0.7 * choose_order(flat, relation, log_delta, row["pessimistic"])[1]
     true = many_steps(q, z, steps, row["pessimistic"], relation, c, False)
     return {k: row[k] for k in ("q", "z", "steps", "delta", "relation", "pessimistic", "lower")} | {
         "delta_at_pessimistic": true,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import hidden_state as hs
 from jaxdp.audit import audit_scores, bounds, two_worlds
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
 from jaxdp.papers.block_coordinate.audit import hidden_run
 
 DELTA, REPLACE = 1e-5, acc.Relation.REPLACE_ONE
@@ -105,9 +105,7 @@ def as_gaussian(inside, outside, chain):
 
 def paper_chain(decay, count):
     """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
-    chain = acc.chains.NoisyChain(
-        2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
-    )
+    chain = hs.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay)))
     c, p, v, s = (
         chain.table(n).ravel().astype(np.float32)
         for n in ("contractions", "proximal", "variances", "contributions")

@@ -117,7 +117,7 @@ def twice(again):
     mech = mechanism()
     grad_fn = mech.clipped_grad(lambda p, e: jnp.vdot(p["w"], e))
     tx, draw = mech.privatize(), mech.sampler(50).draw()
-    total, _ = grad_fn.sum(PARAMS, jnp.zeros((50, 2)), draw)
+    total = grad_fn(PARAMS, jnp.zeros((50, 2)), draw)
     state = tx.init(PARAMS)
     return again(lambda: tx.update(total, state, PARAMS), draw)
 

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks.papers.tables import style
-from jaxdp import accounting as acc
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
 
 EPOCHS = (10, 20, 30, 40, 50)
 # DP-SBCD, Table 1: privacy loss and accuracy in percent, "C"onstant and "D"ecreasing noise.
@@ -66,7 +66,7 @@ def claimed(noise_multiplier: float, kind: str, epochs: int) -> float:
     whole = EPOCHS[-1]
     factors = [first + (last - first) * e / (whole - 1) for e in range(epochs)]
     std = noise_multiplier * CLIP * RATE / SIZE
-    chain = acc.chains.NoisyChain(
+    chain = hs.NoisyChain(
         batches=BATCHES,
         epochs=epochs,
         contributions=(RATE * CLIP / SIZE,),

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from benchmarks import networks_large
 from benchmarks.collectives import summary
-from jaxdp.clipping.across import spread
+from jaxdp.clipping.across import with_mesh
 from jaxdp.devices import placement
 from jaxdp.training.step import PrivateStep
 
@@ -78,17 +78,17 @@ def private(loss_fn, params, batch, mesh):
     place = None if mesh is None else placement.resolve_placement(placement.placement(mesh), params)
     grad_fn = mechanism.clipped_grad(loss_fn)
     step = PrivateStep(
-        grad_fn if place is None else spread(grad_fn, place), mechanism.privatize(), OPTIMIZER
+        grad_fn if place is None else with_mesh(grad_fn, place), mechanism.privatize(), OPTIMIZER
     )
     state = jax.eval_shape(step.init, params)
     if place is not None:
-        step = step.held_for(params, place)
-        state = jax.tree.map(at, state, step.held[1])
+        step = step.sharded_as(params, place)
+        state = jax.tree.map(at, state, step.shardings[1])
         batch = jax.tree.map(lambda leaf: at(leaf, place.row_sharding), batch)
     key = mechanism.simulated_key(jax.random.key(0))
     places = np.arange(rows, dtype=np.int32), np.ones(rows, bool)
-    args = (state, batch, *places, key, None, {})
-    lowered = step.whole.lower(params, *args, gathered=True, told=False)
+    args = (state, (batch, *places, None), key, {}, None)
+    lowered = step.compiled.jitted.lower(params, *args, gathered=True, return_info=False)
     return lowered.compile(), step, args
 
 
@@ -156,7 +156,7 @@ def timed(name, network, repeats=7):
         compiled, step, args = private(loss_fn, own, batch, mesh)
         state = step.init(own)
         if mesh:
-            state = jax.device_put(state, step.held[1])
+            state = jax.device_put(state, step.shardings[1])
         key = args[4]
         calls["private", devices] = (
             compiled,

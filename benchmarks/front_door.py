@@ -66,7 +66,7 @@ def by_hand(steps, rows):
 
     @jax.jit
     def step(params, opt_state, indices, mask, key):
-        summed, _ = grad_fn(params, (x[indices], y[indices]), mask)
+        summed = grad_fn(params, (x[indices], y[indices]), mask)
         noise = mechanism.simulated_key(key)
         updates, opt_state = tx.update(summed, opt_state, params, key=noise)
         return optax.apply_updates(params, updates), opt_state

@@ -275,7 +275,7 @@ def _sum_and_norms(grad_fn: Any) -> Any:
     import jax
 
     def of(params: Any, batch: Any) -> Any:
-        summed, info = grad_fn(params, batch, "all")
+        summed, info = grad_fn.with_info(params, batch, "all")
         return summed.value, info.norms
 
     return jax.jit(of)

@@ -7,6 +7,7 @@ opacus==1.6.0`); a row says who is missing.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import platform
@@ -52,7 +53,7 @@ def mean_gradient(loss_fn):
 def clipped(loss_fn, engine="auto", microbatch_size=None):
     """The clipped sum of a batch."""
     grad_fn = jaxdp.clipped_grad(loss_fn, RULE, engine, microbatch_size)
-    return jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value)
+    return jax.jit(lambda p, b: grad_fn(p, b, "all").value)
 
 
 def chunked(loss_fn, params, batch, rows):
@@ -75,7 +76,7 @@ def chunked(loss_fn, params, batch, rows):
 
     def by(engine):
         grad_fn = jaxdp.clipped_grad(loss_fn, RULE, engine)
-        return lambda: grad_fn.sum(params, batch, draw)[0].value
+        return lambda: grad_fn(params, batch, draw).value
 
     return {
         f"jax, ordinary, passes of {rows}": ordinary,
@@ -201,7 +202,8 @@ def compile_times(repeats: int = 3) -> dict[str, Any]:
     return rows
 
 
-def _opened(summed, info):
+def _sum_and_norms(grad_fn, params, batch):
+    summed, info = grad_fn.with_info(params, batch, "all")
     return summed.value, info.norms
 
 
@@ -214,7 +216,7 @@ def exactness() -> dict[str, Any]:
     for name, make in makers.items():
         params, loss_fn, batch = make()
         found = {m: jaxdp.clipped_grad(loss_fn, RULE, m) for m in ("vmap", "ghost", "auto")}
-        of = {m: jax.jit(lambda p, b, g=g: _opened(*g(p, b, "all"))) for m, g in found.items()}
+        of = {m: jax.jit(functools.partial(_sum_and_norms, g)) for m, g in found.items()}
         results = {m: run(params, batch) for m, run in of.items()}
         total, norms = results["vmap"]
         flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(total)])

@@ -53,7 +53,7 @@ def sums_of(kind: str) -> tuple[float, list[float]]:
     grad_fn = mechanism.clipped_grad(lambda w, x: jnp.sum(w) * x)
     found = []
     for records in (np.zeros(RECORDS - 1), np.append(np.zeros(RECORDS - 1), 1.0)):
-        summed, _ = grad_fn(PARAMS, jnp.asarray(records, jnp.float32), "all")
+        summed = grad_fn(PARAMS, jnp.asarray(records, jnp.float32), "all")
         found.append(float(summed.value[0]))
     return float(summed.l2), found
 

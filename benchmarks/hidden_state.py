@@ -12,8 +12,8 @@ import matplotlib
 import numpy as np
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import hidden_state as hs
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -28,7 +28,7 @@ DELTA, BATCHES, Z = 1e-5, 32, 4.0
 REPLACE = acc.Relation.REPLACE_ONE
 
 
-def exact(chain: acc.chains.NoisyChain, position: int) -> float:
+def exact(chain: hs.NoisyChain, position: int) -> float:
     """S of the one-dimensional linear-Gaussian chain, whose mean and variance are known."""
     c, p, v, s = (
         chain.table(n).ravel() for n in ("contractions", "proximal", "variances", "contributions")
@@ -50,7 +50,7 @@ def random_chains(count: int) -> dict:
         def draw(low: float, high: float, kinds: tuple = kinds) -> tuple[float, ...]:
             return tuple(rng.uniform(low, high, rng.choice(kinds)))
 
-        chain = acc.chains.NoisyChain(
+        chain = hs.NoisyChain(
             batches, epochs, draw(0.05, 0.5), draw(0.3, 2.0), draw(0.05, 1.0), draw(0.3, 1.0)
         )
         position = rng.integers(batches)
@@ -71,10 +71,10 @@ def million_steps() -> dict[str, float]:
     """Seconds for a million steps."""
     slow = tuple(np.linspace(2, 1, 10**6))
     chains = {
-        "1 batch, 1e6 epochs": acc.chains.NoisyChain(1, 10**6, 0.5, 1.0, 0.9999),
-        "1,000 batches, 1,000 epochs": acc.chains.NoisyChain(1000, 1000, 0.5, 1.0),
-        "a million different noises": acc.chains.NoisyChain(1, 10**6, 0.5, slow, 0.9999),
-        "with a diameter": acc.chains.NoisyChain(1, 10**6, 0.5, slow, diameter=50.0),
+        "1 batch, 1e6 epochs": hs.NoisyChain(1, 10**6, 0.5, 1.0, 0.9999),
+        "1,000 batches, 1,000 epochs": hs.NoisyChain(1000, 1000, 0.5, 1.0),
+        "a million different noises": hs.NoisyChain(1, 10**6, 0.5, slow, 0.9999),
+        "with a diameter": hs.NoisyChain(1, 10**6, 0.5, slow, diameter=50.0),
     }
     seconds = {}
     for name, chain in chains.items():
@@ -84,9 +84,9 @@ def million_steps() -> dict[str, float]:
     return seconds
 
 
-def chain(epochs: int, proximal: float, diameter: float | None = None) -> acc.chains.NoisyChain:
+def chain(epochs: int, proximal: float, diameter: float | None = None) -> hs.NoisyChain:
     """A released-noise multiplier of 4 over 32 batches; one record contributes 1."""
-    return acc.chains.NoisyChain(BATCHES, epochs, 1.0, Z**2, 1.0, proximal, diameter=diameter)
+    return hs.NoisyChain(BATCHES, epochs, 1.0, Z**2, 1.0, proximal, diameter=diameter)
 
 
 def curves(epochs: list[int], proximal: float) -> dict[str, list[float]]:
@@ -97,18 +97,14 @@ def curves(epochs: list[int], proximal: float) -> dict[str, list[float]]:
 
     lines: dict[str, list[float]] = {}
     for e in epochs:
-        one = acc.events.HiddenState([chain(e, proximal)])
+        one = hs.HiddenState([chain(e, proximal)])
         poisson = acc.Repeated(acc.PoissonSampled(acc.Gaussian(Z), 1 / BATCHES), BATCHES * e)
         values = {
-            "fixed batches, every iterate released": ask(
-                acc.events.HiddenState(one.blocks, exposed="x")
-            ),
+            "fixed batches, every iterate released": ask(hs.HiddenState(one.blocks, exposed="x")),
             "Poisson batches, every iterate released": ask(poisson),
             "hidden, log-Sobolev (corrected)": ask(one, "log_sobolev"),
             "hidden, shifted bound": ask(one),
-            "hidden, shifted bound, averaged": ask(
-                acc.events.HiddenState(one.blocks, average=True)
-            ),
+            "hidden, shifted bound, averaged": ask(hs.HiddenState(one.blocks, average=True)),
             "claim: Theorem 4.6 as published": claims.dp_sbcd_theorem_4_6(one.blocks, DELTA).value,
         }
         for name, value in values.items():

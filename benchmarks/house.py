@@ -126,7 +126,7 @@ def walks() -> Figures:
         draw = walk(f"draw, {engine}", 8, 30, sampler.draw)
         grad_fn, rows = mechanism.clipped_grad(loss_fn, engine=engine), jax.device_put(data)
         name = f"gradient of a draw, {engine}, first"
-        walk(name, *gradient, lambda: getattr(grad_fn, "sum", grad_fn)(params, rows, draw))
+        walk(name, *gradient, lambda: grad_fn(params, rows, draw))
         return sampler
 
     own_loop("vmap", (17, 80), (10, 50))

@@ -76,12 +76,12 @@ def live_run(folder, kind):
     from jaxdp.accounting import Relation
     from jaxdp.training.trainer import Trainer
 
-    whole, every = Trainer.step_and_look, json.loads((folder / "every").read_text())
+    whole, every = Trainer.step_with_info, json.loads((folder / "every").read_text())
     ledger = folder / "run" / "ledger.jsonl"
 
-    def spied(self, state, batch, told=True):
+    def spied(self, state, batch, return_info=True):
         before = np.array(state.params["w"])
-        out = whole(self, state, batch, told)
+        out = whole(self, state, batch, return_info)
         note(folder / "taken", ledger, out[0].step, np.array(out[0].params["w"]) - before)
         return out
 
@@ -94,7 +94,7 @@ def live_run(folder, kind):
         note(folder / "seen", ledger, 0, params["w"])
         return {"first": float(params["w"][0])}
 
-    Trainer.step_and_look = spied
+    Trainer.step_with_info = spied
     loss, optimizer, data, params = problem()
     run = jaxdp.Run(
         folder / "run",

@@ -48,11 +48,11 @@ def live(folder, index, port, count):
 
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
     (folder / f"up{index}").touch()
-    whole, ledger = Trainer.step_and_look, folder / "run" / "ledger.jsonl"
+    whole, ledger = Trainer.step_with_info, folder / "run" / "ledger.jsonl"
 
-    def spied(self, state, batch, told=True):
+    def spied(self, state, batch, return_info=True):
         before = np.array(state.params["w"])
-        out = whole(self, state, batch, told)
+        out = whole(self, state, batch, return_info)
         moved = np.array(out[0].params["w"]) - before
         note(folder / f"taken{index}", ledger, out[0].step, moved)
         return out
@@ -62,7 +62,7 @@ def live(folder, index, port, count):
         note(folder / f"seen{index}", ledger, 0, values)
         return {"first": float(values[0])}
 
-    Trainer.step_and_look = spied
+    Trainer.step_with_info = spied
     loss, optimizer, data, params = problem()
     run = jaxdp.Run(
         folder / "run",

@@ -153,7 +153,7 @@ def one_draw_for_two_updates():
     data, draw = jax.tree.map(jnp.asarray, DATA), sampler.draw()
     try:
         for _ in range(2):
-            w, state, _ = update(w, state, grad_fn.sum(w, data, draw)[0])
+            w, state, _ = update(w, state, grad_fn(w, data, draw))
     except ValueError as error:
         return f"refused: {error}".partition(":")[0] + ": " + str(error).partition(":")[0]
     return ""
@@ -164,7 +164,7 @@ def counted_by_the_ledger():
     sampler, grad_fn, update, w, state = _parts(ledger)
     data = jax.tree.map(jnp.asarray, DATA)
     for _ in range(STEPS):
-        w, state, _ = update(w, state, grad_fn.sum(w, data, sampler.draw())[0])
+        w, state, _ = update(w, state, grad_fn(w, data, sampler.draw()))
     told = MECHANISM.epsilon(EPOCHS, DELTA).upper
     return f"epsilon {ledger.epsilon(DELTA).upper:.2f} for {STEPS} draws; told {told:.2f}"
 
@@ -174,7 +174,7 @@ def other_noise_than_charged():
     tx = optax.chain(jaxdp.privatize(NOISE / BATCH, BATCH), optax.sgd(0.5))
     update, data = jaxdp.compile_update(tx), jax.tree.map(jnp.asarray, DATA)
     try:
-        update(w, tx.init(w), grad_fn.sum(w, data, sampler.draw())[0])
+        update(w, tx.init(w), grad_fn(w, data, sampler.draw()))
     except ValueError as error:
         return f"refused: {str(error).partition(':')[0]}"
     return ""

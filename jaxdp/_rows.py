@@ -12,6 +12,7 @@ ON_DEVICE = (
     "data on the device must hold fewer than 2**31 records, got more: keep them on the host, in "
     "NumPy arrays, memory maps or a reader, so that a draw's rows are gathered there"
 )
+OTHER_RECORDS = "data must hold the records that the sampler draws from, got another number of them"
 
 
 def rows(name: str, tree: Any) -> int:
@@ -38,9 +39,7 @@ def check_records(data: Any, num_records: int) -> None:
     # A gather beyond the end would count the last record again and again.
     if rows("data", data) != num_records:
         # Without the numbers: they are private.
-        raise ValueError(
-            "data must hold the records that the sampler draws from, got another number of them"
-        )
+        raise ValueError(OTHER_RECORDS)
     if num_records > MOST_ON_DEVICE and any(
         isinstance(x, jax.Array) for x in jax.tree.leaves(data)
     ):

@@ -480,7 +480,7 @@ class Mechanism:
                 updates = dataclasses.replace(updates, l2=l2)
             return inner.update(updates, state, params, **extra)
 
-        return optax.GradientTransformationExtraArgs(inner.init, links.own(update))
+        return optax.GradientTransformationExtraArgs(inner.init, links.trusted_link(update))
 
     def sampler(
         self,

@@ -66,6 +66,28 @@ class OfTicket:
         return [getattr(self, name) for name in self.__match_args__]
 
 
+class ExtraArgument:
+    """An extra argument of an optax update whose cost or assumptions jaxdp knows.
+
+    An update calls these methods on the host, in this order. What is no ``ExtraArgument`` is
+    assumed public, and the ledger says so.
+    """
+
+    def check(self, ticket: Ticket) -> None:
+        """Raises ValueError if it was charged to another ledger than the update's ticket."""
+
+    def blank(self) -> Self:
+        """Returns itself with the types that ``take`` returns, to trace an update; spends none."""
+        return self
+
+    def note(self, ticket: Ticket) -> None:
+        """Tells the ledger of the update's ticket what it assumes."""
+
+    def take(self) -> Self:
+        """Returns itself as the one compiled update gets it; its own ticket, if any, is spent."""
+        return self
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summed(OfTicket):
     """The sum of one draw's clipped per-example gradients, with its own sensitivity.
@@ -256,7 +278,7 @@ class Draw(OfTicket):
     """The records of one step, cut into physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
-    ``grad_fn.sum``.
+    the gradient, ``grad_fn(params, data, draw)``.
 
     Attributes:
         indices: int32 [passes, physical_batch_size], int64 from 2^31 records on; padding points at

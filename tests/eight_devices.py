@@ -36,7 +36,7 @@ def are_independent(rows):
 def automatic():
     """Under jit a sharded sum gets the very noise of one device."""
     tx = jaxdp.privatize(1.0, 1.0)
-    update, params = jaxdp.compile_update(tx), {"w": jnp.zeros(16_000)}
+    update, params = jaxdp.compile_update(tx, donate=False), {"w": jnp.zeros(16_000)}
     sharded = jax.device_put(params, NamedSharding(MESH, ALL))
     one, many = (
         update(each, tx.init(each), jaxdp.Summed(each, 1.0), key=KEY)[0]["w"]

@@ -94,9 +94,9 @@ def compiled(trainer, state):
     batch = next(trainer.batches(1))
     draw, rows = batch.draw, batch.rows
     data = trainer._data if rows is None else rows[0]
-    drawn = (data, draw.indices[0], draw.mask[0], draw.ticket.blank())
-    options = {"gathered": rows is not None, "told": False}
-    return trainer._step.whole.lower(*state[:2], *drawn, None, {}, **options).compile()
+    given = (data, draw.indices[0], draw.mask[0], None), draw.ticket.blank(), {}, None
+    options = {"gathered": rows is not None, "return_info": False}
+    return trainer._step.compiled.jitted.lower(*state[:2], *given, **options).compile()
 
 
 def ordinary(params, rows, axes, mesh):
@@ -264,7 +264,7 @@ def chains():
         sampler = MECHANISM.sampler(ROWS, secret=jaxdp.Secret.from_seed(3), physical_batch_size=30)
         update, opt_state = jaxdp.compile_update(tx, donate=donate), tx.init(params)
         for _ in range(2):
-            summed, _ = grad_fn.sum(params, data, sampler.draw())
+            summed = grad_fn(params, data, sampler.draw())
             params, opt_state, _ = update(params, opt_state, summed)
         return summed, params, opt_state
 
@@ -307,7 +307,7 @@ def own_steps():
         named = jaxdp.clipped_grad(loss_fn, rule, mesh=ONE, **options)
 
         def total(grad_fn, params, batch, mask, bound=bound):
-            found, info = grad_fn(params, batch, mask, bound=bound)
+            found, info = grad_fn.with_info(params, batch, mask, bound=bound)
             return (found.value, found.votes), info.norms
 
         one, norms = jax.jit(total, static_argnums=0)(alone, params, (X, Y), mask)
@@ -323,7 +323,7 @@ def own_steps():
     # Several models at once, their types tracked.
     grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5))
     two = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params)
-    every = jax.vmap(lambda p, *rows: grad_fn(p, rows, "all")[0].value, (0, None, None))
+    every = jax.vmap(lambda p, *rows: grad_fn(p, rows, "all").value, (0, None, None))
     one = jax.jit(every)(two, X, Y)
     close(one, by_rows(lambda *args: over_devices(every(*args)))(two, X, Y))
 

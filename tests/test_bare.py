@@ -2,7 +2,9 @@
 
 import ast
 import importlib.metadata as metadata
+import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -121,3 +123,33 @@ def test_accounting_and_its_commands_work_without_jax():
         "     ' --delta 1e-5 --json'.split())\n",
         *("jax", "jaxlib", "flax", "optax", "tensorflow_datasets", "sklearn"),
     )
+
+
+def test_the_wheel_holds_its_files_and_no_experiment_and_says_where_those_are(tmp_path):
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert setuptools["setuptools"]["packages"]["find"]["include"] == ["jaxdp*"]
+    (patterns,) = setuptools["setuptools"]["package-data"].values()
+    listed = {path for pattern in patterns for path in (ROOT / "jaxdp").glob(pattern)}
+    files = (path for path in (ROOT / "jaxdp").rglob("*") if path.is_file())
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} == listed
+
+    def ask(root, module, *arguments):
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(command, env=environment, **options)
+
+    # Of a checkout, from any folder.
+    done = ask(ROOT, "benchmarks.papers", "status")
+    assert done.returncode == 0, done.stderr
+    assert "mnist-dp-sgd-tanh " in done.stdout
+    # Of the wheel alone.
+    shutil.copytree(ROOT / "jaxdp", tmp_path / "wheel" / "jaxdp")
+    for arguments in (("table1", "--render-only"), ("--help",)):
+        done = ask(tmp_path / "wheel", "jaxdp", "reproduce", *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert "experiments in benchmarks/papers of the repository" in line
+    done = ask(tmp_path / "wheel", "jaxdp", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "reproduce   Make the papers' tables and figures" in done.stdout

@@ -94,7 +94,9 @@ def test_the_code_of_a_page_runs_after_the_tutorial(tutorial, page):
         executed(page, dict(tutorial[0]))
 
 
-@pytest.mark.parametrize("page", ["correlated_noise.md", "hidden_state.md", "tabular.md"])
+@pytest.mark.parametrize(
+    "page", ["accounting.md", "correlated_noise.md", "hidden_state.md", "tabular.md"]
+)
 def test_the_code_of_a_page_of_its_own_runs(page):
     with as_users():
         executed(DOCS / page, {})

@@ -147,19 +147,23 @@ def test_a_loop_of_ones_own_goes_through_the_chain_in_order_alone():
     mechanism, names = amplified(), range(N)
     grad_fn, tx = mechanism.clipped_grad(loss_fn), mechanism.privatize()
     sampler = mechanism.sampler(N, identities=names)
-    update, params, data = jaxdp.compile_update(tx), PARAMS, jax.tree.map(jnp.asarray, DATA)
+    update, params, data = (
+        jaxdp.compile_update(tx, donate=False),
+        PARAMS,
+        jax.tree.map(jnp.asarray, DATA),
+    )
     first = state = tx.init(params)
     for _ in range(STEPS - 1):
-        summed, _ = grad_fn.sum(params, data, sampler.draw())
+        summed = grad_fn(params, data, sampler.draw())
         params, state, _ = update(params, state, summed)
     assert np.isfinite(params).all()
     assert sampler.ledger.unverified() == []
-    summed, _ = grad_fn.sum(params, data, sampler.draw())
+    summed = grad_fn(params, data, sampler.draw())
     assert np.isnan(update(params, first, summed)[0]).all()
     # Parts of one draw, of more than one batch, cannot be released one by one.
     secret = Secret.from_seed(0)
     sampler = mechanism.sampler(N, secret=secret, identities=names, physical_batch_size=4)
-    one, two, *_ = (grad_fn(PARAMS, batch)[0] for batch in sampler.draw().batches(DATA))
+    one, two, *_ = (grad_fn(PARAMS, batch) for batch in sampler.draw().batches(DATA))
     _, state = tx.update(one, first, PARAMS)
     again = (lambda: tx.update(two, state, PARAMS)), (lambda: tx.update(two, first, PARAMS))
     all_refused(zip((r"state must be|spent once", "spent once"), again, strict=True))

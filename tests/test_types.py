@@ -39,13 +39,13 @@ def drawn():
 
 def parts(draw, **options):
     """The sums of the batches of one draw."""
-    return [GRAD_FN(PARAMS, batch, **options)[0] for batch in draw.batches(DATA)]
+    return [GRAD_FN(PARAMS, batch, **options) for batch in draw.batches(DATA)]
 
 
 def test_parts_of_a_draw_add_up_to_its_sum_and_keep_the_sensitivity():
     draw = drawn()
     one, two, three = parts(draw)
-    total, whole = one + two + three, GRAD_FN.sum(PARAMS, DATA, draw)[0]
+    total, whole = one + two + three, GRAD_FN(PARAMS, DATA, draw)
     total = one + two + three
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), total.value, whole.value)
     assert float(total.l2) == float(one.l2) == float(whole.l2)
@@ -66,7 +66,7 @@ def test_only_disjoint_parts_of_one_draw_are_added():
     _, bounded, _ = parts(draw, bound=0.5)
     # In other data a record could be in two batches; copies (copy.copy) have one ticket.
     *_, moved = copy.copy(draw).batches(np.roll(DATA, 1, axis=0))
-    other, elsewhere = parts(drawn())[1], GRAD_FN(PARAMS, moved)[0]
+    other, elsewhere = parts(drawn())[1], GRAD_FN(PARAMS, moved)
     all_refused(
         [
             ("got batch 0 of the draw twice", lambda: one + one),
@@ -92,11 +92,11 @@ def batch_of_a_trainer():
 def test_what_is_rebuilt_or_made_by_hand_has_no_ticket_and_a_copy_has_the_same():
     draw = drawn()
     batch, *_ = draw.batches(DATA)
-    summed, _ = GRAD_FN(PARAMS, batch)
+    summed = GRAD_FN(PARAMS, batch)
     charged = batch_of_a_trainer()
     for made, tickets in (
         (draw, lambda draw: (draw.ticket, next(draw.batches(DATA)).ticket)),
-        (batch, lambda batch: (batch.ticket, GRAD_FN(PARAMS, batch)[0].ticket)),
+        (batch, lambda batch: (batch.ticket, GRAD_FN(PARAMS, batch).ticket)),
         (summed, lambda summed: (summed.ticket,)),
         (charged, lambda charged: (charged.ticket,)),
     ):
@@ -110,9 +110,9 @@ def test_what_is_rebuilt_or_made_by_hand_has_no_ticket_and_a_copy_has_the_same()
                 refused("init=False", dataclasses.replace, made, **{field.name: None})
     assert (batch.ticket, batch.number) == (draw.ticket, 0)
     assert jax.jit(lambda b: b)(batch).ticket is None
-    assert GRAD_FN.sum(PARAMS, DATA, dataclasses.replace(draw))[0].ticket is None
+    assert GRAD_FN(PARAMS, DATA, dataclasses.replace(draw)).ticket is None
     own = [DATA[rows] for rows in draw.indices]
-    assert GRAD_FN.sum_passes(PARAMS, own, draw, gathered=True)[0].ticket is None
+    assert GRAD_FN.sum_draw(PARAMS, own, draw, gathered=True)[0].ticket is None
     refused("must come from a sampler", dataclasses.replace(draw).key)
     made = (jaxdp.Summed, PARAMS, 1.0), (jaxdp.Batch, DATA, np.ones(30, bool))
     for cls, *args in (*made, (jaxdp.types.Draw, draw.indices, draw.mask, 0, 30)):
@@ -131,7 +131,7 @@ def test_rows_cannot_be_written_to_nor_exchanged():
         refused("cannot assign", setattr, one, name, None, error=dataclasses.FrozenInstanceError)
     refused("item assignment", operator.setitem, charged.rows, 0, 1, error=TypeError)
     # Before: of a sum that was multiplied so nobody said a word.
-    total = GRAD_FN.sum(PARAMS, DATA, draw)[0]
+    total = GRAD_FN(PARAMS, DATA, draw)
     for one, tree in ((batch, batch.data), (charged, charged.rows[0]), (total, total.value)):
         ((name, kept),) = tree.items()
         tree[name] = kept - kept.mean(0)

@@ -90,10 +90,10 @@ def a_sum_of_one_process_is_refused():
     own, params = np.full((100, 3), 1.0 + INDEX, np.float32), jnp.zeros(3)
     for mech in (MECH, jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")):
         grad_fn, tx = mech.clipped_grad(lambda w, x: jnp.sum(w * x)), mech.privatize()
-        summed, _ = grad_fn.sum(params, own, mech.sampler(100).draw())
+        summed = grad_fn(params, own, mech.sampler(100).draw())
         refused("", tx.update, summed, tx.init(params), params)
         if mech is MECH:
-            refused("", jaxdp.compile_update(tx), params, tx.init(params), summed)
+            refused("", jaxdp.compile_update(tx, donate=False), params, tx.init(params), summed)
 
 
 ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")

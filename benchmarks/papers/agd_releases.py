@@ -167,7 +167,7 @@ class Asked:
         if draw is None:
             return None
         assert draw.ticket is not None
-        summed, _ = self._grad_fn.sum(params, self._data, draw)
+        summed = self._grad_fn(params, self._data, draw)
         words = draw.ticket.spend("a noisy gradient", verified=True).words[0]
         std = np.nextafter(np.float32(multiplier * float(summed.l2)), np.float32(np.inf))
         return _with_noise(summed.value, std, words)

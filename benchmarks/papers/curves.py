@@ -7,8 +7,8 @@ import numpy as np
 from benchmarks.papers.tables import style
 from jaxdp import accounting as acc
 from jaxdp._extras import needed
-from jaxdp.accounting import hidden_state as hs
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
 
 with needed("benchmarks.papers.curves", "papers", "matplotlib"):
     from matplotlib.figure import Figure
@@ -61,10 +61,10 @@ def schedules() -> dict[str, np.ndarray]:
     }
 
 
-def chain(factors: np.ndarray) -> acc.chains.NoisyChain:
+def chain(factors: np.ndarray) -> hs.NoisyChain:
     """One convex block over so many epochs; a record contributes 1 to its batch's sum."""
     variances = tuple(np.square(MULTIPLIER * factors).tolist())
-    return acc.chains.NoisyChain(BATCHES, len(factors), (1.0,), variances, (1.0,), (DECAY,))
+    return hs.NoisyChain(BATCHES, len(factors), (1.0,), variances, (1.0,), (DECAY,))
 
 
 def by_iteration(place: int, epochs: int) -> np.ndarray:

@@ -42,7 +42,7 @@ def trajectories(
 
         def body(carry: tuple[PyTree, PyTree], step: jax.Array) -> Any:
             params, state = carry
-            summed, _ = links.grad_fn(params, batch, "all", **links.clipped_by(state))
+            summed = links.grad_fn(params, batch, "all", **links.clipped_by(state))
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise, step), step)
             params, state, _, _ = links.release(params, state, summed, key, **extra)
             return (params, state), params

@@ -7,7 +7,6 @@ Example:
     2.45
 """
 
-from jaxdp.accounting import hidden_state
 from jaxdp.accounting.batches import RandomlyAllocated, ShuffledEpoch, TruncatedPoissonSampled
 from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
@@ -64,6 +63,6 @@ __all__ = [
     "RandomlyAllocated", "Relation", "RenyiFilter", "Repeated", "ShuffledEpoch", "TruncatedPoisson",
     "TruncatedPoissonSampled", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
     "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
-    "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve", "supports",
+    "group_delta", "group_epsilon", "mu_gdp", "renyi_curve", "supports",
     "trade_off",
 ]  # fmt: skip

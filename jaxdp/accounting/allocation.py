@@ -32,7 +32,7 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 @dataclass(frozen=True)
 class _Resolution:
-    """Laws are made above or below in convex order, with atoms as close as this."""
+    """The side on which laws are approximated in convex order, and how close their atoms are."""
 
     upper: bool
     fine: float  # spacing near the mean, in standard deviations
@@ -41,7 +41,7 @@ class _Resolution:
 
 @dataclass(frozen=True)
 class _RatioLaw:
-    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence."""
+    """A discrete law of a likelihood ratio, or of a sum of some, in the record's absence."""
 
     at: Array  # [m] places, increasing, > 0
     mass: Array  # [m]
@@ -78,7 +78,7 @@ def epoch_pairs(
 
 
 def _spread(z: float, steps: int, groups: int) -> float:
-    """About the standard deviation of the logarithm of the product of ``groups`` means S/t."""
+    """The standard deviation, roughly, of the log of the product of ``groups`` means S/t."""
     return math.sqrt(groups * math.log1p(math.expm1(1 / (z * z)) / steps))
 
 
@@ -104,7 +104,7 @@ def _combine_copies(
     combine: Callable[[_RatioLaw, _RatioLaw, int], _RatioLaw],
     count: int,
 ) -> _RatioLaw:
-    """``count`` independent copies combined by doubling; the calls are told how many in all."""
+    """The law of ``count`` copies combined by doubling; calls get how many are in the result."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2
@@ -196,6 +196,7 @@ def _combine(
     first, second = np.zeros((2, grid.size))
 
     def add(x: Array, weight: Array) -> None:
+        """Adds places with their masses: split between neighbours (above), or merged (below)."""
         index, fraction = grid.locate(x)
         index = (index + grid.left).ravel()
         into = weight * (1 - fraction) if upper else weight
@@ -203,6 +204,7 @@ def _combine(
         into = weight * (fraction if upper else x)
         second[:] += np.bincount(index, into.ravel(), grid.size)
 
+    # Every place of a with every place of b, some rows at a time.
     rows = max(1, CHUNK // b.at.size)
     for i in range(0, a.at.size, rows):
         others = b.mass
@@ -213,6 +215,8 @@ def _combine(
             operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
             a.mass[i : i + rows, None] * others,
         )
+    # A product is 0 where a factor is. A sum is 0 where both are; where one is, the other is a
+    # place that may lie below the grid, and is split between its least place and 0.
     zero = 1.001 * (a.zero + b.zero)
     if upper and operation is np.add:
         low = a.at[0] + b.at[0]
@@ -220,12 +224,13 @@ def _combine(
         weight = np.append(b.zero * a.mass, a.zero * b.mass)
         zero = a.zero * b.zero + 1.001 * float(weight @ (np.maximum(1 - x / low, 0) + EPS))
         add(np.maximum(x, low), weight * np.minimum(x / low, 1))
-    # The longest chain of additions: within a chunk, over the chunks, of a tail.
+    # The longest chain of additions: within a block of rows, over the blocks, of a tail.
     roundings = max(CHUNK, a.at.size + b.at.size) + a.at.size + grid.size + 16
     error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
     shift = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
     shift += 200 * EPS
     escaped = 1.001 * (a.escaped + b.escaped)
+    # Above, the upper parts go to the next places. Below, a cell's mass is at its mean.
     if upper:
         first[1:] += second[:-1]
         return _trim_tails(_RatioLaw(grid.at, first, zero, escaped, error, shift), mean, True)

@@ -78,11 +78,13 @@ def bounds(
         Unresolved: no upper end was found.
         ArithmeticError: the ends contradict each other.
     """
+    # A record's presence and its absence each have an epsilon; the guarantee is the larger.
     lower = upper = 0.0
     for direction in directions:
         log_delta = direction.log_delta
         unit = 1.0 if epsilon is None else math.exp(log_delta)
-        # A direction that is proven to be no worse than the one before is left out.
+        # A direction that is proven to be no worse than the one before is left out: one evaluation
+        # on a coarse grid then spares the search on fine ones.
         try:
             if epsilon is None:
                 if (upper > 0 or not near) and direction.is_within(upper):
@@ -103,7 +105,8 @@ def bounds(
         except Unresolved:
             low, high = 0.0, math.inf
         low, high = low * unit, high * unit
-        # Where the ends are wide those from moments alone may be better.
+        # Where the ends are wide, because rounding drowns the sum or no grid holds it, those from
+        # moments alone may be better.
         both = direction.lower is not None
         if high == math.inf or (both and not high - low <= _WIDE_INTERVAL * high):
             direction.by_moments = True
@@ -130,6 +133,8 @@ def _refine(
         Unresolved: no upper end was found.
         ArithmeticError: the ends contradict each other.
     """
+    # Each end may be half the goal away from where the contour's estimate says the truth is; the
+    # first grid is chosen a little finer than the goal asks for.
     lower, before = 0.0, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
@@ -156,6 +161,7 @@ def _refine(
         stalled += width > 0.9 * before
         if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:
             return lower, upper
+        # The width falls about as the tolerance does: by what is missing, within [5, 256].
         before = width
         tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)
 
@@ -198,6 +204,8 @@ class Direction:
         Raises:
             Unresolved: no upper end was found.
         """
+        # The plan, and so the window and the tilt, depend on where epsilon is looked for. So the
+        # root on one plan is where the next plan looks, until the two agree.
         start, best = near, math.inf
         for attempt in range(40):
             step = min(0.02 * near, 1 / choose_plan(self.upper, near, self.log_delta).c)
@@ -210,6 +218,7 @@ class Direction:
                 break
             if high and high_ > best:
                 break  # this plan is no better than an earlier one
+            # The side of the root at which the end was evaluated and found to hold.
             at, best = (high_, high_) if high else (low, best)
             settled = 0.7 * near <= at <= 1.3 * near or (high and at == 0)
             if near < 1e-12 or (seen and settled):
@@ -272,6 +281,8 @@ class Direction:
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self.upper if high else self.lower
         assert kinds is not None
+        # All losses below the caps, on their grids, and the distribution of their sum. From here
+        # on an upper end adds every error and a lower one subtracts it: ``sign``.
         parts = DiscretizedComposition(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
@@ -286,7 +297,8 @@ class Direction:
             kept *= max((min(total, 1.0) - over) / (1 - over), 0.0) ** n if over < 1 else 0.0
 
         if not chosen.split:
-            # Beside the sum some loss may be infinite.
+            # Without caps all finite losses are in the sum. Beside it some loss may be infinite,
+            # which is charged whole.
             infinite = [
                 (n, atom.over[0] if high else pair.infinite * (1 - 2 * pair.rounding))
                 for (pair, n), (atom, _) in zip(kinds, atoms, strict=True)
@@ -295,12 +307,14 @@ class Direction:
             beyond = -math.expm1(none) * math.exp(-unit) * kept
 
             def whole(at: float) -> float:
+                """Delta's end at epsilon where every finite loss is in the sum."""
                 value, error = base(at, unit)
                 return max(max(value + sign * error, 0.0) + beyond - lost, 0.0)
 
             return whole
 
-        # One loss above its cap, of each kind; or two and more.
+        # With caps: no loss above its cap is the sum's part (``base``), one of each kind is
+        # convolved with the sum of all others, and two or more enter by their probability.
         singles = [
             _SingleLargeLoss(pair, n, atom, parts.law(0.0, i), sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
@@ -319,10 +333,13 @@ class Direction:
             groups = parts.groups()
 
         def split(at: float) -> float:
+            """Delta's end at epsilon: no loss above a cap, one, and several, added up."""
             value, error = base(at, unit)
             value = max(value + sign * error, 0.0)
             one = sum(single(at) for single in singles)
             grown = math.exp(min(at, 700.0))
+            # Several: P - e^epsilon Q of the event, plus what the sum below may fall short of
+            # epsilon by; never more than the event's whole probability.
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
                 short = math.exp(shortfall(groups, at))
@@ -351,6 +368,7 @@ class _SingleLargeLoss:
 
     def __call__(self, epsilon: float) -> float:
         """Certified count * E[D(epsilon - sum of the others)], D the large losses' profile."""
+        # D at epsilon less the sum of the others: below the cap every large loss is above it.
         p, q = self._atom.over
         at = epsilon - self._loss
         payoff = np.maximum(p - np.exp(np.minimum(at, 700.0)) * q, 0.0)
@@ -382,7 +400,7 @@ class _SingleLargeLoss:
 def _bracket_crossing(
     delta: Callable[[float], float], near: float, step: float, rtol: float
 ) -> tuple[float, float, bool]:
-    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or zeros.
+    """Brackets the epsilon at which a decreasing bound on delta is 1: (low, high); or zeros.
 
     Looked for about ``near``; a search that goes far below it tries 0.
 
@@ -394,11 +412,14 @@ def _bracket_crossing(
     """
 
     def excess(epsilon: float) -> float:
+        """log of the end of delta over its target; decreasing."""
         value = delta(epsilon)
         if math.isnan(value):
             raise Unresolved("not a number")
         return math.log(value) if value > 0 else -math.inf
 
+    # The guess is above the root: go down in growing steps, and far below it to 0 at once, for
+    # there a plan made for ``near`` has no digits.
     low = high = near
     if excess(near) <= 0:
         while low > 0:
@@ -412,6 +433,7 @@ def _bracket_crossing(
         else:
             return 0.0, 0.0, True
     else:
+        # The guess is below it: go up.
         for _ in range(40):
             high += step
             if excess(high) <= 0:
@@ -424,7 +446,7 @@ def _bracket_crossing(
 
 @dataclass(frozen=True, eq=False)
 class SumPlan:
-    """Cuts of the losses, and the window and tilt of their sum.
+    """Caps on the losses, and the window and the tilt with which their sum is computed.
 
     Attributes:
         caps: the largest small loss of each kind of step.
@@ -524,6 +546,7 @@ def _saddle_point(
     Raises:
         Unresolved: losses are too large to be put on a grid.
     """
+    # What lies outside all spans together has e^-23 of delta.
     tail = math.exp(max(log_delta, -640.0) - 23) / sum(n for _, n in kinds)
     spans = [pair.span(tail) for pair, _ in kinds]
     if not all(high - low < 1e9 for low, high in spans):
@@ -536,6 +559,7 @@ def _saddle_point(
     # Where c times the largest sum is huge, the bound is a difference of numbers that have no
     # digits left for it.
     reach = sum(n * (abs(a.offset) + width * float(np.abs(a.index).max())) for a, n in atoms)
+    # The best order on a coarse grid of orders, refined twice about it.
     orders = _ORDERS
     for _ in range(3):
         c = orders
@@ -679,7 +703,7 @@ class DiscretizedComposition:
         return [(self.atoms, widths[-1]), (self._small_loss_atoms(widths[0]), widths[0])]
 
     def law(self, c: float, without: int | None = None) -> Law:
-        """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
+        """The law of the sum of all losses below the caps, tilted, ``without`` one of a kind."""
         plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
         if not self._inner:
@@ -690,6 +714,7 @@ class DiscretizedComposition:
         )
 
     def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
+        """The atoms of ``kinds`` on a grid with their numbers, ``without`` one step of a kind."""
         if width not in self._found:
             self._found[width] = [
                 self._put(pair, width, low, cap, self._fine)
@@ -701,6 +726,7 @@ class DiscretizedComposition:
         return [(atom, n - (i == without)) for i, (atom, (_, n)) in enumerate(found)]
 
     def _small_loss_atoms(self, width: float) -> list[tuple[Atoms, int]]:
+        """The atoms of the small losses on a grid, with their numbers."""
         return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
 
 
@@ -733,10 +759,10 @@ def binomial_upper_bound(n: int, chance: float, log_target: float) -> int:
 
 @functools.lru_cache(maxsize=8)
 def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
-    """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are.
+    """The grids with the fewest points on which both ends differ by about ``tolerance`` of epsilon.
 
-    One grid; or one for bunches of steps and a coarser one for their sum; or small losses apart
-    from large ones, which go to the coarser one at once. Whichever has the fewest points.
+    One grid; or one for bunches of steps and a coarser one for their sum; or one for small losses
+    and a coarser one, to which large losses go at once.
     """
     reach = plan.last - plan.first
     needed = reach / _widest_grid(plan, tolerance)
@@ -796,9 +822,11 @@ def _bunched_layout(
 ) -> Layout | None:
     """A fine grid for bunches and a coarse one for their sum, each of which adds ``tolerance``.
 
-    With ``small`` losses apart the bunches are of those, and the coarse grid is fine enough for the
+    With ``small`` losses the bunches are of those alone, and the coarse grid is fine enough for the
     large ones. There is one bunch alone unless ``several``. None where that is of no use.
     """
+    # r bunches of n/r steps: putting a bunch on the coarse grid adds its rounding r times only, so
+    # that the coarse width may be sqrt(n/r) times that of a grid for all n steps.
     distance, weight, factor = plan.spread
     counts = np.asarray([n for _, n in plan.atoms])
     bunches = round(math.sqrt(float(counts.max()))) if several else 1

@@ -92,7 +92,8 @@ class Composition:
         """(epsilon whose contour has its saddle at c, log of delta there roughly, L''(c)).
 
         The exponent L(z) - z epsilon - log z - log(1+z), L = sum n_i log E[exp(z loss_i)], is
-        stationary at z = c; the log of delta is its second-order (Daniels) approximation.
+        stationary at z = c; the log of delta is its saddle-point approximation (Daniels
+        1954, "Saddlepoint approximations in statistics", to first order).
         """
         l0, l1, l2 = 0.5 * c * (c + 1) * self.mu2, (c + 0.5) * self.mu2, self.mu2
         for log_weight, loss, n in tables:
@@ -237,6 +238,7 @@ def choose_line(
 
 def _tabulate_line(composition: Composition, c: float, last: float, length: float) -> Line:
     """The line tabulated for frequencies up to ``last``, with a period of ``length``."""
+    # The period sets the spacing, and with ``last`` the number of frequencies.
     spacing = 2 * math.pi / length
     count = int(last / spacing) + 2
     tables = composition.tables(c, last)
@@ -251,12 +253,14 @@ def _tabulate_line(composition: Composition, c: float, last: float, length: floa
         log_scale += n * float(moment[0])
         rounding += n * float(error[0]) / 16  # errors of a sum's terms average out
         exponent = exponent + n * _log_characteristic(log_weight + c * loss, loss, y)
+    # The inversion's kernel 1/(z (z + 1)), with the trapezoid rule's half weight at 0.
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
     decayed = decayed and _largest_beyond(composition, c, last) <= _DECAYED
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
-    # 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail to smear.
+    # A taper is 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail
+    # to smear.
     longer, shorter = (values * (0.5 * special.erfc((y / end - 0.48) * 11.8)) for end in ends)
     falls, gone = np.searchsorted(y, [0.3 * last, _TAPERED * last])
     level = math.exp(exponent.real[falls : gone + 1].max())
@@ -305,29 +309,20 @@ def _log_characteristic(log_weight: Array, loss: Array, y: Array) -> Complex:
     return np.asarray(0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * turn)
 
 
-def sampled_composition(run: "FlatRun", relation: Relation, log_delta: float) -> Composition:
-    """The run of Gaussians on Poisson samples and full batches, for deltas near this one."""
-    sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
-    mu2 = math.fsum(
-        n * (relation.separation / s.noise_multiplier) ** 2
-        for s, n in run.steps
-        if s.sampling_prob == 1
-    )
-    return Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
-
-
 def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
     """Epsilon at delta, to a relative ``EPSILON_ERROR``; 0 where delta(0) is below ``delta``.
 
     Raises:
         Unresolved: the integral cannot be evaluated well.
     """
-    steps, log_delta = sampled_composition(run, relation, math.log(delta)), math.log(delta)
-    c, tables = choose_order(steps, log_delta)
+    # The saddle of the order at which delta is about right; where that is at a negative epsilon,
+    # the one at epsilon 0.
+    log_delta = math.log(delta)
+    steps, c, tables = choose_order(run, relation, log_delta)
     found = steps.saddle(tables, c)[0]
     if found < 0:
         found = 0.0
-        c, tables = choose_order(steps, log_delta, 0.0)
+        steps, c, tables = choose_order(run, relation, log_delta, 0.0)
     # A line's period and its length are chosen for the epsilon before.
     for _ in range(15):
         line = choose_line(steps, tables, c, found, log_delta)
@@ -335,9 +330,10 @@ def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:
         moved, error = line.c * abs(found - previous), line.relative_error(found)
         if moved < (1 if error < 1e-8 else 1e-3):
             break
-        c, tables = choose_order(steps, log_delta, found)
+        steps, c, tables = choose_order(run, relation, log_delta, found)
     else:
         raise Unresolved("the contour did not settle")
+    # An error of delta is one of epsilon by the slope; an estimate that may be off is none.
     value, slope = line.delta_and_slope(found)
     off = error * value
     poor = off > 0.3 * EPSILON_ERROR * found * slope if found else value + off > delta
@@ -350,8 +346,7 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
     """Delta at epsilon, to a relative ``DELTA_ERROR``; otherwise as ``epsilon``."""
     target = -20.0
     while True:
-        steps = sampled_composition(run, relation, target)
-        c, tables = choose_order(steps, target, epsilon)
+        steps, c, tables = choose_order(run, relation, target, epsilon)
         log_delta = steps.saddle(tables, c)[1]
         if log_delta >= target - 3:
             break
@@ -369,15 +364,26 @@ def delta(run: "FlatRun", relation: Relation, epsilon: float) -> float:
 
 
 def choose_order(
-    composition: Composition, log_delta: float, epsilon: float | None = None
-) -> tuple[float, Tables]:
-    """(real part c of the line for this log of delta, or this epsilon; tables up to 8c + 8).
+    run: "FlatRun", relation: Relation, log_delta: float, epsilon: float | None = None
+) -> tuple[Composition, float, Tables]:
+    """(the run, the order c of its line, tables of moments up to 8c + 8).
+
+    The run is one of Gaussians on Poisson samples and full batches; the order is that whose saddle
+    is at this log of delta, or at ``epsilon``.
 
     Raises:
         Unresolved: the moments cannot be tabulated, or no order suits.
     """
+    sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
+    mu2 = math.fsum(
+        n * (relation.separation / s.noise_multiplier) ** 2
+        for s, n in run.steps
+        if s.sampling_prob == 1
+    )
+    composition = Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
 
     def at(log_c: float) -> float:
+        """log delta at this saddle less the one wanted, or epsilon less its own; decreasing."""
         found, log, _ = composition.saddle(tables, math.exp(log_c))
         return log - log_delta if epsilon is None else epsilon - found
 
@@ -394,12 +400,13 @@ def choose_order(
         if low < -80:
             raise Unresolved("no saddle point above order e^-80")
     c = math.exp(bracket_decreasing(at, low, high, rtol=1e-2, max_iter=25)[1])
-    return c, composition.tables(8 * c + 8)
+    return composition, c, composition.tables(8 * c + 8)
 
 
 def trapezoid_width(z: float, spread: float | Array, turning: float = 0.0) -> Array:
     """Width at which the trapezoid rule of the tilted density is exact to rounding.
 
+    Trefethen and Weideman 2014, "The exponentially convergent trapezoidal rule", Theorem 5.1.
     Shifting the line of integration to x + id multiplies the integrand by at most
     exp(d^2/2z^2) for the Gaussian, exp(turning d) for the oscillation, and exp(spread d^2/z^4),
     spread = order p(1-p), where a likelihood ratio is divided by; this holds for d <= pi z^2/2, as
@@ -437,6 +444,7 @@ def log_moments(log_weight: Array, loss: Array, orders: Array) -> tuple[Array, A
     Returns:
         (log moment, bound), [k] each.
     """
+    # Plainly, by the largest term; where no moment is large, the difference from 1 instead.
     exponent = orders[:, None] * loss + log_weight
     peak = exponent.max(axis=-1)
     value = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=-1))

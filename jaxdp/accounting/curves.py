@@ -153,7 +153,7 @@ def _full_batch_mu(run: FlatRun, relation: Relation) -> Bound:
         log_miss = -float(np.logaddexp(0.0, part.pure(relation)))
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)
     mu = math.sqrt(math.fsum(squares))
-    exact = not run.parts and not run.hidden and all(s.sampling_prob == 1 for s, _ in run.steps)
+    exact = not run.parts and not run.dominated and all(s.sampling_prob == 1 for s, _ in run.steps)
     lower, estimate = (mu * (1 - 1e-12), mu) if exact else (0.0, None)
     return Bound(lower, estimate, mu * (1 + 1e-12), "gdp")
 
@@ -163,6 +163,7 @@ def _mu_interval(event: Event, relation: Relation, end: float, least: float) -> 
     lower = 0.0
 
     def evaluate(at: float) -> tuple[float, float]:
+        """(epsilon, upper end of delta there); a lower end above ``least`` raises ``lower``."""
         nonlocal lower
         found = delta(event, at, relation)
         if found.lower > least:
@@ -171,6 +172,8 @@ def _mu_interval(event: Event, relation: Relation, end: float, least: float) -> 
             lower = max(lower, largest_mu_between(point, point))
         return at, found.upper
 
+    # Between two epsilons mu is bounded by both deltas; the interval with the largest bound is
+    # halved, until that bound is close to some lower end, or the queries are spent.
     nodes = [evaluate(end * i / 8) for i in range(8)] + [(end, least)]
     heap = [(-largest_mu_between(a, b), a, b) for a, b in itertools.pairwise(nodes)]
     heapq.heapify(heap)
@@ -195,6 +198,7 @@ def largest_mu_between(left: tuple[float, float], right: tuple[float, float]) ->
     width = math.expm1(b - a)  # in units of e^a, as the slopes
 
     def excess(mu: float) -> float:
+        """log of the bounded delta over the Gaussian's, where that is largest."""
         first, last = gaussian_delta(mu, a), gaussian_delta(mu, b)
         steep = -math.exp(a + float(special.log_ndtr(-a / mu - mu / 2)))
         flat = -math.exp(a + float(special.log_ndtr(-b / mu - mu / 2)))
@@ -207,6 +211,7 @@ def largest_mu_between(left: tuple[float, float], right: tuple[float, float]) ->
 
     if max(da, db) <= 0:
         return 0.0
+    # The Gaussian's delta grows with mu.
     high = 1.0
     while not excess(high) <= 0:
         high *= 2

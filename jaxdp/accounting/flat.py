@@ -8,6 +8,7 @@ import numpy as np
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
     Array,
+    Bound,
     Composed,
     CorrelatedNoise,
     CyclicPoissonSampled,
@@ -15,7 +16,6 @@ from jaxdp.accounting.events import (
     FixedSizeSampled,
     Gaussian,
     GridNoise,
-    HiddenState,
     NonPrivate,
     PerUser,
     PoissonSampled,
@@ -23,7 +23,6 @@ from jaxdp.accounting.events import (
     Repeated,
     UnsupportedEventError,
 )
-from jaxdp.accounting.hidden_state import batch_values
 from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
@@ -77,23 +76,56 @@ class GaussianStep:
         return np.asarray(np.minimum(np.max(curves, axis=0), full))
 
 
+class DominatedEvent(Event):
+    """Base class of events that a Gaussian mechanism dominates, and for which no pair is known.
+
+    A run that holds one has upper bounds alone; its class may know a smaller one for the whole run.
+    """
+
+    def mu(self) -> float:
+        """The mu for which the event is mu-GDP under the relations not refused; may be infinite."""
+        raise NotImplementedError
+
+    @classmethod
+    def refine(
+        cls,
+        bound: Bound,
+        of: str,
+        run: "FlatRun",
+        relation: Relation,
+        value: float,
+        accountant: str,
+    ) -> Bound:
+        """Returns the bound of a run that holds such events, or a smaller one that they prove.
+
+        Args:
+            bound: by the accountant, where a Gaussian stands for each of them.
+            of: "epsilon" at a delta, or "delta" at an epsilon.
+            run: the flat run.
+            relation: which data sets are neighbours.
+            value: the delta, or the epsilon.
+            accountant: the one that was asked for.
+        """
+        return bound
+
+
 @dataclass(frozen=True)
 class FlatRun:
-    """A composition in flat form.
+    """The releases of a composition with their numbers.
 
     Attributes:
         steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
-            Hidden-state events are among them as Gaussians that are no better.
+            Dominated events are among them as the Gaussians that dominate them.
         infinite: why nothing can be guaranteed, or "" when something can.
-        hidden: (event, count) of the hidden-state events.
-        others: the steps without the hidden-state events; None when there are none of these.
+        dominated: (event, count) of the events that a Gaussian dominates, distinct.
+        others: the steps without the dominated events; None when there are none of these.
         parts: (part, count) of the events that are no Gaussian steps, distinct.
-        distance: of the release in total variation from this run; whoever takes it charges it.
+        distance: of the release in total variation from this run; charged by ``queries``.
     """
 
     steps: tuple[tuple[GaussianStep, int], ...]
     infinite: str = ""
-    hidden: tuple[tuple[HiddenState, int], ...] = ()
+    dominated: tuple[tuple[DominatedEvent, int], ...] = ()
     others: tuple[tuple[GaussianStep, int], ...] | None = None
     parts: tuple[tuple[PairedEvent, int], ...] = ()
     distance: float = 0.0
@@ -138,9 +170,11 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+    # An event that holds others puts them back on the list, with how often they occur. Three kinds
+    # are left: Gaussian steps, parts that bring their own pairs, and reasons why nothing holds.
     counts: dict[GaussianStep, int] = {}
-    worst: dict[GaussianStep, int] = {}  # no better than the hidden-state events
-    hidden: dict[HiddenState, int] = {}
+    dominating: dict[GaussianStep, int] = {}  # in the place of the dominated events
+    dominated: dict[DominatedEvent, int] = {}
     parts: dict[PairedEvent, int] = {}
     reasons: list[str] = []
     distance = 0.0
@@ -174,14 +208,10 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     q, kind = event.sampling_prob, "poisson"
                 if q == 0 and not isinstance(event.event, NonPrivate):
                     continue
-                # Everything inside saw one draw, so it is one joint Gaussian.
+                # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
+                # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
-                if run.hidden:
-                    raise UnsupportedEventError(
-                        f"{name} of a HiddenState event: its partition is of all records, not of a "
-                        "draw, and no bound is known"
-                    )
-                for part, _ in run.parts:
+                for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
                         f"{name} of a {part.type_name} event: its amplification by sampling "
                         "has no bound here; put it beside the sampled event"
@@ -194,17 +224,13 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     reasons.append(run.infinite)
                 kind = kind if q < 1 else "poisson"
                 steps = [GaussianStep(step.noise_multiplier, q, kind) for step, _ in run.steps]
-            case HiddenState():
-                hidden[event] = hidden.get(event, 0) + times
-                # A Gaussian that is no better than the event's worst batch. Under replace-one a
-                # Gaussian of multiplier z is 2/z-GDP.
-                mu = math.sqrt(2 * float(batch_values(event).max()))
+            case DominatedEvent():
+                dominated[event] = dominated.get(event, 0) + times
+                mu = event.mu()
                 if not math.isfinite(mu):
-                    reasons.append(
-                        "inner iterates left a loop whose start is not the same for all records"
-                    )
+                    reasons.append(f"no Gaussian dominates {name}: {event.describe()}")
                 elif mu > 0:
-                    steps = [GaussianStep(min(2 / mu, 1e30))]
+                    steps = [GaussianStep(min(relation.separation / mu, 1e30))]
             case PerUser(inner, _):
                 todo.append((inner, times))
             case GridNoise(inner, variation):
@@ -228,7 +254,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     parts[event] = parts.get(event, 0) + times
             case _:
                 raise ValueError(f"event={event!r}: expected an event that jaxdp.accounting knows")
-        into = worst if isinstance(event, HiddenState) else counts
+        into = dominating if isinstance(event, DominatedEvent) else counts
         for step in steps:
             z = step.noise_multiplier
             if z == 0:
@@ -237,9 +263,9 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 reasons.append(f"noise multiplier {z:g} is too small to be any noise")
             else:
                 into[step] = into.get(step, 0) + times
-    # All full-batch Gaussians are merged into one, without the hidden states and with them.
+    # All full-batch Gaussians are merged into one, without the dominated events and with them.
     merged = []
-    for found in ([*counts.items()], [*counts.items(), *worst.items()]):
+    for found in ([*counts.items()], [*counts.items(), *dominating.items()]):
         full = [(s, n) for s, n in found if s.sampling_prob == 1]
         kinds = [(s, n) for s, n in found if s.sampling_prob < 1]
         if full:
@@ -253,8 +279,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     return FlatRun(
         merged[1],
         "; ".join(dict.fromkeys(reasons)),
-        tuple(hidden.items()),
-        merged[0] if hidden else None,
+        tuple(dominated.items()),
+        merged[0] if dominated else None,
         tuple(parts.items()),
         distance * (1 + 1e-9),
     )
@@ -304,7 +330,7 @@ def directions(
 def _group_similar_steps(
     steps: tuple[tuple[GaussianStep, int], ...], most: int
 ) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
-    """(steps with the least and the most noise of those taken together and their number, spread).
+    """Groups similar steps: (those of least and most noise in a group, its number), and the spread.
 
     Noise is post-processing, so that less of it gives an upper end and more a lower one. Of the
     steps that differ in their noise alone about ``most`` groups are made; the spread is that of the

@@ -76,7 +76,10 @@ def solve_epsilon(
     """
 
     def end(target: float) -> tuple[float, float]:
+        """Two epsilons that bracket the one at this delta."""
+
         def excess(epsilon: float) -> float:
+            """log of delta there over the target; decreasing."""
             value = delta_at(epsilon)
             return math.log(value / target) if value > 0 else -math.inf
 

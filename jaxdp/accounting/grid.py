@@ -1,17 +1,19 @@
 """Losses on a grid, above and below a dominating pair, and the law of a sum of many.
 
-docs/certificate.md holds the argument. Above: the mass between two grid points goes to both of them
-such that its probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
-arXiv:2207.04380v2, Section 4). Below: a cell is merged into one outcome, which is post-processing,
-and that outcome is split between its two neighbours on the grid where the cell's own profile is
-found to lie above the split one's.
+docs/certificate.md holds the argument; ``certificate`` asks for what is here in this order.
 
-Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both is
-long. A step is dominated by two released together: which of the two it is, with a large loss if it
-is one (``LargeLosses``), and always a small loss (``SmallLosses``; Theorem 9).
-
-The sum's law is found by a tilted FFT whose rounding is bounded: Theorems 6 and 7 of one transform,
-Theorem 8 of bunches.
+1. ``dominating_atoms``: the mass between two grid points goes to both of them such that its
+   probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
+   arXiv:2207.04380v2, Section 4; Theorem 2). ``dominated_atoms``: a cell is merged into one
+   outcome, which is post-processing, and that outcome is split between its two neighbours on the
+   grid where the cell's own profile is found to lie above the split one's (Theorem 3).
+2. Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both
+   is long. A step is dominated by two released together: which of the two it is, with a large loss
+   if it is one (``LargeLosses``), and always a small loss (``SmallLosses``; Theorem 9).
+3. ``law_of_sum`` adds up all steps. ``Law`` is one tilted FFT whose rounding is bounded (Theorems 6
+   and 7). Many steps are summed in bunches, whose law is a pair again (``BunchPair``) and is put on
+   a coarser grid (Theorem 8).
+4. ``LawProfile`` reads delta off the law, with its error.
 """
 
 import math
@@ -62,6 +64,8 @@ def dominating_atoms(pair: Pair, width: float, low: float, cap: float, fine: flo
         cap: the largest; larger ones are in ``over``.
         fine: width of a cell over its distance from the point mass, where that is far.
     """
+    # Grid points one width apart about the point mass, and geometrically further apart where hardly
+    # anything lies.
     offset, r = pair.center, pair.rounding
     right = _grid_indices((cap - offset) / width, fine)
     left = _grid_indices((offset - low) / width, fine)
@@ -70,6 +74,9 @@ def dominating_atoms(pair: Pair, width: float, low: float, cap: float, fine: flo
     gap = np.diff(index) * width
     # The highest cell ends at the cap, so that ``over`` is the same on every grid.
     ends = np.append(np.minimum(loss[:-1], cap), cap)
+    # Mass at l in a cell [a, b] is split so that both laws keep theirs: (1 - e^(a - l)) / (1 -
+    # e^(a - b)) of it goes to b. Summed over the cell that is (gain - q (e^a - 1)) / (1 - e^(a -
+    # b)), and rounding up what goes to b only dominates more.
     p, q, gain, error, base = pair.masses(ends)
     with np.errstate(over="ignore", invalid="ignore"):
         at = np.expm1(loss[:-1] - base)
@@ -93,6 +100,7 @@ def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: floa
 
     Arguments as for ``dominating_atoms``.
     """
+    # Cells of ``CELL`` grid widths, one of them about the point mass, each merged into one outcome.
     center, r = pair.center, pair.rounding
     half = 0.5 * CELL
     right = CELL * _grid_indices(max((cap - center) / width - half, 1.0) / CELL, fine)
@@ -107,6 +115,7 @@ def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: floa
         again = np.delete(edges, np.minimum(bad + (edges[bad] < center), edges.size - 2))
         other = _split_cells(pair, again, center, width)
         cells = other if other.lost < cells.lost else cells
+    # What is not found to lie below the cell's profile is rounded down whole.
     up = np.where(cells.good, cells.up, 0.0)
     indices = np.concatenate([cells.index, cells.index + 1])
     mass = np.concatenate([cells.p - up, up]) * (1 - 3 * r - 16 * _U)
@@ -163,6 +172,7 @@ class _Cells:
 
 def _split_cells(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
     """Merges the cells between ``edges`` and splits each outcome as far as its profile allows."""
+    # The grid's origin is the merged cell about the point mass, which then needs no split.
     masses = pair.masses(edges)
     p, loss = masses.p, _merged_loss(masses, edges[:-1], pair.rounding)
     near = int(np.searchsorted(edges, center)) - 1
@@ -290,6 +300,7 @@ class SmallLosses(Pair):
         return self.doubt + self.pair.slack(self._inside(edges))
 
     def _inside(self, losses: Array | float) -> Array:
+        """The step's own losses at these shifted ones, clipped to (low, high]."""
         losses = np.atleast_1d(losses)
         # Rounding must not leave the largest small loss out.
         last = losses >= self.high - self.shift
@@ -335,7 +346,7 @@ class LargeLosses(Pair):
         """Upper bound on the probability of a large loss."""
         pair, ends = self.inner.pair, np.asarray([-np.inf, self.inner.low])
         above = float(pair.tails(np.asarray([self.inner.high]))[0][0])
-        return (float(pair.cells(ends)[0][0]) + above) * (1 + 2 * pair.rounding)
+        return (float(pair.masses(ends).p[0]) + above) * (1 + 2 * pair.rounding)
 
 
 AtomCounts = Sequence[tuple[Atoms, int]]
@@ -446,6 +457,7 @@ class Law:
         spectrum = np.zeros(size // 2 + 1, dtype=complex)
         spectrum[live] = values
         both = np.where((live == 0) | (live == size // 2), 1.0, 2.0)
+        # Parseval: l2 norms of what the inverse transform returns and of how far off it may be.
         norm = math.sqrt(float(both @ np.abs(values) ** 2) / size)
         off = math.sqrt(float(both @ (np.abs(values) * (16 + 16 * turned)) ** 2) / size) * _U
         weight = np.fft.irfft(spectrum, size)
@@ -531,7 +543,7 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Grids on which a sum is found.
+    """The grids on which the law of a sum is computed.
 
     Attributes:
         widths: of the only grid; or of that of the steps' losses and of that of the bunches'.
@@ -620,6 +632,7 @@ def law_of_sum(
         return _law_on_one_grid(atoms, moments, counts, layout.widths[0], first, layout.size)
 
     def counted(kinds: AtomCounts, some: Array) -> list[tuple[Atoms, int]]:
+        """The atoms with these numbers instead, those of number 0 left out."""
         return [(atom, int(n)) for (atom, _), n in zip(kinds, some, strict=True) if n]
 
     # What is on the coarse grid at once: large losses, and the steps that fill no bunch.

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from jaxdp import arguments as check
 from jaxdp.accounting.events import (
     ADD,
@@ -20,17 +18,8 @@ from jaxdp.accounting.events import (
     Repeated,
 )
 from jaxdp.accounting.flat import flatten_exactly
-from jaxdp.accounting.pairs import bracket_decreasing
-from jaxdp.accounting.primitives import (
-    ZCDP,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    EpsilonDelta,
-    ExponentialMechanism,
-    Laplace,
-    MixtureOfGaussians,
-    RandomizedResponse,
-)
+from jaxdp.accounting.pairs import PairedEvent, bracket_decreasing
+from jaxdp.accounting.primitives import MixtureOfGaussians, log_geometric_sum
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
 
@@ -82,20 +71,8 @@ def group_event(event: Event, records: int, relation: Relation) -> Event | None:
             return Composed(tuple(known)) if len(known) == len(each) else None
         case NonPrivate():
             return event
-        case Laplace(b):
-            return Laplace(b / k)
-        case DiscreteLaplace(scale, sensitivity) | DiscreteGaussian(scale, sensitivity):
-            return type(event)(scale, sensitivity * k)
-        case RandomizedResponse():
-            return Repeated(event, k)
-        case ExponentialMechanism(epsilon):
-            return ExponentialMechanism(k * epsilon, relation=event.relation)
-        case EpsilonDelta(epsilon, delta):
-            log_delta = math.log(delta) + _log_geometric_sum(epsilon, k) if delta > 0 else -math.inf
-            whole = math.exp(min(0.0, log_delta + 1e-12)) if delta > 0 else 0.0
-            return EpsilonDelta(k * epsilon, whole, relation=event.relation)
-        case ZCDP(rho, 0.0):  # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9
-            return ZCDP(k * k * rho, relation=event.relation)
+        case PairedEvent():
+            return event.of_group(k)
     return None
 
 
@@ -123,7 +100,7 @@ def group_epsilon(
 
     def excess(epsilon: float) -> float:
         found = record_delta(event, epsilon, relation, accountant).upper
-        return math.log(found / delta) + _log_geometric_sum(epsilon, k) if found > 0 else -math.inf
+        return math.log(found / delta) + log_geometric_sum(epsilon, k) if found > 0 else -math.inf
 
     found = 0.0
     if excess(0.0) > 0:
@@ -153,7 +130,7 @@ def group_delta(
     upper = 0.0
     if one.upper > 0:
         # What P can do and Q cannot may be anything once there is a law between them.
-        factor = math.inf if epsilon == math.inf else _log_geometric_sum(each, k)
+        factor = math.inf if epsilon == math.inf else log_geometric_sum(each, k)
         upper = math.exp(min(0.0, math.log(one.upper) + factor))
     return _group_bound(one, lower, upper, "from that of one record")
 
@@ -162,11 +139,3 @@ def _group_bound(one: Bound, lower: float, upper: float, note: str) -> Bound:
     """The bound that follows from the one of a record, by its accountant and relation."""
     estimate = None if upper else 0.0
     return Bound(min(lower, upper), estimate, upper, one.accountant, note, relation=one.relation)
-
-
-def _log_geometric_sum(epsilon: float, k: int) -> float:
-    """log of 1 + e^epsilon + ... + e^((k - 1) epsilon), raised by its rounding."""
-    if epsilon == 0:
-        return math.log(k)
-    ratio = np.log(-np.expm1(-k * epsilon)) - np.log(-np.expm1(-epsilon))
-    return float((k - 1) * epsilon + ratio) + 1e-14 * (1 + k * epsilon)

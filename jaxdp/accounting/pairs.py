@@ -88,11 +88,6 @@ class Pair(abc.ABC):
         """The largest distance, in loss, of cells and tails as computed from finite ``edges``."""
         return 0.0
 
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        """P and Q masses of the cells between ``edges``, [m] each."""
-        p, q, *_ = self.masses(edges)
-        return p, q
-
 
 class PairedEvent(Event):
     """An event that accountants read as it is: neither a composition nor a Gaussian step.
@@ -123,6 +118,10 @@ class PairedEvent(Event):
     def infinite(self) -> str:
         """The reason why nothing at all can be guaranteed (no noise), or ""."""
         return ""
+
+    def of_group(self, records: int) -> Event | None:
+        """The event for one record that costs what this one does for so many; None if unknown."""
+        return None
 
 
 class Discrete(Pair):
@@ -200,6 +199,8 @@ def symmetric_pair(epsilons: Array, deltas: Array) -> Discrete:
         epsilons: [k] >= 0, increasing, below 700.
         deltas: [k] in [0, 1], upper bounds.
     """
+    # Convex in alpha = e^epsilon: the lower hull of all points, from left to right, as in Andrew's
+    # monotone chain.
     alpha = np.exp(epsilons)
     # The hull at epsilon 0: the lowest chord between a point and its mirror.
     at_0 = min(1.0, float(np.min((alpha - 1 + 2 * deltas) / (alpha + 1))) * (1 + 1e-12))
@@ -213,6 +214,8 @@ def symmetric_pair(epsilons: Array, deltas: Array) -> Discrete:
                 break
             knots.pop()
         knots.append(i)
+    # A profile that is linear between knots: its slope rises at a knot by the Q mass of the loss
+    # log(knot), and that times the knot is its P mass.
     x, y = x[knots], y[knots]
     slopes = np.append(np.diff(y) / np.diff(x), 0.0)
     loss, infinite = np.log(x[1:]), float(y[-1])
@@ -253,6 +256,7 @@ class Exponential(Pair):
         return self._between(losses, np.asarray(np.inf))
 
     def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """P and Q masses of low < L <= high, [m] each."""
         a = self.center
         left, right = np.clip(low, -a, a), np.clip(high, -a, a)
         part = -self.weight * np.expm1(-0.5 * (right - left))
@@ -282,6 +286,7 @@ def normal_cells(x: Array, mean: float, z: float) -> Array:
         width = (x[1:] - x[:-1]) / z
         middle = 0.5 * (t[1:] + t[:-1])
         narrow = width * (1 + np.abs(middle)) < 0.05
+    # The series of the density about the middle of a narrow interval: its odd terms vanish.
     m, w = np.where(narrow, middle, 0.0), np.where(narrow, width, 0.0)
     # Integrals of the Hermite polynomials of orders 2, 4 and 6.
     m2, w2 = m * m, w * w
@@ -561,6 +566,7 @@ class BatchGaussian(Pair):
                     logs = (a - 1) * (reach + far * first) - s * means + 0.5 * s * s
                     logs = logs + special.log_ndtr(first - means + s) + log_weights
                     log_rest = float(np.logaddexp.reduce(logs))
+                # Chords of the convex function over every cell, summed relative to the largest.
                 scale = max(0.0, log_rest, float(np.max(log_p + log_high[1:])))
                 left, right = (np.exp(log_p + log - scale) for log in (log_high[:-1], log_high[1:]))
                 low = _convex_excess(down, a)
@@ -576,7 +582,7 @@ class BatchGaussian(Pair):
 
         Under P if ``above``, else under Q. More at the upper end is safe: all doubt goes there.
         """
-        p, q = self.cells(loss)
+        p, q, *_ = self.masses(loss)
         gap = np.diff(loss)
         # A mass is a difference of tails, which are known to 1e-13 of themselves.
         step = -1 if above else 1
@@ -737,6 +743,7 @@ class MixedGaussian(Pair):
         Newton's method on the terms that grow, whose log is convex and at least as steep as the
         least shift: from the right, where the largest term alone is enough, it never overshoots.
         """
+        # Without the constant term of the mixture, that of a shift of 0, the rest is solved for.
         grows = self.c > 0
         c, p = self.c[grows], self.p[grows]
         target = loss
@@ -785,6 +792,7 @@ def bracket_decreasing(
     f_lo, f_hi = f(lo), f(hi)
     if not (f_lo > 0 >= f_hi):
         raise ValueError(f"[{lo}, {hi}]: expected a sign change, got {f_lo} and {f_hi}")
+    # Three steps that did not halve the bracket are followed by a bisection.
     reference, stale = hi - lo, 0
     for _ in range(max_iter):
         if hi - lo <= rtol * abs(hi) or f_hi == 0:

@@ -10,13 +10,14 @@ shift of the vector, and is one.
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import Array, Relation
+from jaxdp.accounting.events import Array, Event, Relation, Repeated
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
@@ -51,6 +52,14 @@ def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
         scale = loss.size + 8 + float(np.max(np.abs(terms) + np.abs(log_p)))
         out[i] = (float(special.logsumexp(terms)) + 8 * _U * scale) / (order - 1)
     return np.maximum(out, 0.0)
+
+
+def log_geometric_sum(epsilon: float, k: int) -> float:
+    """log of 1 + e^epsilon + ... + e^((k - 1) epsilon), raised by its rounding."""
+    if epsilon == 0:
+        return math.log(k)
+    ratio = np.log(-np.expm1(-k * epsilon)) - np.log(-np.expm1(-epsilon))
+    return float((k - 1) * epsilon + ratio) + 1e-14 * (1 + k * epsilon)
 
 
 @dataclass(frozen=True)
@@ -92,10 +101,21 @@ class Laplace(PairedEvent):
         slack = 16 * _U * (4 + orders * a + np.abs(np.log(orders - 1)))
         return np.minimum((np.logaddexp(up, down) + slack) / (orders - 1), a * (1 + 4 * _U))
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        b = self.noise_multiplier
+        return f"a sum of clipped contributions with Laplace noise of {b:.4g} times the largest one"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        return Laplace(self.noise_multiplier / records)
+
 
 @dataclass(frozen=True)
 class _IntegerNoise(PairedEvent):
-    """Noise on the integers: the sums are integers, and so is the distance."""
+    """Base of noise on the integers: the sums are integers, and so is the distance."""
+
+    noise: ClassVar[str]
 
     scale: float
     sensitivity: int = 1
@@ -114,6 +134,15 @@ class _IntegerNoise(PairedEvent):
     def _shift(self, relation: Relation) -> int:
         return int(relation.separation) * self.sensitivity
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        moved = f"up to {self.sensitivity} of a record"
+        return f"a sum of integers, {moved}, with {self.noise} noise of scale {self.scale:.4g}"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        return replace(self, sensitivity=self.sensitivity * records)
+
 
 @dataclass(frozen=True)
 class DiscreteLaplace(_IntegerNoise):
@@ -126,6 +155,8 @@ class DiscreteLaplace(_IntegerNoise):
         scale: in [1e-30, 1e30]; epsilon is sensitivity/scale where one record is added or removed.
         sensitivity: the largest l1 norm of ONE record's integer contribution, in 1..1e5.
     """
+
+    noise = "discrete Laplace"
 
     def pure(self, relation: Relation) -> float:
         """As ``PairedEvent.pure``."""
@@ -161,6 +192,8 @@ class DiscreteGaussian(_IntegerNoise):
         scale: sigma, about the noise's standard deviation; above 1e4 only Renyi bounds.
         sensitivity: as of ``DiscreteLaplace``, and the range of ``scale`` too.
     """
+
+    noise = "discrete Gaussian"
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
@@ -257,6 +290,14 @@ class MixtureOfGaussians(PairedEvent):
             out[i] = (min(plain, both) + 1e-13 * (1 + abs(plain))) / (order - 1)
         return np.maximum(np.minimum(out, orders * (0.5 * float(c[-1]) ** 2 * (1 + 8 * _U))), 0.0)
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        amounts = (
+            f"{len(self.sensitivities)} amounts at random, up to {max(self.sensitivities):.4g}"
+        )
+        noise = f"Gaussian noise of {self.noise_multiplier:.4g}"
+        return f"a sum with {noise}, which a record moves by one of {amounts}"
+
 
 def _log_moment(c: Array, p: Array, power: float) -> float:
     """log E[R(y)^power], y standard normal, R = sum p_i e^(c_i y - c_i^2/2); never too low.
@@ -264,7 +305,8 @@ def _log_moment(c: Array, p: Array, power: float) -> float:
     On the line Im y = d with c_i d < pi/2 no term leaves the right half-plane, so |R| is at most
     its value at Re y and at least cos(c d) times that, and the Gaussian grows by e^(d^2/2). The
     trapezoid rule of width h is then wrong by a relative e^(d^2/2 - 2 pi d/h) cos(c d)^power for
-    powers below 0, made e^-37. Outside [-reach, reach] the moments of the components bound it.
+    powers below 0, made e^-37 (as in ``contour.trapezoid_width``). Outside [-reach, reach] the
+    moments of the components bound it.
     """
     top, order = float(c[-1]), max(power, 1 - power)
     if top == 0:
@@ -352,6 +394,19 @@ class EpsilonDelta(_StatedEvent):
             return super().renyi(relation, orders)
         return finite_renyi(*self._losses(), orders)
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        return f"a release that is stated to be ({self.epsilon:.4g}, {self.delta:.4g})-private"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        # Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded.
+        log_delta = (
+            math.log(self.delta) + log_geometric_sum(self.epsilon, records) if self.delta else 0
+        )
+        delta = math.exp(min(0.0, log_delta + 1e-12)) if self.delta else 0.0
+        return replace(self, epsilon=records * self.epsilon, delta=delta)
+
 
 @dataclass(frozen=True)
 class ExponentialMechanism(_StatedEvent):
@@ -392,6 +447,14 @@ class ExponentialMechanism(_StatedEvent):
         # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        return f"a choice by an exponential mechanism of epsilon {self.epsilon:.4g}"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        return replace(self, epsilon=records * self.epsilon)
+
 
 @dataclass(frozen=True)
 class ZCDP(_StatedEvent):
@@ -417,6 +480,16 @@ class ZCDP(_StatedEvent):
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
+
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        stated = f"({self.xi:.4g}, {self.rho:.4g})-zero-concentrated private"
+        return f"a release that is stated to be {stated}"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9.
+        return None if self.xi else replace(self, rho=records * records * self.rho)
 
 
 @dataclass(frozen=True)
@@ -468,6 +541,15 @@ class RandomizedResponse(PairedEvent):
         """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._losses(), orders)
 
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        chance = f"replaced with probability {self.noise_prob:.4g}"
+        return f"each record's own answer, {chance} by a random one of {self.buckets}"
+
+    def of_group(self, records: int) -> Event | None:
+        """As ``PairedEvent.of_group``."""
+        return Repeated(self, records)
+
 
 @dataclass(frozen=True)
 class ObjectivePerturbation(PairedEvent):
@@ -504,6 +586,13 @@ class ObjectivePerturbation(PairedEvent):
         """As ``PairedEvent.pairs``."""
         found = _profile(self.noise_multiplier, self.curvature) if upper else None
         return () if found is None else (symmetric_pair(*found),)
+
+    def describe(self) -> str:
+        """As ``Event.describe``."""
+        return (
+            "the minimum of a logistic loss with a random linear term (noise multiplier "
+            f"{self.noise_multiplier:.4g}, curvature {self.curvature:.4g})"
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting import certificate, contour, gaussian, hidden_state
+from jaxdp.accounting import certificate, contour, gaussian
 from jaxdp.accounting.events import (
     ADD,
     Bound,
@@ -154,7 +154,7 @@ def _epsilon_at_delta_zero(run: FlatRun, relation: Relation) -> Bound:
     if known := trivial_bound(run):
         return known
     if run.steps:
-        lower, estimate = (0.0, None) if run.hidden else (math.inf, math.inf)
+        lower, estimate = (0.0, None) if run.dominated else (math.inf, math.inf)
         return Bound(lower, estimate, math.inf, "none", "Gaussian noise: no loss is the largest")
     value = math.fsum(n * part.pure(relation) for part, n in run.parts)
     tight = value < math.inf and all(part.pairs(relation, False) for part, _ in run.parts)
@@ -190,7 +190,7 @@ def _delta_cost(epsilon: float, distance: float) -> float:
 
 
 def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on epsilon of a release within its run's distance of the run."""
+    """Bounds on epsilon where the run's total-variation distance is charged to delta."""
     run, relation, target = question.run, question.relation, question.at
     none = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if known := trivial_bound(run):
@@ -198,7 +198,7 @@ def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
         return known if run.infinite or _delta_cost(0.0, run.distance) <= target else none
     # An epsilon that is proven at half of delta says what the distance costs at most.
     start = math.inf
-    if not run.hidden:
+    if not run.dominated:
         start = best_conversion("epsilon", run.renyi(relation), 0.5 * target)
     if not math.isfinite(start):
         start = _compute_bound(replace(question, at=0.5 * target, tolerance=None), accountant).upper
@@ -219,7 +219,7 @@ def _epsilon_with_distance(question: "Question", accountant: str) -> Bound:
 
 
 def _delta_with_distance(question: "Question", accountant: str) -> Bound:
-    """Bounds on delta of a release within its run's distance of the run."""
+    """Bounds on delta, to which the run's total-variation distance is charged."""
     share = _delta_cost(question.at, question.run.distance)
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
@@ -238,7 +238,7 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
 
 @dataclass(frozen=True)
 class Question:
-    """Of a flat run: epsilon at a delta, or delta at an epsilon.
+    """One query of a flat run: epsilon at a delta, or delta at an epsilon.
 
     Attributes:
         of: "epsilon" or "delta".
@@ -289,20 +289,16 @@ def _compute_bound(question: Question, accountant: str) -> Bound:
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     try:
         bound = ACCOUNTANTS[accountant][0](question)
-        if not run.hidden:
-            return bound
-        # Of hidden states an upper end only, averaged over their batches where that is allowed.
-        if accountant == "auto" and any(event.average for event, _ in run.hidden):
-            averaged = hidden_state.averaged_bound(question.of, run, question.relation, question.at)
-            bound = min(bound, averaged, key=lambda b: b.upper)
+        for kind in dict.fromkeys(type(event) for event, _ in run.dominated):
+            of, relation, at = question.of, question.relation, question.at
+            bound = kind.refine(bound, of, run, relation, at, accountant)
     except Unresolved as error:
         raise UnsupportedEventError(
             f"{run}: {accountant} under {question.relation.value} cannot resolve the composition "
             f"({error}); use accountant 'auto'"
         ) from None
-    name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
-    words = "; ".join(part for part in (bound.note, hidden_state.assumption(run)) if part)
-    return Bound(0.0, None, bound.upper, name, words)
+    # The Gaussian in the place of such an event is above it, so that the lower end is lost.
+    return replace(bound, lower=0.0, estimate=None) if run.dominated else bound
 
 
 def _certified(question: Question, renyi: bool = False) -> Bound:
@@ -334,7 +330,7 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
 
     # The contour integral's value, which is no bound, says where to look.
     estimate, rough = None, aim is not None and aim >= _ROUGH_TOLERANCE
-    if poisson and not run.hidden and (not rough or aim == math.inf):
+    if poisson and not run.dominated and (not rough or aim == math.inf):
         try:
             if not of_epsilon:
                 estimate = contour.delta(run, relation, at)
@@ -346,6 +342,9 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
             pass
     if aim == math.inf and estimate is not None:
         return Bound(0.0, estimate, math.inf if of_epsilon else 1.0, "exact", _UNPROVEN)
+    # The width that is aimed at. Where an upper end is enough, similar steps count as the least
+    # private of them. Where a record is rarely drawn at all, delta is decided by few steps and a
+    # width costs more.
     if rough:
         run, estimate = run.merge_similar(), None
         goal = (
@@ -357,6 +356,8 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
         goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)
 
+    # The certificate, on the pairs of the run. Delta's tails are cut for an expected delta, so that
+    # a better guess is a new certificate.
     try:
         if of_epsilon:
             found = directions(run, relation, math.log(at), goal, not rough)
@@ -374,6 +375,8 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
         if not renyi:
             raise
         return _rdp(question)
+    # Two ways to one number: the estimate must lie within the ends, and where these are wide the
+    # Renyi bound may be the smaller upper end.
     bound = _with_estimate(lower, upper, estimate, found[0].lower is not None, question.of)
     wide = not rough and bound.upper - bound.lower > 3e-2 * bound.upper
     if renyi and (wide or any(direction.by_moments for direction in found)):
@@ -423,7 +426,7 @@ def _tighten(bound: Bound, other: Bound) -> Bound:
 
 
 def _single_step(question: Question) -> Bound:
-    """One step by its closed form."""
+    """The bound of one sampled Gaussian step, by its closed form."""
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
     z, q = step.noise_multiplier, step.sampling_prob
     if question.of == "epsilon":
@@ -436,15 +439,17 @@ def _single_step(question: Question) -> Bound:
 
 
 def _closed_form_delta(delta: Callable[[float], float], margin: float, name: str) -> Bound:
-    """A closed form with its margin, at arguments moved by more than their rounding.
+    """The bound on delta by a closed form, with its margin.
 
-    That moves delta by more than the margin where mu is huge.
+    Its arguments are moved by more than their rounding, which moves delta by more than the margin
+    where mu is huge.
     """
     value, low, high = delta(0.0), delta(2e-15) * (1 - margin), delta(-2e-15) * (1 + margin)
     return Bound(min(low, value), value, min(max(high + 1e-300, value), 1.0), name)
 
 
 def _gdp(question: Question) -> Bound:
+    """The exact bound of full batches, which are one Gaussian (Balle and Wang 2018, Theorem 8)."""
     mu, at = question.relation.separation / question.run.steps[0][0].noise_multiplier, question.at
     if question.of == "epsilon":
         lower, upper = gaussian.gaussian_epsilon(mu, at)
@@ -474,16 +479,13 @@ def _clt(question: Question) -> Bound:
 
 
 def _rdp(question: Question) -> Bound:
+    """The bound by Renyi divergences, the best over their orders."""
     upper = best_conversion(question.of, question.run.renyi(question.relation), question.at)
     return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
-def _log_sobolev(question: Question) -> Bound:
-    of, run, relation, at = question.of, question.run, question.relation, question.at
-    return hidden_state.renyi_bound(of, run, relation, at, hidden_state.log_sobolev)
-
-
 def _no_replace_one(run: FlatRun, relation: Relation) -> str:
+    """The reason why the central limit does not cover the run, or ""."""
     bad = any(step.sampling != "poisson" for step, _ in run.steps)
     if bad or relation is Relation.REPLACE_ONE:
         only = "the central limit is stated for adding or removing a record from Poisson samples"
@@ -492,6 +494,7 @@ def _no_replace_one(run: FlatRun, relation: Relation) -> str:
 
 
 def _only_full_batch(run: FlatRun, relation: Relation) -> str:
+    """The reason why the run is no Gaussian mechanism, or ""."""
     full = all(step.sampling_prob == 1 for step, _ in run.steps)
     return "" if full else f"{run}: there is no exact GDP curve"
 
@@ -503,7 +506,6 @@ ACCOUNTANTS: dict[str, tuple[Callable[[Question], Bound], Callable[[FlatRun, Rel
     "gdp": (_gdp, _only_full_batch),
     "clt": (_clt, _no_replace_one),
     "rdp": (_rdp, lambda run, relation: ""),
-    "log_sobolev": (_log_sobolev, hidden_state.refuses_log_sobolev),
 }
 
 
@@ -576,6 +578,7 @@ def calibrate(
     wide, safe = (high, low) if most else (low, high)
 
     def estimated_excess(value: float) -> float:
+        """log of the estimated epsilon over the target: it leads the search, cheaply."""
         event = make_event(value)
         if accountant not in _NEAR_ESTIMATE:
             return _log_excess(_epsilon_of(event, delta, relation, accountant).upper, epsilon)
@@ -588,9 +591,11 @@ def calibrate(
     finer = 1e-5 if whole else None
 
     def proven_excess(value: float) -> float:
+        """log of the proven epsilon over the target: it alone decides what is returned."""
         found = _epsilon_of(make_event(value), delta, relation, accountant, tolerance=finer)
         return _log_excess(found.upper, epsilon)
 
+    # The proofs begin at the estimate's answer, with its slope; mostly the first one succeeds.
     start, slope = search(
         estimated_excess, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole
     )
@@ -703,6 +708,7 @@ def calibrate_sampling_prob(
 
 
 def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
+    """The event of DP-SGD on Poisson samples."""
     return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
 
 
@@ -747,6 +753,7 @@ def search(
     value, last, before = start, 0.0, math.nan
     gain, excess_cost = -math.inf, math.inf  # the costs inside and outside
     for turn in range(1, 61):
+        # The bracket: the last value found within, and the last found outside.
         cost, x = excess(value), sign * math.log(value)
         if cost <= 0:
             inside, gain = value, cost
@@ -756,6 +763,7 @@ def search(
             outside, excess_cost = value, cost
             if value == ends[1]:
                 break
+        # Costs that jump have no value at which they meet the target: less is asked for then.
         if turn >= 10 and inside and outside:
             steep = (excess_cost - gain) / abs(math.log(inside / outside))
             tolerance = max(tolerance, 1e-4) if steep > _JUMP_SLOPE else tolerance
@@ -763,6 +771,7 @@ def search(
             gap = abs(inside - outside) if whole else abs(math.log(inside / outside))
             if gap <= max(1, 1e-7 * inside) if whole else gap < tolerance / 4:
                 break
+        # A secant step in the logs, or a longer and longer one from an infinite cost.
         fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan
         slope = fall if math.isfinite(fall) and fall < 0 else slope
         last, before = x, cost

@@ -1,9 +1,9 @@
 """Ends of epsilon and delta from moments alone, for sums that no grid resolves.
 
 Where the losses of very many steps add up to millions, rounding drowns the law of their sum. Its
-moments are known to all digits still: above, Chernoff's bound; below, the probability of a window
-about where the tilted law lies (docs/certificate.md, Theorem 11). The ends are a few standard
-deviations of the sum apart.
+moments (``SumMoments``) are known to all digits still. ``upper_end`` is Chernoff's bound, by the
+best order; ``lower_end`` the probability of the best window about a tilted law (``_windows``;
+docs/certificate.md, Theorem 11). The two ends differ by a few standard deviations of the sum.
 """
 
 import math
@@ -21,11 +21,11 @@ Kinds = tuple[tuple[Pair, int], ...]
 _U = 2.0**-53
 _NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
 _NO_DIGITS = 1e-305  # a mass below has not its relative error: it may be this much more
-_MAX_EXPONENTS = 4_000_000  # exponents
+_MAX_EXPONENTS = 4_000_000  # at once
 
 
 class SumMoments:
-    """Moments of the sum of losses of all steps, each kind's put above or below it.
+    """Log moments of the sum of all steps' losses, from above or from below.
 
     Attributes:
         over: probability of losses that are left out of the moments; of use above only.
@@ -64,18 +64,18 @@ class SumMoments:
         for loss, log_mass, n in self._steps:
             part = max(_MAX_EXPONENTS // loss.size, 1)
             parts = [orders[i : i + part, None] for i in range(0, orders.size, part)]
-            one = np.concatenate([_log_sum_exp(order * loss + log_mass) for order in parts])
+            one = np.empty(0)
+            for order in parts:
+                exponent = order * loss + log_mass
+                peak = exponent.max(axis=1)
+                summed = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
+                one = np.append(one, summed)
             # Exponents, their logs and exponentials, and a sum of non-negative terms.
             reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
             size = loss.size + 16 + 8 * float(np.abs(log_mass).max())
             value += n * one
             error += n * _U * (8 * reach + size)
         return value, error + 4 * _U * len(self._steps) * np.abs(value)
-
-
-def _log_sum_exp(exponent: Array) -> Array:
-    peak = exponent.max(axis=1)
-    return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
 
 def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> float:
@@ -90,6 +90,7 @@ def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
     left = log_delta + rest
 
     def at(orders: Array) -> Array:
+        """The end by each order: Chernoff's bound on epsilon, or on the log of delta."""
         log_moment, error = total.moments(orders)
         # The largest e^(-cx) (1 - e^-x), and what rounding may do to its log.
         first, second = orders * np.log(orders), (1 + orders) * np.log1p(orders)
@@ -101,6 +102,7 @@ def upper_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
         return np.asarray(log_moment + error - away + 4 * _U * away + (first - second) + off)
 
     found = _minimize_over_orders(at, total.spread)
+    # What is over the grid is charged to delta whole.
     if epsilon is None:
         return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
     return min((math.exp(min(found, 0.0)) + total.over) * (1 + 1e-12), 1.0)
@@ -114,6 +116,7 @@ def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
     total = SumMoments(kinds, False, log_delta)
 
     def at(window: Windows) -> Array:
+        """The end by each tilt: delta(epsilon) >= weight (1 - e^(epsilon - first))."""
         with np.errstate(divide="ignore", invalid="ignore"):
             if epsilon is None:
                 rounded = log_delta + 8 * _U * abs(log_delta)
@@ -143,7 +146,7 @@ class Windows:
 
 
 def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
-    """Windows about the tilted laws of all orders >= 0 but the last, for all pairs of nats.
+    """Yields windows that hold most of each tilted law, for each pair of shares left outside.
 
     Args:
         orders: [k] increasing.
@@ -152,6 +155,7 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
     Yields:
         Windows of all tilts, for one share left out below and one above.
     """
+    # Differences of log moments of every two orders, with their errors.
     value, error = moments
     gap = orders[:, None] - orders
     both = value[:, None] - value, error[:, None] + error
@@ -169,6 +173,8 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
         ]
     first = [np.nanmax(b, axis=1) for b in below]
     last = [np.nanmin(b, axis=1) for b in beyond]
+    # The best order on either side bounds what lies beyond each end; what is left lies between.
+    # Untilted, a sum s there weighs e^(K(c) - c s), which is least at the window's last sum.
     c, kept, off = orders[tilts], value[tilts], error[tilts]
     for i, left in enumerate(_NATS):
         for j, right in enumerate(_NATS):
@@ -189,6 +195,8 @@ def _maximize_over_windows(total: SumMoments, at: Callable[[Windows], Array]) ->
         return -math.inf
     positive = np.geomspace(1e-2, 1e5, 64)
     orders = unit * np.concatenate([-np.geomspace(1e-2, 1e3, 31)[::-1], [0.0], positive])
+    # First orders over seven decades of the sum's standard deviation, then twice finer ones about
+    # the best tilt: an order only chooses, every window is proven.
     best = -math.inf
     for step in (0.3, 0.15, 0.0):
         moments = total.moments(orders)

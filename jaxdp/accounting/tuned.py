@@ -55,7 +55,10 @@ class Tries(abc.ABC):
 
 
 class _Truncated(Tries):
-    """A negative binomial law without 0, of shape ``eta`` and success probability ``gamma``."""
+    """A negative binomial law without 0, of shape ``eta`` and success probability ``gamma``.
+
+    That of Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
+    """
 
     eta: float
     gamma: float
@@ -224,7 +227,13 @@ class Tuned(PairedEvent):
 
     def infinite(self) -> str:
         """As ``PairedEvent.infinite``."""
-        return _infinite_reason(self.event)
+        # Under any relation that the event allows: noise that is missing is missing under all.
+        for relation in Relation:
+            try:
+                return flatten_exactly(self.event, relation).infinite
+            except UnsupportedEventError:
+                continue
+        return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
@@ -243,15 +252,6 @@ class Tuned(PairedEvent):
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.
         return np.minimum.accumulate(np.where(np.isfinite(bounds), bounds, np.inf)[::-1])[::-1]
-
-
-def _infinite_reason(event: Event) -> str:
-    for relation in Relation:
-        try:
-            return flatten_exactly(event, relation).infinite
-        except UnsupportedEventError:
-            continue
-    return ""
 
 
 @functools.lru_cache(maxsize=64)

@@ -29,13 +29,13 @@ from jaxdp.audit.scores import (
     roc,
     tradeoff_of,
 )
-from jaxdp.audit.worlds import Energy, Worlds, training_run, two_worlds
+from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.losses import with_constants
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
-from jaxdp.types import PyTree
+from jaxdp.types import ExtraArgument, PyTree
 
 HELD_OUT = 0.2
 TINY = "the same mechanism on a tiny network"
@@ -349,7 +349,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
 
 def _energy(
     kind: str, algorithm: Algorithm, worlds: Worlds
-) -> Callable[[jax.Array, jax.Array], Energy] | None:
+) -> Callable[[jax.Array, jax.Array], ExtraArgument] | None:
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
     if not kind:
         return None

@@ -255,7 +255,7 @@ def _of_loss(
         return [Finding("state", words, at or here)], []
 
     # Arrays and first values that are statistics of the records, and keys for all examples.
-    known = start.known(source) or start.sampled(source, 512)
+    known = start.records_in_memory(source) or start.sample_records(source, 512)
     made_of = functools.partial(statistics.match_statistic, records=known)
     found = []
     for one in losses.captured_from_records(first, made_of):
@@ -264,7 +264,7 @@ def _of_loss(
             losses.describe_captured(one, len(source)),
         )
         found.append(Finding("captured", words, where, one.match.certain))
-    for name, made in start.parameters(grad_fn, params, made_of, len(source)):
+    for name, made in start.compare_parameters(grad_fn, params, made_of, len(source)):
         found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
     found += _shared_keys(first)
 
@@ -351,7 +351,7 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
 
     @jax.jit
     def summed(rows: PyTree, mask: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        found, _ = grad_fn(params, rows, mask, key)
+        found = grad_fn(params, rows, mask, key)
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(found.value)]
         return jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves]), jnp.asarray(found.l2)
 
@@ -497,7 +497,7 @@ def _of_loader(
         mechanism: names the sampling.
         source: the records.
     """
-    held = start.in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    held = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
     columns = [np.asarray(column) for column in held]
     rate, records = mechanism.batch_size / mechanism.dataset_size, len(columns[0])
     steps = max(1, math.ceil(1 / rate)) if rate else 1

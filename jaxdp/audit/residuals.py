@@ -169,7 +169,7 @@ def trusted_steps(
 
         def alone(record: PyTree) -> PyTree:
             one = jax.tree.map(lambda leaf: leaf[None], record)
-            summed, _ = reference(params, one, jnp.ones(1, bool), **context)
+            summed = reference(params, one, jnp.ones(1, bool), **context)
             scale = summed.unscale
             return summed.value, jax.tree.map(jnp.ones_like, params) if scale is None else scale
 

@@ -10,14 +10,12 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
 from jaxdp.training.step import PrivateStep
-from jaxdp.types import PyTree
+from jaxdp.types import ExtraArgument, PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
 Run = Callable[[jax.Array, jax.Array], jax.Array]
-Energy = PublicEnergy | DrawnEnergy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +44,7 @@ def training_run(
     steps: int,
     *,
     score: Callable[[PyTree], jax.Array] | None = None,
-    energy: Callable[[jax.Array, jax.Array], Energy] | None = None,
+    energy: Callable[[jax.Array, jax.Array], ExtraArgument] | None = None,
     trusted: bool = False,
 ) -> Run:
     """A function that trains once with the algorithm's own clipping, noise and optax chain.
@@ -86,7 +84,7 @@ def training_run(
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
             mask = draw(draw_key, mine, step) & there
             context = links.clipped_by(state)
-            summed, _ = links.grad_fn(params, worlds.records, mask, **context)
+            summed = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from jaxdp.cli.options import Filled
+from jaxdp.cli.options import Filled, papers
 
 
 @click.command()
@@ -26,6 +26,7 @@ def export(run: Path, target: Path | None) -> None:
     from jaxdp.runs import RunDirectory
     from jaxdp.runs.export import export_params
 
+    papers()  # whose events the ledger may hold
     target = target or run / "params.msgpack"
     step = export_params(RunDirectory(run), target)
     click.echo(f"parameters after {step:,} steps: {target}")

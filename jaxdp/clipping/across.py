@@ -6,9 +6,9 @@ parallelism) are XLA's.
 
 Inside a ``shard_map`` of the user's with ``check_vma=True`` JAX types who varies over which mesh
 axis, and the gradient of a parameter that is the same on all devices is summed over them where it
-is taken: before it could be clipped. ``untyped`` traces a function by itself, without such types,
-so that every device computes on what it holds and nothing is summed. All results count as varying
-over all axes that anything given varies over.
+is taken: before it could be clipped. ``without_mesh_types`` traces a function by itself, without
+such types, so that every device computes on what it has and nothing is summed. All results count as
+varying over all axes that anything given varies over.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from jaxdp.types import ClipInfo, PyTree
 Each = Callable[[PyTree, PyTree, PyTree], tuple[Clipped, ClipInfo]]
 
 
-def spread(grad_fn: Any, place: Placement) -> Any:
+def with_mesh(grad_fn: Any, place: Placement) -> Any:
     """The clipped gradient with its rows spread over the devices of a mesh.
 
     Raises:
@@ -46,14 +46,7 @@ def spread(grad_fn: Any, place: Placement) -> Any:
     return dataclasses.replace(grad_fn, placement=place)
 
 
-def is_around(place: Placement | None) -> bool:
-    """True if rows are still to be cut over devices; False inside a ``shard_map`` that cut them."""
-    if place is None or place.devices == 1:
-        return False
-    return not set(place.rows) & set(jax.sharding.get_abstract_mesh().manual_axes)
-
-
-def over_devices(
+def sum_over_devices(
     place: Placement, each: Each, params: PyTree, rows: PyTree, shared: PyTree
 ) -> tuple[Clipped, ClipInfo]:
     """``each`` of every device's own rows, the sums added over the devices.
@@ -99,7 +92,7 @@ def over_devices(
     return Clipped(total, norms, short, votes), info
 
 
-def cuts(place: Placement | None) -> dict[int, ShardedAxis]:
+def sharded_leaves(place: Placement | None) -> dict[int, ShardedAxis]:
     """The parameters that are cut along one axis, over mesh axes that are not taken by hand."""
     if place is None:
         return {}
@@ -117,7 +110,7 @@ def cuts(place: Placement | None) -> dict[int, ShardedAxis]:
     return found
 
 
-def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
+def gather_sharded(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
     """The records [m, ...] at ``indices`` [m], each on the device that will work on it.
 
     Every device looks up what it holds of all, as bits, with zeros elsewhere: their sum is exact.
@@ -172,11 +165,11 @@ def _added(total: jax.Array, spec: P, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(total, rest) if rest else total
 
 
-_PRIMITIVE = core.Primitive("jaxdp_untyped")
+_PRIMITIVE = core.Primitive("jaxdp_without_mesh_types")
 _PRIMITIVE.multiple_results = True
 
 
-def untyped(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
+def without_mesh_types(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """``fn(*args)``, where nothing in it is summed over a mesh axis that JAX tracks.
 
     Raises:

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import _rows, arguments
-from jaxdp.clipping import across, losses, options, reduce, rounding
+from jaxdp.clipping import across, losses, options, rounding
 from jaxdp.clipping.ghost import program, run
-from jaxdp.clipping.ghost.plan import Plan, Uses, find_uses, plan_leaves
+from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
+from jaxdp.clipping.reduce import Clipped, clipped_sum
 from jaxdp.clipping.rules import Rule
-from jaxdp.devices import placement
+from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
+from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
 # A running sum, what rounding took from it, and the votes.
@@ -57,24 +60,34 @@ class ClippedGrad:
     def __call__(
         self,
         params: PyTree,
-        batch: PyTree,
-        mask: ArrayLike | str | None = None,
+        data: PyTree,
+        draw: Draw | ArrayLike | str | None = None,
         rng: jax.Array | None = None,
         *,
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
-    ) -> tuple[Summed, ClipInfo]:
-        """The clipped sum over one physical batch; pure, to be called inside ``jit``.
+    ) -> Summed:
+        """The clipped sum over a draw, or over one physical batch.
+
+        ====================  ======================================================================
+        ``draw``              ``data``
+        ====================  ======================================================================
+        a ``Draw``            all records: a pytree of arrays [N, ...], best on the device, or a
+                              ``Source``. Its physical batches are gathered and clipped one after
+                              another, by one compiled program; a loop of the host, not for ``jit``
+        bool [m], or "all"    the rows of one physical batch: a pytree of arrays [m, ...]. False
+                              rows are padding; "all": every row is a record. Pure, for ``jit``
+        left out              a ``Batch``, such as ``draw.batches(data)`` yields: it holds its mask
+        ====================  ======================================================================
 
         Args:
             params: pytree of floating-point arrays.
-            batch: a ``Batch``, such as ``draw.batches(data)`` yields, or a pytree of arrays
-                [m, ...], one row an example. Without rows (m = 0) the sum is zero.
-            mask: bool [m]; False rows are padding. "all": every row is a record. It must be given
-                with a pytree, and must not be with a ``Batch``, which holds its own.
-            rng: a key, where ``loss_fn`` takes one; row i gets the i-th of its parts. It must be
-                secret and used once: the guarantee averages over it, since a record that leaves
-                moves the others to other rows. (``sum`` gives each record its own.)
+            data: records or rows, one row an example. Without rows (m = 0) the sum is zero.
+            draw: from ``Sampler.draw``, whose ledger records what is assumed public; or a mask.
+            rng: a key, where ``loss_fn`` takes one. Of a draw each record has its part, whoever
+                else is drawn. Of a physical batch row i gets the i-th part: the key must be secret
+                and used once, for the guarantee averages over it, since a record that leaves moves
+                the others to other rows.
             scale: pytree shaped like the parameters, positive: every per-example gradient is
                 divided by it before it is clipped, and the noise is multiplied by it afterwards.
                 It must be public, or computed from noisy releases only; jaxdp cannot see that.
@@ -83,39 +96,23 @@ class ClippedGrad:
                 or below 1e-10 counts as 1e-10, one beyond 1e10 as 1e10.
 
         Returns:
-            The ``Summed``, and a sensitive ``ClipInfo``.
+            The ``Summed``. Over all physical batches of a draw the sensitivity is that of one: a
+            record is in one of them only.
 
         Raises:
             ValueError: the loss is not a scalar, ignores the example, or could reach other examples
-                (it captures a traced array, rows of the batch or a statistic of them, communicates
-                over an axis, calls back to Python, or uses ``custom_vmap``); the batch is ragged;
-                the mask is missing or has another shape or dtype; ``rng`` is missing or not wanted;
-                a bound is not a number in [1e-10, 1e10]; the rows are no multiple of the mesh's
-                devices.
+                (it captures a traced array, records or a statistic of them, communicates over an
+                axis, calls back to Python, or uses ``custom_vmap``); the data are ragged, or do not
+                hold the records that were drawn from; ``draw`` is none of these; ``rng`` is missing
+                or not wanted; a bound is not a number in [1e-10, 1e10]; the rows of a batch are no
+                multiple of the mesh's devices.
         """
-        options.check_arrays(params)
-        data, keep = options.rows_and_mask(batch, mask)
-        options.check_rng(rng, self.form.rng)
-        data, size = jax.tree.map(jnp.asarray, data), keep.shape[0]
-        given = scale, bound
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
-        rounding.check_records(size, self.most_records)
-        rows = data, None if rng is None else jax.random.split(rng, size)
-        with losses.comparing(data):
-            if size:
-                clipped, info = self.one_pass(
-                    params, rows, None, keep, None, gathered=True, scale=scale, bound=bound
-                )
-            else:
-                clipped, info = self._of_no_rows(params, rows, scale, bound)
-        summed = self.summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
-        if not isinstance(batch, Batch) or (ticket := batch.ticket) is None:
-            return summed, info
-        losses.note_assumed(ticket, info.plan)
-        options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
-        return summed.carrying(ticket, passes=frozenset([batch.number])), info
+        if isinstance(draw, Draw):
+            return self.sum_draw(params, data, draw, rng, scale=scale, bound=bound)[0]
+        return self.with_info(params, data, draw, rng, scale=scale, bound=bound)[0]
 
-    def sum(
+    @overload
+    def with_info(
         self,
         params: PyTree,
         data: PyTree,
@@ -124,85 +121,149 @@ class ClippedGrad:
         *,
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
-        told: bool = False,
-    ) -> tuple[Summed, list[ClipInfo]]:
-        """The clipped sum over one draw, one physical batch at a time, gathered on the device.
+    ) -> tuple[Summed, list[ClipInfo]]: ...
 
-        One compiled pass serves draws of every size; the loop runs on the host, for inside ``jit``
-        a ``scan`` over the passes took twice as long on a CPU, and unrolling recompiles.
-
-        Args:
-            params: pytree of floating-point arrays.
-            data: pytree of arrays [N, ...], all records, already on the device.
-            draw: from ``Sampler.draw``; its ledger is told what is assumed public.
-            rng: a key, where ``loss_fn`` takes one; each record has its part, whoever is drawn.
-            scale: as for ``__call__``.
-            bound: likewise.
-            told: True keeps the sensitive ``ClipInfo`` of every pass.
-
-        Returns:
-            The ``Summed`` over all passes (a record is in one of them only, so the sensitivity is
-            that of one pass), and a ``ClipInfo`` for each where ``told``; else [].
-
-        Raises:
-            ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
-                the loss captures records of ``data`` or a statistic of them.
-        """
-        _rows.check_records(data, draw.num_records)
-        grad_fn, (_, data) = self.placed(params, data)
-        return grad_fn.sum_passes(
-            params, itertools.repeat(data), draw, rng, scale=scale, bound=bound, told=told
-        )
-
-    def sum_passes(
+    @overload
+    def with_info(
         self,
         params: PyTree,
-        passes: Iterable[PyTree],
+        data: PyTree,
+        draw: ArrayLike | str | None = None,
+        rng: jax.Array | None = None,
+        *,
+        scale: PyTree | None = None,
+        bound: jax.Array | None = None,
+    ) -> tuple[Summed, ClipInfo]: ...
+
+    def with_info(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw | ArrayLike | str | None = None,
+        rng: jax.Array | None = None,
+        *,
+        scale: PyTree | None = None,
+        bound: jax.Array | None = None,
+    ) -> tuple[Summed, ClipInfo | list[ClipInfo]]:
+        """As a call, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
+
+        Of a draw it is a list, with one for each physical batch.
+        """
+        if isinstance(draw, Draw):
+            return self.sum_draw(
+                params, data, draw, rng, return_info=True, scale=scale, bound=bound
+            )
+        options.check_arrays(params)
+        rows, mask = options.rows_and_mask(data, draw)
+        options.check_rng(rng, self.form.rng)
+        rounding.check_records(size := mask.shape[0], self.most_records)
+        rows = jax.tree.map(jnp.asarray, rows)
+        keys = None if rng is None else jax.random.split(rng, size)
+        given = scale, bound
+        scale, bound = options.checked_scale(scale), options.checked_bound(bound)
+        with losses.comparing(rows):
+            summed, info = self.clip_physical_batch(
+                params, (rows, keys), None, mask, None, gathered=True, scale=scale, bound=bound
+            )
+        if not isinstance(data, Batch) or (ticket := data.ticket) is None:
+            return summed, info
+        losses.note_assumed(ticket, info.plan)
+        options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        return summed.carrying(ticket, passes=frozenset([data.number])), info
+
+    def sum_draw(
+        self,
+        params: PyTree,
+        data: PyTree,
         draw: Draw,
         rng: jax.Array | None = None,
         *,
         gathered: bool = False,
+        return_info: bool = False,
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
-        told: bool = False,
     ) -> tuple[Summed, list[ClipInfo]]:
-        """As ``sum``, with the data of each physical batch of the draw given separately.
+        """As a call with a ``Draw``; for a trainer, which gathers rows ahead of time.
 
-        These are all records each time or, if ``gathered``, the rows that ``draw.indices`` names,
-        whose sum brings no ticket.
+        One compiled program serves draws of every size. The loop runs on the host: inside ``jit``
+        a ``scan`` over physical batches took twice as long on a CPU, and unrolling recompiles.
+
+        Args:
+            params: as for a call.
+            data: as for a call; or, if ``gathered``, the rows of each physical batch.
+            draw: the draw.
+            rng: as for a call.
+            gathered: True for rows that the caller gathered. The sum brings no ticket then.
+            return_info: True returns the sensitive ``ClipInfo`` of every physical batch, else [].
+            scale: as for a call.
+            bound: as for a call.
+
+        Raises:
+            ValueError: as for a call.
         """
+        # What can be refused is refused before a row is read.
         options.check_arrays(params)
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         given = scale, bound
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
-        grad_fn, (there,) = self.placed(params)
-        place = grad_fn.placement
+        scale, bound = options.checked_scale(scale), options.checked_bound(bound)
+        if isinstance(data, ArraySource) and data.on_device:
+            data = data.arrays
+        source = data if isinstance(data, Source) else None
+        on_device = source is None and not gathered
+        if on_device:
+            options.require_no_batch(data)
+            _rows.check_records(data, draw.num_records)
+        elif source is not None and len(source) != draw.num_records:
+            raise ValueError(_rows.OTHER_RECORDS)
+
+        # Parameters and records stay where they are; where that is a mesh, its devices share the
+        # rows of each physical batch.
+        place = placement.resolve_placement(self.placement, params, *([data] if on_device else []))
+        grad_fn, there = self, params
+        if place is not None:
+            grad_fn, there = dataclasses.replace(self, placement=place), place.put(params)
+            data = place.put(data) if on_device else data
         with placement.using_mesh(place.mesh if place else None):
-            totals, plan = nothing(grad_fn, there), ()
+            totals = zero_totals(grad_fn, there)
+
+        # Each physical batch: rows gathered by the program from records on the device, else here.
         infos: list[ClipInfo] = []
-        for data, *rows in zip(passes, draw.positions(gathered), draw.mask, strict=False):
-            if not gathered and place is not None:
-                rows = place.pad(*rows)
-            with placement.using_mesh(place.mesh if place else None), losses.comparing(data):
-                totals, info = add_pass(
-                    grad_fn, gathered, told, totals, there, data, *rows, rng, scale, bound
+        engines: tuple[LeafPlan, ...] = ()
+        each = data if gathered else itertools.repeat(data, len(draw.indices))
+        for rows, indices, mask in zip(each, draw.indices, draw.mask, strict=True):
+            if place is not None and not gathered:
+                indices, mask = place.pad(indices, mask)
+            if source is not None and place is None:
+                rows = source.gather(indices, mask)
+            elif source is not None and place is not None:
+                rows = shards.gather_sharded(source.gather, indices, mask, place.row_sharding)
+            positions = _rows.for_device(indices, draw.num_records, not on_device)
+            with placement.using_mesh(place.mesh if place else None), losses.comparing(rows):
+                kinds = grad_fn, not on_device, return_info
+                totals, info = add_physical_batch(
+                    *kinds, totals, there, rows, positions, mask, rng, scale, bound
                 )
-            plan = info.plan
-            infos += [info] if told else []
-        losses.note_assumed(draw.ticket, plan)
+            engines = info.plan
+            infos += [info] if return_info else []
+
+        # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
+        losses.note_assumed(draw.ticket, engines)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with placement.using_mesh(place.mesh if place else None):
             total = _compensated(total, lost)
-        total = placement.sharded_like(total, params)
-        drawn = not gathered or (place is not None and place.from_trainer)
-        summed = grad_fn.summed(params, total, votes, scale, bound, drawn)
-        if gathered:  # elsewhere: that these are the rows of the draw is not seen
+        if place is not None:
+            total = placement.sharded_like(total, params)
+        l2 = grad_fn._l2(
+            params, bound, drawn=not gathered or (place is not None and place.from_trainer)
+        )
+        summed = Summed(total, l2, scale, None if bound is None else votes)
+        if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
         return summed.carrying(draw.ticket, passes=frozenset(range(len(draw.indices)))), infos
 
-    def one_pass(
+    def clip_physical_batch(
         self,
         params: PyTree,
         data: PyTree,
@@ -213,32 +274,99 @@ class ClippedGrad:
         gathered: bool = False,
         scale: PyTree = None,
         bound: jax.Array | None = None,
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The clipped sum of one physical batch, to be called inside ``jit``.
+    ) -> tuple[Summed, ClipInfo]:
+        """The clipped sum of one physical batch, without a ticket; to be called inside ``jit``.
 
-        ``data`` are all records or, if ``gathered``, the rows at ``indices``; without ``indices``
-        the pair of the rows and their keys [m], or None.
+        Args:
+            params: pytree of floating-point arrays.
+            data: all records or, if ``gathered``, the rows at ``indices``; without ``indices`` the
+                pair of the rows and their keys [m], or None.
+            indices: int32 [m], positions in the records; uint32 [m, 2] where 32 bits do not reach.
+            mask: bool [m].
+            rng: the key of the draw, of which each record gets its part by its position.
+            gathered: True if ``data`` are rows.
+            scale: checked, as for a call.
+            bound: checked, as for a call.
         """
-        place = self.placement
-        on_mesh = across.is_around(place)
-        if place is not None and on_mesh and place.records and not gathered:
+        # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
+        # the same axes they are already), each record goes to the device that will work on it.
+        place, over = self.placement, None
+        if place is not None and place.devices > 1:
+            around = jax.sharding.get_abstract_mesh().manual_axes
+            over = None if set(place.rows) & set(around) else place
+        drawn = indices is not None and (not gathered or (place is not None and place.from_trainer))
+        if over is not None and over.records and not gathered:
             assert indices is not None
-            data, gathered = across.gathered(place, data, indices), True
+            data, gathered = across.gather_sharded(over, data, indices), True
 
-        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> PyTree:
-            (indices, mask, own), (whole, scale, bound, rng) = rows, shared
+        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> tuple[Clipped, ClipInfo]:
+            # One device's rows, each with a key of its own.
+            (indices, mask, own), (records, scale, bound, rng) = rows, shared
             if indices is None:
-                batch, keys = own
+                batch = own
             else:
-                batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
-                keys = None if rng is None else _rows.folded(rng, indices)
-            return self._of_rows(params, (batch, keys), mask, scale, bound)
+                examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
+                batch = examples, None if rng is None else _rows.folded(rng, indices)
 
-        own, whole = (data, None) if gathered else (None, data)
-        rows, shared = (indices, mask, own), (whole, scale, bound, rng)
-        if place is not None and on_mesh:
-            return across.over_devices(place, of_device, params, rows, shared)
-        return across.untyped(of_device, params, rows, shared)
+            def microbatch(rows: PyTree, mask: jax.Array) -> tuple[Clipped, ClipInfo]:
+                # The plan, then every row's gradients in the form that it says, then the sum of
+                # them clipped.
+                loss, uses, engines = self._planned(
+                    params, options.example_shapes(rows), mask.shape[0]
+                )
+                leaves, structure = jax.tree.flatten(params)
+                sharded = {} if place is None else across.sharded_leaves(place)
+                values, rest, grads = run.per_example_gradients(
+                    loss, uses, engines, leaves, jax.tree.leaves(rows), sharded
+                )
+                scales: list[jax.Array | None] | None = None
+                if scale is not None:
+                    each = iter(options.scale_leaves(scale, self.trained(params)))
+                    flags = options.trained_flags(self.trainable, params)
+                    scales = [next(each) if flag else None for flag in flags]
+                clipped = clipped_sum(self.rule, grads, structure, mask, scales, bound)
+                aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
+                return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
+
+            size = mask.shape[0]
+            together = self._microbatch_rows(size)
+            if together == size:
+                return microbatch(batch, mask)
+            # Microbatches one after another. The last is filled up with a record that the mask
+            # leaves out: a loss may not be defined at zeros.
+            if missing := -size % together:
+                batch = jax.tree.map(
+                    lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), batch
+                )
+                mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+            microbatches = jax.tree.map(
+                lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (batch, mask)
+            )
+
+            def add(totals: Totals, rows: tuple[PyTree, jax.Array]) -> tuple[Totals, ClipInfo]:
+                (total, lost, votes), (clipped, info) = totals, microbatch(*rows)
+                more = rounding.add_compensated(total, lost, clipped.total)
+                return (*more, votes + clipped.votes), info
+
+            start = zero_totals(self, params)
+            (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
+            info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
+            return Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+
+        own, records = (data, None) if gathered else (None, data)
+        rows, shared = (indices, mask, own), (records, scale, bound, rng)
+        if mask.shape[0] == 0:
+            # JAX refuses empty arrays: zeros, and leaves [0, ...], by the shapes of one row.
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), rows)
+            shapes, info = jax.eval_shape(of_device, params, one, shared)
+            clipped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            info = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape[1:]), leaf.dtype), info)
+        elif over is not None:
+            clipped, info = across.sum_over_devices(over, of_device, params, rows, shared)
+        else:
+            clipped, info = across.without_mesh_types(of_device, params, rows, shared)
+        votes = None if bound is None else clipped.votes
+        return Summed(clipped.total, self._l2(params, bound, drawn), scale, votes), info
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
@@ -262,7 +390,8 @@ class ClippedGrad:
             if self.takes_rng
             else None
         )
-        rows = self._rows_at_once(-(-size // self._devices))
+        devices = 1 if self.placement is None else self.placement.devices
+        rows = self._microbatch_rows(-(-size // devices))
         with losses.comparing(data):
             return self._planned(params, (options.example_shapes(data), key), rows)[2]
 
@@ -273,77 +402,14 @@ class ClippedGrad:
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
         return jax.tree.unflatten(structure, kept)
 
-    def placed(self, *trees: PyTree) -> tuple["ClippedGrad", tuple[PyTree, ...]]:
-        """The gradient for parameters (and records) where they lie, and these on one mesh."""
-        place = placement.resolve_placement(self.placement, *trees)
-        if place is None:
-            return self, trees
-        return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
+    def _l2(self, params: PyTree, bound: jax.Array | None, drawn: bool) -> float | jax.Array:
+        """The sensitivity of a sum: the rule's bound, and a share of it for rounding.
 
-    def summed(
-        self,
-        params: PyTree,
-        total: PyTree,
-        votes: jax.Array,
-        scale: PyTree = None,
-        bound: jax.Array | None = None,
-        drawn: bool = True,
-    ) -> Summed:
-        """The ``Summed`` of a clipped sum; ``drawn`` as for ``rounding.error_of_sum``."""
+        ``drawn`` as for ``rounding.error_of_sum``.
+        """
+        devices = 1 if self.placement is None else self.placement.devices
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        l2 = l2 * (1.0 + rounding.error_of_sum(self.most_records, self._devices, drawn))
-        return Summed(total, l2, scale, None if bound is None else votes)
-
-    def _of_no_rows(
-        self, params: PyTree, rows: PyTree, scale: PyTree, bound: jax.Array | None
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """Zeros, and leaves [0, ...], by the shapes of one row: JAX refuses empty arrays."""
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), rows)
-        of_rows = functools.partial(self._of_rows, params, scale=scale, bound=bound)
-        clipped, info = jax.eval_shape(of_rows, one, jax.ShapeDtypeStruct((1,), jnp.bool_))
-        none = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape[1:]), leaf.dtype), info)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), clipped)
-        return zeros._replace(norms=none.norms, clipped=none.clipped), none
-
-    def _of_rows(
-        self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: jax.Array | None
-    ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The clipped sum over rows [m, ...] of one device, by microbatches; to be traced."""
-
-        def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
-            # The plan, then every row's gradients in the form that it says, then their sum.
-            loss, found, decided = self._planned(
-                params, options.example_shapes(rows), mask.shape[0]
-            )
-            leaves, structure = jax.tree.flatten(params)
-            losses, rest, grads = run.per_example_gradients(
-                loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
-            )
-            scales: list[jax.Array | None] | None = None
-            if scale is not None:
-                each = iter(options.scale_leaves(scale, self.trained(params)))
-                flags = options.trained_flags(self.trainable, params)
-                scales = [next(each) if flag else None for flag in flags]
-            clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
-            aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
-            return clipped, ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, decided)
-
-        size, chunk = mask.shape[0], self._rows_at_once(mask.shape[0])
-        if chunk == size:
-            return microbatch(rows, mask)
-        # The last is filled up with a record that the mask leaves out: a loss may know no zeros.
-        if missing := -size % chunk:
-            rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), rows)
-            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (rows, mask))
-
-        def add(totals: Totals, chunk: tuple[PyTree, jax.Array]) -> tuple[Totals, ClipInfo]:
-            clipped, info = microbatch(*chunk)
-            return _accumulated(totals, clipped), info
-
-        (total, lost, votes), infos = jax.lax.scan(add, nothing(self, params), chunks)
-        info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+        return l2 * (1.0 + rounding.error_of_sum(self.most_records, devices, drawn))
 
     def _planned(
         self, params: PyTree, rows: PyTree, size: int
@@ -366,9 +432,8 @@ class ClippedGrad:
             try:
                 result = losses.call(self.form, self.loss_fn, params, *args)
             except Exception as error:
-                error.add_note(
-                    f"jaxdp handed the loss one example: {options.describe_shapes(args[0])}"
-                )
+                shapes = options.describe_shapes(args[0])
+                error.add_note(f"jaxdp called the loss with one example: {shapes}")
                 raise
             return options.checked_result(result)
 
@@ -381,15 +446,12 @@ class ClippedGrad:
         each = plan_leaves(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 
-    def _rows_at_once(self, size: int) -> int:
+    def _microbatch_rows(self, size: int) -> int:
         """Rows of one microbatch of a device that has ``size`` rows."""
         if self.microbatch_size is None:
             return size
-        return min(size, -(-self.microbatch_size // self._devices))
-
-    @property
-    def _devices(self) -> int:
-        return 1 if self.placement is None else self.placement.devices
+        devices = 1 if self.placement is None else self.placement.devices
+        return min(size, -(-self.microbatch_size // devices))
 
 
 def clipped_grad(
@@ -441,12 +503,12 @@ def clipped_grad(
             bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
         rng_name: the argument that takes a key, or names to look for; None for none.
         mesh: its devices share the rows of every batch: each clips its own, and the sums are added.
-            None: where ``sum`` is given arrays that lie on a mesh, that one.
-        data_axes: the axes of the mesh that rows are cut over; None takes "data", else the first.
+            None: the mesh of the records and parameters of a draw, if any.
+        data_axes: the axes of the mesh that rows are sharded over; None: "data", else the first.
 
     Returns:
-        ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
-        no ``Batch``; see ``ClippedGrad``.
+        ``(params, data, draw, rng=None) -> Summed``, where ``draw`` may be a mask, and is left out
+        where the data are a ``Batch``; see ``ClippedGrad``.
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
@@ -455,7 +517,7 @@ def clipped_grad(
         >>> loss_fn = lambda w, x, y: (x @ w - y) ** 2
         >>> grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
         >>> batch = (jnp.ones((8, 3)), jnp.ones(8))
-        >>> summed, info = grad_fn(jnp.zeros(3), batch, mask="all")
+        >>> summed, info = grad_fn.with_info(jnp.zeros(3), batch, "all")
         >>> print(f"{summed.l2:.3f}")  # the clip norm, and a share of it for rounding
         0.104
         >>> info.norms.shape
@@ -482,10 +544,10 @@ def clipped_grad(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
-def add_pass(
+def add_physical_batch(
     grad_fn: ClippedGrad,
     gathered: bool,
-    told: bool,
+    return_info: bool,
     totals: Totals,
     params: PyTree,
     data: PyTree,
@@ -497,35 +559,32 @@ def add_pass(
 ) -> tuple[Totals, ClipInfo]:
     """The totals with one physical batch of a draw added, compiled once for all.
 
-    The ``ClipInfo`` holds its plan alone unless ``told``.
+    The ``ClipInfo`` holds its plan alone unless ``return_info``.
     """
-    clipped, info = grad_fn.one_pass(
+    summed, info = grad_fn.clip_physical_batch(
         params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
     )
-    if not told:
+    if not return_info:
         info = jax.tree.map(lambda leaf: None, info)
-    total, lost, votes = _accumulated(totals, clipped)
-    return (_held(grad_fn, total), _held(grad_fn, lost), votes), info
-
-
-def _accumulated(totals: Totals, clipped: reduce.Clipped) -> Totals:
-    """The totals and one more sum; compensated, so rounding does not grow with their number."""
+    # Compensated, so that rounding does not grow with the number of physical batches.
     total, lost, votes = totals
-    return *rounding.add_compensated(total, lost, clipped.total), votes + clipped.votes
+    total, lost = rounding.add_compensated(total, lost, summed.value)
+    votes = votes if summed.votes is None else votes + summed.votes
+    return (_sharded(grad_fn, total), _sharded(grad_fn, lost), votes), info
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def nothing(grad_fn: ClippedGrad, params: PyTree) -> Totals:
+def zero_totals(grad_fn: ClippedGrad, params: PyTree) -> Totals:
     """The totals before the first physical batch."""
     trained = grad_fn.trained(params)
     start, again = (
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
     )
-    return _held(grad_fn, start), _held(grad_fn, again), jnp.zeros([], jnp.float32)
+    return _sharded(grad_fn, start), _sharded(grad_fn, again), jnp.zeros([], jnp.float32)
 
 
-def _held(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
-    """The sum, cut as the parameters are."""
+def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
+    """The sum, sharded as the parameters are."""
     if grad_fn.placement is None:
         return total
     leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp._rows import check_mask, rows
-from jaxdp.ledger.links import past_of, start_of
+from jaxdp.ledger.returned import find_past, past_of_bound
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.types import Batch, PyTree
 
@@ -70,7 +70,7 @@ def check_arrays(params: PyTree) -> None:
     if is_donated(params):
         raise ValueError(
             "params must be those that the last update returned, got some whose memory it has "
-            "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
+            "reused: write params, opt_state, info = update(params, opt_state, "
             "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
         )
     for at, leaf in enumerate(jax.tree.leaves(params)):
@@ -195,29 +195,44 @@ def checked_scale(scale: PyTree | None) -> PyTree | None:
     return jax.tree.map(one, scale)
 
 
-def rows_and_mask(batch: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, jax.Array]:
+def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, jax.Array]:
     """The rows of a physical batch [m, ...] and its mask, bool [m].
 
     Args:
-        batch: a ``Batch``, or a pytree of arrays [m, ...].
+        data: a ``Batch``, or a pytree of arrays [m, ...].
         mask: of a pytree: bool [m] or "all"; None for a ``Batch``, which holds its own.
 
     Raises:
-        ValueError: the mask is missing, given with a ``Batch``, or of another shape or dtype; the
-            batch is not arrays [m, ...], or a pytree that holds a ``Batch``.
+        ValueError: the mask is missing, given with a ``Batch``, or of another kind, shape or dtype;
+            the data are not arrays [m, ...], or a pytree that holds a ``Batch``.
     """
-    if not isinstance(batch, Batch):
-        leaves = jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Batch))
-        if any(isinstance(leaf, Batch) for leaf in leaves):
-            raise ValueError(
-                "batch must be one Batch with all data in it, got a pytree that holds a Batch: its "
-                "mask would be ignored"
-            )
-        return batch, checked_mask(mask, rows("batch", batch))
-    if mask is not None:
-        raise ValueError("mask must not be given with a Batch, which holds its own; got both")
-    check_mask(batch.mask, rows("batch", batch.data))
-    return batch.data, jnp.asarray(batch.mask)
+    if isinstance(data, Batch):
+        if mask is not None:
+            raise ValueError("mask must not be given with a Batch, which holds its own; got both")
+        check_mask(data.mask, rows("batch", data.data))
+        return data.data, jnp.asarray(data.mask)
+    require_no_batch(data)
+    if not isinstance(mask, str | list | tuple) and not hasattr(mask, "dtype"):
+        size = rows("batch", data)
+        found = type(mask).__name__
+        if mask is None:
+            found = "None: padding would count as records"
+        raise ValueError(
+            "draw must be a Draw where data are all records, a mask where they are the rows of one "
+            f'physical batch (bool [{size}], or "all" where no row is padding), or left out where '
+            f"data is a jaxdp.Batch (draw.batches(data) makes them), got {found}"
+        )
+    return data, checked_mask(mask, rows("batch", data))
+
+
+def require_no_batch(data: PyTree) -> None:
+    """Raises ValueError for a ``Batch`` in the data, whose mask would be ignored."""
+    leaves = jax.tree.leaves(data, is_leaf=lambda leaf: isinstance(leaf, Batch))
+    if any(isinstance(leaf, Batch) for leaf in leaves):
+        raise ValueError(
+            "data must be all records, with a Draw, or the rows of one physical batch, with a "
+            "mask, or one Batch alone; got a Batch among them, whose mask would be ignored"
+        )
 
 
 def checked_mask(mask: ArrayLike | str | None, size: int) -> jax.Array:
@@ -268,9 +283,9 @@ def note_given(
     if ticket is None:
         return
     own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit())
-    if not own and past_of(bound) not in (b"", start_of(limit())):
+    if not own and find_past(bound) not in (b"", past_of_bound(limit())):
         ticket.note("trusted", _BY_THE_CALLER.format("the clip bound (bound=)"))
-    if any(past_of(leaf) != b"" for leaf in jax.tree.leaves(scale)):
+    if any(find_past(leaf) != b"" for leaf in jax.tree.leaves(scale)):
         ticket.note("trusted", _BY_THE_CALLER.format("the scale (scale=)"))
 
 

@@ -75,7 +75,7 @@ class NoiseKey:
                 f"part must be among those that the step was charged for, {self.parts}, got "
                 f"{name!r}: it is a release that no event covers"
             )
-        links.took_part()
+        links.record_key_use()
         index = self.parts.index(name)
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 

@@ -22,7 +22,7 @@ from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import PyTree, Summed
+from jaxdp.types import ExtraArgument, PyTree, Summed
 
 _FAST = re.compile(r"--xla_cpu_enable_fast_math\b(\S*)")
 _OFF = ("false", "0")
@@ -177,7 +177,7 @@ def privatize(
         >>> tx = optax.chain(jaxdp.privatize(1.0, expected_batch_size=10), optax.adam(1e-3))
         >>> params = jnp.zeros(3)
         >>> opt_state = tx.init(params)
-        >>> summed, _ = grad_fn.sum(params, data, sampler.draw())
+        >>> summed = grad_fn(params, data, sampler.draw())
         >>> updates, opt_state = tx.update(summed, opt_state, params)
         >>> updates.shape
         (3,)
@@ -219,15 +219,15 @@ def privatize(
             )
         adds.check(updates, state, axes)
         if key is None and updates.ticket is not None:
-            found = links.Seen(multipliers={adds.part: adds.multiplier})
-            found.agree(updates.ticket.step, updates.ticket.multipliers)
+            found = links.ChainRecord(multipliers={adds.part: adds.multiplier})
+            found.require_charged(updates.ticket.step, updates.ticket.multipliers)
             if not trusted:
                 updates.ticket.note("trusted", links.OTHERS)
 
         # The multiplier is the one that was charged: an error, or NaN inside jit.
-        key = opened(updates, key, (state, params))
+        key = noise_key(updates, key, (state, params))
         words, charged = key.part(adds.part)
-        links.adds(adds.part, adds.multiplier)
+        links.record_noise(adds.part, adds.multiplier)
         multiplier = jnp.asarray(adds.multiplier_at(key.step), jnp.float32)
         same = multiplier == charged
         if not isinstance(same, jax.core.Tracer) and not bool(same):
@@ -245,7 +245,9 @@ def privatize(
         like = updates.value if params is None else params
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like), state
 
-    return optax.GradientTransformationExtraArgs(init, links.own(update) if trusted else update)
+    return optax.GradientTransformationExtraArgs(
+        init, links.trusted_link(update) if trusted else update
+    )
 
 
 class IndependentNoise(Noise):
@@ -275,7 +277,7 @@ LEAKED = (
 )
 
 
-def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
+def noise_key(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
     """The noise key of a sum: the one given, or that of its ticket, which is spent.
 
     Args:
@@ -299,7 +301,7 @@ def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
         raise ValueError(
             "key must be given to an update that you compile yourself: make it outside jit with "
             "draw.key(), one for every call, pass it in as an argument and on as "
-            "tx.update(..., key=key). Outside jit sum with grad_fn.sum(params, data, draw), or "
+            "tx.update(..., key=key). Outside jit sum with grad_fn(params, data, draw), or "
             "over draw.batches(data): the draw brings its ticket, to a sum of these batches that "
             "nobody changed. Got a sum without one"
         )
@@ -314,28 +316,6 @@ def opened(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey:
     return summed.ticket.spend("an update", verified=True)
 
 
-def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
-    """The sum; NaN where processes are at different tickets.
-
-    One of them may have lost a step, by an error that its own loop went on after. It would add
-    other noise to one sum, or one noise to sums of other draws, which subtracts away.
-
-    Args:
-        summed: the sum.
-        met: uint32 [devices, 2], see ``shards.ticket_tags``.
-    """
-    if met is None:
-        return summed
-    alike = jnp.all(jnp.max(met, axis=0) == jnp.min(met, axis=0))
-
-    def kept(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jnp.where(alike, x, jnp.nan), tree)
-
-    l2 = kept(jnp.asarray(summed.l2, jnp.float32))
-    votes, leaked = kept(summed.votes), kept(summed.leaked)
-    return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
-
-
 def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree]) -> None:
     """Raises TypeError for what is no ``Summed``, ValueError for what is computed from data."""
     if not isinstance(updates, Summed):
@@ -347,7 +327,7 @@ def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree
             "gradients"
         )
     if updates.ticket is not None:
-        tell_handed(updates.ticket, extra)
+        note_extra_args(updates.ticket, extra)
     for name in ("grad", "value_fn"):
         if extra.get(name) is not None:
             raise ValueError(
@@ -369,15 +349,17 @@ def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree
         raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
 
 
-def tell_handed(ticket: Ticket, extra: dict[str, PyTree]) -> None:
+def note_extra_args(ticket: Ticket, extra: dict[str, PyTree]) -> None:
     """Tells the ledger of arguments that the caller handed to the links after the noise.
 
     Args:
         ticket: of the step.
-        extra: the arguments; an energy, which says itself what it assumes, is left out.
+        extra: the arguments; an ``ExtraArgument`` says itself what it assumes.
     """
     for name, value in extra.items():
-        if value is not None and name not in ("energy", "leaked"):
+        if isinstance(value, ExtraArgument):
+            value.note(ticket)
+        elif value is not None and name != "leaked":
             ticket.note(
                 "trusted",
                 f"the optimizer was handed {name}=: assumed public, computed from released "

@@ -12,8 +12,34 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad
+from jaxdp.devices import processes
+from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.types import LossFn, PyTree, filled
+
+
+class StepHook:
+    """Prepares on the host, for each step of a trainer, extra arguments of its optax chain.
+
+    This one prepares none; ``Trainer(..., energy=)`` takes others.
+    """
+
+    streams: tuple[str, ...] = ()  # of the ledger, that it charges
+
+    @property
+    def charges(self) -> Mechanism | None:
+        """The mechanism of what each step releases besides the noisy gradient; None for nothing."""
+        return None
+
+    def check_ledger(self, ledger: Ledger) -> None:
+        """Raises ValueError if it charges another ledger than the trainer's."""
+
+    def prepare_step(self) -> dict[str, PyTree]:
+        """Charges the next step's further release; returns the extra arguments of its update."""
+        return {}
+
+    def close(self) -> None:
+        """Ends its streams where the last step was prepared."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +122,28 @@ class Algorithm:
             for name, read in given.items()
             if read is not None and not str(read.__module__).startswith("jaxdp.")
         ]
+
+    def hook(self, energy: StepHook | None, ledger: Ledger) -> StepHook:
+        """The hook of a trainer's steps: the energy that was given, or one that prepares nothing.
+
+        Raises:
+            ValueError: it is no energy, or not what the algorithm charges, to this ledger.
+        """
+        found = StepHook() if energy is None else energy
+        if not isinstance(found, StepHook):
+            raise ValueError(
+                "energy must be a PublicEnergy or a PrivateEnergy, got "
+                f"{arguments.described(energy)}"
+            )
+        if energy is not None:
+            processes.require_single_process("energy")
+        if found.charges != self.energy:
+            raise ValueError(
+                "energy must be the one that the algorithm charges, whose mechanism is "
+                f"{self.energy}; got one with {found.charges}"
+            )
+        found.check_ledger(ledger)
+        return found
 
     def noise_link(self) -> optax.GradientTransformation:
         """The first link of the chain, which takes the ``Summed`` and adds the noise."""

@@ -11,15 +11,14 @@ from jax.typing import ArrayLike
 
 from jaxdp import _rows
 from jaxdp.clipping import losses, rounding
-from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.normals import noised
-from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import LossFn, OfTicket, PyTree, frozen
+from jaxdp.types import ExtraArgument, LossFn, OfTicket, PyTree, frozen
 
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -29,7 +28,7 @@ _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
     jax.tree_util.register_dataclass, data_fields=["examples"], meta_fields=["loss_fn"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class PublicEnergy:
+class PublicEnergy(ExtraArgument, StepHook):
     """The mean loss on examples that are **assumed public**: free of charge.
 
     Formal guarantee: none is needed as long as the examples, and what the loss captures, are public
@@ -49,6 +48,14 @@ class PublicEnergy:
     def prepare(self) -> "PublicEnergy":
         """Returns itself, to be given to one update."""
         return self
+
+    def prepare_step(self) -> dict[str, PyTree]:
+        """The energy of the next step, free of charge."""
+        return {"energy": self}
+
+    def note(self, ticket: Ticket) -> None:
+        """Tells the ledger that the examples are assumed public."""
+        ticket.note("assumed", self.ASSUMED)
 
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
@@ -75,7 +82,7 @@ class PublicEnergy:
 
 
 @dataclasses.dataclass(eq=False)
-class PrivateEnergy:
+class PrivateEnergy(StepHook):
     """A noisy mean loss difference, on an independent draw of the private records.
 
     Formal guarantee: each judged candidate releases the sum over one Poisson draw, independent of
@@ -129,6 +136,32 @@ class PrivateEnergy:
             )
         _rows.require_gathered(rows)
 
+    @property
+    def charges(self) -> Mechanism:
+        """The mechanism of the noisy difference."""
+        return self.mechanism
+
+    @property
+    def streams(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The stream of its draws."""
+        return (self.sampler.issuer.stream,)
+
+    def check_ledger(self, ledger: Ledger) -> None:
+        """Raises ValueError if its draws are charged to another ledger than the trainer's."""
+        if self.sampler.ledger is not ledger:
+            raise ValueError(
+                "energy must be drawn by a sampler with the trainer's ledger: make it by "
+                "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
+            )
+
+    def prepare_step(self) -> dict[str, PyTree]:
+        """The energy of the next step, charged and drawn."""
+        return {"energy": self.prepare()}
+
+    def close(self) -> None:
+        """Ends its stream where the last energy was drawn."""
+        self.sampler.close()
+
     def prepare(self) -> "DrawnEnergy":
         """Charges and draws the records of one update."""
         draw = self.sampler.draw()
@@ -160,7 +193,7 @@ class PrivateEnergy:
     meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class DrawnEnergy(OfTicket):
+class DrawnEnergy(OfTicket, ExtraArgument):
     """One draw of a ``PrivateEnergy``, for one update. **Secret**: it holds records, and its key.
 
     In ``jit`` it judges once it is ``spent``, which ``jaxdp.compile_update`` does itself.
@@ -210,6 +243,22 @@ class DrawnEnergy(OfTicket):
             )
         key = self.ticket.spend("the judging of a candidate", verified=verified)
         return dataclasses.replace(self, words=key.words[0], tag=key.tag)
+
+    def check(self, ticket: Ticket) -> None:
+        """Raises ValueError if another ledger than that of the sum was charged for it."""
+        if self.ticket is not None and self.ticket.issuer.ledger is not ticket.issuer.ledger:
+            raise ValueError(
+                "energy must be charged to the ledger of the sum, got one with a ledger of its "
+                "own, whose cost would be missing in the sum's epsilon: make both samplers with "
+                "one ledger, mechanism.sampler(..., ledger=ledger)"
+            )
+
+    def take(self) -> "DrawnEnergy":
+        """The draw with its noise key, which is spent here unless the caller has spent it."""
+        if self.ticket is None:
+            self.once()
+            return self
+        return self.spent(verified=True)
 
     def blank(self) -> "DrawnEnergy":
         """The draw with a key of zeros, to trace an update with; nothing is spent."""
@@ -307,67 +356,3 @@ def energy_mechanism(
         dataset_size: the declared number of records.
     """
     return dp_sgd(noise_multiplier, bound, batch_size, dataset_size)
-
-
-def judging(
-    energy: PublicEnergy | PrivateEnergy | None, ticket: Ticket, leak: str
-) -> dict[str, PyTree]:
-    """The extra arguments by which an energy judges the candidate of a ticket's step.
-
-    Args:
-        energy: a ``PublicEnergy``, which the ledger then notes as assumed public; a
-            ``PrivateEnergy``, whose draw is charged here; or None.
-        ticket: of the gradient.
-        leak: of the gradient's mechanism, which says more than any assumption.
-    """
-    if isinstance(energy, PublicEnergy) and not leak:
-        ticket.note("assumed", PublicEnergy.ASSUMED)
-    return {} if energy is None else {"energy": energy.prepare()}
-
-
-def check_judged(ticket: Ticket | None, energy: PyTree) -> None:
-    """Raises ValueError for a private energy that another ledger than the sum's was charged for."""
-    if not isinstance(energy, DrawnEnergy) or energy.ticket is None or ticket is None:
-        return
-    if energy.ticket.issuer.ledger is not ticket.issuer.ledger:
-        raise ValueError(
-            "energy must be charged to the ledger of the sum, got one with a ledger of its own, "
-            "whose cost would be missing in the sum's epsilon: make both samplers with one ledger, "
-            "mechanism.sampler(..., ledger=ledger)"
-        )
-
-
-def blanked(extra: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
-    energy = extra.get("energy")
-    return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
-
-
-def taken_apart(extra: dict[str, PyTree]) -> dict[str, PyTree]:
-    """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
-    energy = extra.get("energy")
-    if not isinstance(energy, DrawnEnergy):
-        return extra
-    if energy.ticket is None:
-        energy.once()
-        return extra
-    return {**extra, "energy": energy.spent(verified=True)}
-
-
-def check_energy(
-    algorithm: Algorithm, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
-) -> None:
-    """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
-    if energy is not None:
-        processes.require_single_process("energy")
-    charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
-    if charged != algorithm.energy:
-        raise ValueError(
-            "energy must be the one that the algorithm charges, whose mechanism is "
-            f"{algorithm.energy}; got one with {charged}"
-        )
-    if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
-        raise ValueError(
-            "energy must be drawn by a sampler with the trainer's ledger: make it by "
-            "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
-        )

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import arguments
-from jaxdp.ledger import links
+from jaxdp.ledger import links, returned
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
+from jaxdp.noise.gaussian import PrivatizeState, check_update, noise_key
 from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
@@ -52,7 +52,7 @@ def quantile_clip(
     record adds at most ``bound`` to the sum and at most ½ to the count shifted by one half. The
     first bound is a public constant and every later one is computed from noisy counts.
 
-    Hand the bound of the state to the gradient: ``grad_fn.sum(..., bound=state[0].bound)``, with
+    Hand the bound of the state to the gradient: ``grad_fn(..., bound=state[0].bound)``, with
     ``grad_fn = mechanism.clipped_grad(loss_fn)``.
 
     Args:
@@ -86,7 +86,7 @@ def quantile_clip(
 
     def init(params: PyTree) -> QuantileState:
         bound = jnp.array(initial_bound, jnp.float32)
-        links.give_out(bound, links.start_of(initial_bound))
+        returned.record_returned(bound, returned.past_of_bound(initial_bound))
         return QuantileState(inner.init(params), bound)
 
     def update(
@@ -109,9 +109,9 @@ def quantile_clip(
         check_update(updates, params, extra)
 
         # The noisy count, and then the noisy gradient, of one key.
-        key = opened(updates, key, state, params)
+        key = noise_key(updates, key, state, params)
         words, multiplier = key.part("votes")
-        links.adds("votes", lambda step: count_noise_multiplier)
+        links.record_noise("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
         count = noised(updates.votes, 0.5 * multiplier * fresh, words)
         spent = dataclasses.replace(updates)  # it has no ticket
@@ -120,10 +120,10 @@ def quantile_clip(
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.
         after = QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
-        links.hand_on(state.bound, after.bound)
+        returned.copy_past(state.bound, after.bound)
         return mean, after
 
-    return mechanism, optax.GradientTransformationExtraArgs(init, links.own(update))
+    return mechanism, optax.GradientTransformationExtraArgs(init, links.trusted_link(update))
 
 
 def quantile_algorithm(

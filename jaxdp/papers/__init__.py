@@ -7,11 +7,11 @@ Nothing of the core imports this package. Importing ``jaxdp.papers.algorithms`` 
 import importlib
 from typing import Any
 
-_SUBMODULES = ("algorithms", "block_coordinate", "claims", "networks")
+_SUBMODULES = ("algorithms", "block_coordinate", "claims", "hidden_state", "networks")
 
 
 def __getattr__(name: str) -> Any:
-    """A module of the package, imported when it is asked for: claims need no JAX."""
+    """Imports a module of the package when it is asked for: two of them need no JAX."""
     if name not in _SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")

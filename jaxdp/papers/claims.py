@@ -12,10 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.events import Claim, Relation
-from jaxdp.accounting.hidden_state import averaged_renyi, log_sobolev
 from jaxdp.accounting.rdp import poisson_renyi
+from jaxdp.papers.hidden_state import NoisyChain, averaged_renyi, log_sobolev
 from jaxdp.papers.wbk import wbk_rdp
 
 _ORDERS = tuple(float(a) for a in range(2, 65))

@@ -6,13 +6,17 @@ reproduce the papers' tables and to show what they leak.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from jaxdp import _rows
 from jaxdp.clipping import options
 from jaxdp.clipping.losses import form_of
+from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.types import ClipInfo, Draw, PyTree, Summed
 
 # From one example's gradient: its contribution, and what is averaged raw.
@@ -24,7 +28,7 @@ _TOGETHER = 50_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawGradient:
-    """Per-example contributions that depend on un-noised moments; same face as ``ClippedGrad``.
+    """Per-example contributions that depend on un-noised moments; called as ``ClippedGrad``.
 
     Attributes:
         loss_fn: ``(params, example) -> scalar``.
@@ -42,10 +46,30 @@ class RawGradient:
     batch_size: int
 
     def __call__(
-        self, params: PyTree, batch: PyTree, mask: jax.Array | None = None, *, raw: PyTree
-    ) -> tuple[Summed, ClipInfo]:
-        """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
-        batch, mask = options.rows_and_mask(batch, mask)
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw | ArrayLike | str | None = None,
+        rng: jax.Array | None = None,
+        *,
+        raw: PyTree,
+    ) -> Summed:
+        """The sum over a draw, or over one physical batch, given as for ``ClippedGrad``."""
+        return self.with_info(params, data, draw, rng, raw=raw)[0]
+
+    def with_info(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw | ArrayLike | str | None = None,
+        rng: jax.Array | None = None,
+        *,
+        raw: PyTree,
+    ) -> tuple[Summed, ClipInfo | list[ClipInfo]]:
+        """As a call, and returns the **sensitive** ``ClipInfo``; of a draw a list."""
+        if isinstance(draw, Draw):
+            return self.sum_draw(params, data, draw, rng, raw=raw)
+        batch, mask = options.rows_and_mask(data, draw)
         rows = functools.partial(self._rows, params, self.contribution(raw))
         if sum(leaf.size for leaf in _leaves(params)) <= _TOGETHER:
             (total, leaked), info = rows(batch, mask)
@@ -54,6 +78,41 @@ class RawGradient:
         leaked = jax.tree.map(lambda g: g / self.batch_size, leaked)
         unscale = None if self.unscale is None else self.unscale(raw)
         return Summed(total, self.l2(params), unscale, leaked=leaked), info
+
+    def sum_draw(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw,
+        rng: jax.Array | None = None,
+        *,
+        gathered: bool = False,
+        return_info: bool = True,
+        raw: PyTree,
+    ) -> tuple[Summed, list[ClipInfo]]:
+        """The sum over a draw, one physical batch after another; as that of ``ClippedGrad``."""
+        del rng
+        if isinstance(data, ArraySource) and data.on_device:
+            data = data.arrays
+        source = data if isinstance(data, Source) else None
+        if not gathered and source is None:
+            options.require_no_batch(data)
+            _rows.check_records(data, draw.num_records)
+        parts, infos = [], []
+        each = data if gathered else itertools.repeat(data, len(draw.indices))
+        for rows, indices, mask in zip(each, draw.indices, draw.mask, strict=True):
+            if source is not None:
+                rows = source.gather(indices, mask)
+            at = None if gathered or source is not None else indices
+            value, leaked, info = _physical_batch(self, params, rows, at, mask, raw)
+            parts.append((value, leaked))
+            infos += [info] if return_info else []
+        value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+        unscale = None if self.unscale is None else self.unscale(raw)
+        summed = Summed(value, self.l2(params), unscale, leaked=leaked)
+        if gathered:
+            return summed, infos
+        return summed.carrying(draw.ticket, passes=frozenset(range(len(parts)))), infos
 
     def _rows(
         self, params: PyTree, contribution: Contribution, batch: PyTree, mask: jax.Array
@@ -71,39 +130,19 @@ class RawGradient:
         """All parameters: none can be frozen."""
         return params
 
-    def sum(
-        self,
-        params: PyTree,
-        data: PyTree,
-        draw: Draw,
-        rng: jax.Array | None = None,
-        *,
-        raw: PyTree,
-    ) -> tuple[Summed, list[ClipInfo]]:
-        """The sum over one draw, pass by pass."""
-        del rng
-        parts, infos = [], []
-        for indices, mask in zip(draw.positions(False), draw.mask, strict=True):
-            value, leaked, info = _one_pass(self, params, data, indices, mask, raw)
-            parts.append((value, leaked))
-            infos.append(info)
-        value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-        unscale = None if self.unscale is None else self.unscale(raw)
-        summed = Summed(value, self.l2(params), unscale, leaked=leaked)
-        return summed.carrying(draw.ticket, passes=frozenset(range(len(infos)))), infos
-
 
 @functools.partial(jax.jit, static_argnums=0)
-def _one_pass(
+def _physical_batch(
     grad_fn: RawGradient,
     params: PyTree,
     data: PyTree,
-    indices: jax.Array,
+    indices: jax.Array | None,
     mask: jax.Array,
     raw: PyTree,
 ) -> tuple[PyTree, PyTree, ClipInfo]:
-    batch = jax.tree.map(lambda rows: rows[indices], data)
-    summed, info = grad_fn(params, batch, mask, raw=raw)
+    rows = data if indices is None else jax.tree.map(lambda leaf: leaf[indices], data)
+    summed, info = grad_fn.with_info(params, rows, mask, raw=raw)
+    assert isinstance(info, ClipInfo)
     return summed.value, summed.leaked, info
 
 

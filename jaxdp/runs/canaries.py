@@ -23,8 +23,8 @@ from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import save_array
 from jaxdp.sampling import Source, as_source
-from jaxdp.training.passes import rows_of_a_pass
-from jaxdp.training.start import planned
+from jaxdp.training.physical_batch import default_rows
+from jaxdp.training.start import inspect_loss
 from jaxdp.types import LossFn, PyTree
 
 NOTE = (
@@ -82,8 +82,8 @@ def found(
     grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows
-        size = size or rows_of_a_pass(algorithm.mechanism, source)
-        planned(grad_fn, params, source, size, first=True)
+        size = size or default_rows(algorithm.mechanism, source)
+        inspect_loss(grad_fn, params, source, size, first=True)
     if not counted:
         own = as_source(given)
         if own.example != source.example:

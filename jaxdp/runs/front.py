@@ -480,7 +480,7 @@ def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: Py
         update = jax.make_jaxpr(links.after.update)(params, after, params)
     loss, numbers = "", [params, after, update.consts]
     if isinstance(links.grad_fn, ClippedGrad):
-        norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
+        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
         traced = jax.make_jaxpr(norms)(params, batch)
         loss, numbers = str(traced), [*numbers, traced.consts]
     text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process

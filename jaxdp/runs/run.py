@@ -60,10 +60,10 @@ class Stepper(Protocol):
     def batches(self, steps: int) -> Iterator[PyTree]:
         """The next batches, as many as steps; no step beyond them is charged."""
 
-    def step_and_look(
-        self, state: TrainState, batch: PyTree, told: bool = False
+    def step_with_info(
+        self, state: TrainState, batch: PyTree, return_info: bool = False
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        """One step, and its clipping information where it is ``told``."""
+        """One step, and its clipping information where ``return_info``."""
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish."""
@@ -338,10 +338,10 @@ def _trainer(run: Started, plan: RunPlan, state: TrainState) -> Trainer:
         issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
     )
     if rows == "auto":  # written down: on a device with other memory the run goes on as it began
-        trainer.fit_rows(state.params)
+        trainer.choose_physical_batch_size(state.params)
         run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
         run.directory.save_state(run.state)
-    trainer.take_up(state)
+    trainer.resume(state)
     return trainer
 
 
@@ -359,7 +359,7 @@ def _blocks(
     seen: list[jax.Array] = []
     infos: list[ClipInfo] = []
     for batch in _block_by_block(run, trainer, state.step, plan, rows):
-        state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
+        state, info, clipped = trainer.step_with_info(state, batch, return_info=plan.told)
         if state.step == began + 1:
             checkpoints.prepare()  # while the device works, and not after a whole block
         norms.append(info.update_norm)
@@ -466,5 +466,5 @@ def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
     if place is None:
         return params, opt_state
     params = place.put(params)
-    held = PrivateStep.of(plan.algorithm, plan.loss_fn).held_for(params, place).held
+    held = PrivateStep.of(plan.algorithm, plan.loss_fn).sharded_as(params, place).shardings
     return tuple(shards.put((params, opt_state), held))

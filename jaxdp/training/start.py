@@ -12,20 +12,20 @@ from jax.extend import core
 from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost.plan import Plan
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.links import past_of
+from jaxdp.ledger.returned import find_past
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource
 from jaxdp.sampling.users import Users
 from jaxdp.training.lines import line_of_use
-from jaxdp.training.passes import operations_of
+from jaxdp.training.physical_batch import operations_of
 from jaxdp.types import PyTree
 
 MadeOf = Callable[[PyTree], statistics.Match | None]
 _IN_MEMORY = 2**26  # numbers that are copied at most
 
 
-def planned(
+def inspect_loss(
     grad_fn: Callable[..., PyTree],
     params: PyTree,
     source: Source,
@@ -63,7 +63,7 @@ def planned(
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
     with losses.inspecting(look):
         plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
-    compare = parameters(grad_fn, params, made_of, len(source)) if first else ()
+    compare = compare_parameters(grad_fn, params, made_of, len(source)) if first else ()
     for name, made in compare:
         raise ValueError(
             f"params must not hold what was computed from the records, got: {name} is "
@@ -121,13 +121,13 @@ class Guard:
         Releases that the ledger holds are computed from the records, and paid for.
         """
         source, ledger, size = self._source, self._ledger, len(self._source)
-        every = functools.cache(lambda: known(source))
-        few = functools.cache(lambda: sampled(source, 64))
+        every = functools.cache(lambda: records_in_memory(source))
+        few = functools.cache(lambda: sample_records(source, 64))
         # Records that lie on devices of other processes are not read.
         here = all(not isinstance(v, jax.Array) or losses.is_readable(v) for v in _arrays(source))
 
         def made_of(value: PyTree) -> statistics.Match | None:
-            if ledger is not None and ledger.holds(past_of(value) or b""):
+            if ledger is not None and ledger.holds(find_past(value) or b""):
                 return None
             if (records := every()) is not None:
                 return statistics.match_statistic(value, records)
@@ -138,7 +138,7 @@ class Guard:
         return made_of
 
 
-def parameters(
+def compare_parameters(
     grad_fn: ClippedGrad, params: PyTree, made_of: MadeOf, records: int
 ) -> Iterator[tuple[str, statistics.Match]]:
     """Compares parameters with the records, but for those that were declared public.
@@ -166,9 +166,9 @@ def parameters(
             yield f"the {' '.join(filter(None, words))}", made
 
 
-def known(source: Source) -> statistics.KnownRecords | None:
+def records_in_memory(source: Source) -> statistics.KnownRecords | None:
     """All records, where they lie in this process's memory; nothing is read otherwise."""
-    leaves = in_memory(source.source if isinstance(source, Users) else source)
+    leaves = arrays_in_memory(source.source if isinstance(source, Users) else source)
     on_host = all(
         isinstance(leaf, np.ndarray) or all(on.platform == "cpu" for on in leaf.devices())
         for leaf in leaves
@@ -178,12 +178,12 @@ def known(source: Source) -> statistics.KnownRecords | None:
     return statistics.KnownRecords(leaves)
 
 
-def sampled(source: Source, most: int) -> statistics.KnownRecords:
+def sample_records(source: Source, most: int) -> statistics.KnownRecords:
     """A few records, evenly spaced, of a source that is read one by one."""
     return statistics.KnownRecords(jax.tree.leaves(near.records_of(source, most)))
 
 
-def in_memory(source: Source) -> list[jax.Array | np.ndarray]:
+def arrays_in_memory(source: Source) -> list[jax.Array | np.ndarray]:
     """The arrays of a source whose records lie in this process's memory; [] of another."""
     if not isinstance(source, ArraySource) or not len(source):
         return []

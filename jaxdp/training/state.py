@@ -11,7 +11,7 @@ from jaxdp.clipping.options import is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.links import give_out, hand_on, past_of
+from jaxdp.ledger.returned import copy_past, find_past, record_returned
 from jaxdp.noise.correlated import check_step
 from jaxdp.types import PyTree
 
@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
 
     def __deepcopy__(self, memo: Any) -> "TrainState":
         copied = TrainState(*copy.deepcopy(tuple(self), memo))
-        hand_on((self.params, self.opt_state), (copied.params, copied.opt_state))
+        copy_past((self.params, self.opt_state), (copied.params, copied.opt_state))
         return copied
 
 
@@ -89,13 +89,13 @@ def check_past(state: TrainState, ledger: Ledger) -> None:
         )
 
 
-def given_out(state: TrainState) -> TrainState:
+def returned_by_step(state: TrainState) -> TrainState:
     """The state, noted as one that the releases in its ledger led to."""
-    give_out((state.params, state.opt_state), np.asarray(state.past, np.uint32).tobytes())
+    record_returned((state.params, state.opt_state), np.asarray(state.past, np.uint32).tobytes())
     return state
 
 
-def not_from(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:
+def unknown_arrays(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:
     """The arrays of a tree that are neither a trainer's own start nor releases in its ledger."""
     is_known = _knowing(ledger, start)
     return [leaf for leaf in jax.tree.leaves(tree) if not is_known(leaf)]
@@ -106,7 +106,7 @@ def _knowing(ledger: Ledger, start: bytes) -> Callable[[Any], bool]:
     heads: dict[bytes | None, bool] = {None: False, start: True}
 
     def is_known(leaf: Any) -> bool:
-        past = past_of(leaf)
+        past = find_past(leaf)
         if past not in heads:
             heads[past] = ledger.holds(past or b"")
         return heads[past]
@@ -114,7 +114,7 @@ def _knowing(ledger: Ledger, start: bytes) -> Callable[[Any], bool]:
     return is_known
 
 
-def replaced(
+def describe_replaced(
     state: TrainState, ledger: Ledger, start: bytes, trained: Callable[[PyTree], PyTree]
 ) -> list[str]:
     """Sentences on arrays of a state that no step returned; [] if there are none.
@@ -145,7 +145,7 @@ def replaced(
     return [_BY_THE_CALLER.format(what) for what, is_found in found.items() if is_found]
 
 
-def agree_on_step(params: PyTree, grad_fn: Any, place: Placement | None, rows: Any) -> None:
+def agree_on_layout(params: PyTree, grad_fn: Any, place: Placement | None, rows: Any) -> None:
     """Compares between processes what decides which rows each works on, and what they exchange.
 
     Args:

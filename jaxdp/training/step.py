@@ -1,105 +1,271 @@
-"""The private step that all front ends share: clipping, noise, optax update."""
+"""The private step of every front end: gather, gradient, clip, sum, noise, optax, accept."""
 
-import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.clipping import losses, rounding
 from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
-from jaxdp.devices.placement import Placement, Shardings, place_on_mesh, using_mesh, with_sharding
-from jaxdp.ledger.links import OTHERS, Seen, give_out, hand_on, read, watching
+from jaxdp.devices.placement import Placement, place_on_mesh, using_mesh, with_sharding
+from jaxdp.ledger.links import OTHERS, ChainRecord, record_opened, recording
+from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.tickets import NoiseKey, Ticket
-from jaxdp.noise.gaussian import if_alike, opened, tell_handed
+from jaxdp.noise.gaussian import noise_key, note_extra_args
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.energy import PublicEnergy, blanked, check_judged, taken_apart
-from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo, Summed, filled, like, never_flattened
+from jaxdp.training.batches import ChargedBatch
+from jaxdp.types import (
+    ClipInfo,
+    ExtraArgument,
+    LossFn,
+    PyTree,
+    StepInfo,
+    Summed,
+    filled,
+    like,
+    never_flattened,
+)
 
 State = tuple[PyTree, PyTree]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateStep:
-    """One private training step as pure functions, compiled by the trainer and run by audits.
+    """One private training step: called by the trainer, and as pure functions by audits.
 
     Attributes:
         grad_fn: the clipped per-example gradients.
         noise: the transformation that takes a ``Summed``, such as ``mechanism.privatize()``.
         after: the optax chain that the noisy gradient goes into.
         context: from the optimizer state to what the next gradient is clipped by; None for nothing.
-        held: shardings of parameters and optimizer state on a mesh; None for one device.
+        leak: what the gradient releases without noise, as in ``Mechanism.leak``; "" for nothing.
+        shardings: of parameters and optimizer state on a mesh; None for one device.
     """
 
     grad_fn: Any
     noise: optax.GradientTransformation
     after: optax.GradientTransformation
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
-    held: tuple[PyTree, PyTree] | None = None
+    leak: str = ""
+    shardings: tuple[PyTree, PyTree] | None = None
 
     @classmethod
     def of(cls, algorithm: Algorithm, loss_fn: LossFn, **options: Any) -> "PrivateStep":
         """The private step of an algorithm and a loss; options as for ``clipped_grad``."""
-        grad_fn = algorithm.clipped_grad(loss_fn, **options)
-        return cls(grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads)
-
-    @functools.cached_property
-    def links(self) -> Seen:
-        """Observations of the chain's links, made while they were traced."""
-        return Seen()
+        grad_fn, leak = algorithm.clipped_grad(loss_fn, **options), algorithm.mechanism.leak
+        noise, after = algorithm.noise_link(), algorithm.after_noise
+        return cls(grad_fn, noise, after, algorithm.reads, leak)
 
     def init(self, params: PyTree) -> State:
         """The optimizer state before the first step: (state of the noise, state of ``after``)."""
-        trained = self.grad_fn.trained(params)
+        return self._init(self.grad_fn.trained(params))
+
+    def _init(self, trained: PyTree) -> State:
         return self.noise.init(trained), self.after.init(trained)
 
     def clipped_by(self, opt_state: State) -> dict[str, PyTree]:
         """The keyword arguments of the next clipped gradient, from the optimizer state."""
         return {} if self.context is None else self.context(opt_state)
 
-    def release(
-        self, params: PyTree, opt_state: State, summed: Summed, key: NoiseKey, **extra: Any
-    ) -> tuple[PyTree, State, PyTree, PyTree]:
-        """(params, opt_state, noisy gradient, updates) after one release; to be compiled."""
-        first, last = opt_state
-        trained = like(summed.value, params)
-        if summed.leaked is not None:
-            extra["leaked"] = summed.leaked
-        summed = _handed(summed)
-        noise = optax.with_extra_args_support(self.noise)
-        mesh = None if self.held is None else self.grad_fn.placement.mesh
-        with _noise_asked_for(self.links), using_mesh(mesh, override=False):
-            noisy, first = noise.update(summed, first, trained, key=key)
-        updates, last = self.followed(noisy, last, trained, **extra)
-        moved = filled(optax.apply_updates(trained, updates), params)
-        state = moved, (first, last)
-        if self.held is not None:
-            state = jax.lax.with_sharding_constraint(state, self.held)
-        return *state, noisy, updates
+    def __call__(
+        self,
+        ticket: Ticket,
+        params: PyTree,
+        opt_state: State,
+        batch: ChargedBatch,
+        data: PyTree,
+        rng: jax.Array | None,
+        extra: dict[str, PyTree],
+        *,
+        fused: bool,
+        return_info: bool = False,
+    ) -> tuple[PyTree, State, StepInfo, list[ClipInfo]]:
+        """Takes the step from the host, and spends the ticket once nothing can be refused.
 
-    def followed(
-        self, noisy: PyTree, last: PyTree, trained: PyTree, **extra: Any
-    ) -> tuple[PyTree, PyTree]:
-        """(updates, state of ``after``) that the chain after the noise makes of a noisy gradient.
+        The memory of ``params`` and ``opt_state`` is reused.
+
+        Args:
+            ticket: of the batch.
+            params: the parameters.
+            opt_state: from ``init`` or the step before.
+            batch: the records drawn, in one or several physical batches.
+            data: all records on the device; None where the batch holds the rows.
+            rng: a key, where the loss takes one.
+            extra: extra arguments of the optax chain.
+            fused: one program takes the step, of one physical batch. Otherwise one program adds
+                each physical batch to a sum and another does the rest. All steps of a trainer must
+                be taken alike: two programs round a record's gradient differently, and which one
+                it is must not depend on who else is drawn.
+            return_info: return the **sensitive** ``ClipInfo`` of each physical batch, else [].
 
         Raises:
-            ValueError: it asks for more than it is given, such as the value of the loss.
+            ValueError: the gradient or the chain cannot be used; more records than are bounded for.
         """
+        draw, gathered = batch.draw, batch.rows is not None
+        if fused and len(draw.indices) == 1:
+            rounding.check_records(int(np.count_nonzero(draw.mask)), self.grad_fn.most_records)
+            rows = data if batch.rows is None else batch.rows[0]
+            given: PyTree = (rows, draw.positions(gathered)[0], draw.mask[0], rng)
+            spend = functools.partial(ticket.spend, "a step of the trainer", verified=True)
+        else:
+            # Gather, gradient, clip, sum: all of it is bounded, and may be refused, before the
+            # ticket is spent.
+            context = {} if self.context is None else self._compiled_context(opt_state)
+            record_returned(context)  # read from a state that the trainer has looked at
+            rows = data if batch.rows is None else batch.rows
+            summed, infos = self.grad_fn.sum_draw(
+                params, rows, draw, rng, gathered=gathered, return_info=return_info, **context
+            )
+            own = type(self.grad_fn).__module__.partition(".")[0] == "jaxdp"
+            if batch.rows is not None and own:  # of rows that the trainer itself gathered
+                summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
+            if summed.ticket not in (None, ticket):
+                raise ValueError(
+                    "gradient must return the sum of the draw that it is given, got that of another"
+                )
+            if summed.leaked is not None and not self.leak:
+                raise ValueError(
+                    "mechanism must name its leak for a gradient that hands on un-noised means, "
+                    "got an empty one"
+                )
+            given, spend = _parts(summed), functools.partial(noise_key, summed, None)
+        options = {"gathered": gathered, "return_info": return_info}
+        params, opt_state, info, clip_info = self.compiled(
+            ticket, spend, params, opt_state, given, extra, **options
+        )
+        if isinstance(given, tuple):
+            infos = [clip_info] if return_info else []
+        return params, opt_state, info, infos
+
+    @functools.cached_property
+    def compiled(self) -> "CompiledUpdate":
+        """``_traced``, which is compiled once for each of its forms."""
+        return CompiledUpdate(self._traced, self.chain_record, ("gathered", "return_info"))
+
+    @functools.cached_property
+    def chain_record(self) -> ChainRecord:
+        """The record of the chain's links: who opened the sum and its key while they were traced."""
+        return ChainRecord()
+
+    @functools.cached_property
+    def _compiled_context(self) -> Callable[[State], dict[str, PyTree]]:
+        return jax.jit(self.clipped_by)
+
+    def _traced(
+        self,
+        params: PyTree,
+        opt_state: State,
+        given: PyTree,
+        key: NoiseKey,
+        extra: dict[str, PyTree],
+        tags: jax.Array | None,
+        *,
+        gathered: bool,
+        return_info: bool,
+    ) -> tuple[PyTree, State, StepInfo, ClipInfo | None]:
+        """The step inside ``jit``.
+
+        Args:
+            params: the parameters.
+            opt_state: the optimizer state.
+            given: of one physical batch (data, indices, mask, rng); of several the parts of their
+                ``Summed``.
+            key: of the noise.
+            extra: extra arguments of the optax chain.
+            tags: of the ticket in each process, or None.
+            gathered: True if ``data`` are the rows at ``indices``, not all records.
+            return_info: return the ``ClipInfo`` of the physical batch; else its plan alone.
+        """
+        # Gather, gradient, clip, sum. Of several physical batches another program, the same for
+        # all of them, has done it.
+        info: ClipInfo | None = None
+        if isinstance(given, dict):
+            summed = Summed(**given)
+        else:
+            summed, info = self.grad_fn.clip_physical_batch(
+                params, *given, gathered=gathered, **self.clipped_by(opt_state)
+            )
+            if not return_info:
+                info = jax.tree.map(lambda leaf: None, info)
+        summed = nan_unless_same_step(summed, tags)
+        place = getattr(self.grad_fn, "placement", None)
+        with using_mesh(None if place is None else place.mesh, override=False):
+            params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
+        if self.shardings is not None:
+            params, opt_state = jax.lax.with_sharding_constraint(
+                (params, opt_state), self.shardings
+            )
+        return params, opt_state, StepInfo(optax.tree.norm(updates)), info
+
+    def release(
+        self, params: PyTree, opt_state: State, summed: Summed, key: NoiseKey, **extra: PyTree
+    ) -> tuple[PyTree, State, PyTree, PyTree]:
+        """(params, opt_state, noisy gradient, updates) after one release; to be compiled.
+
+        Raises:
+            ValueError: the chain adds no noise, asks for what no event covers, or was made for
+                other parameters.
+        """
+        (first, last), trained = opt_state, like(summed.value, params)
+        if summed.leaked is not None:
+            extra["leaked"] = summed.leaked
+
+        # Noise. Whoever opens the sum without asking for its key releases it un-noised.
+        watched = _WatchedSum(summed.value, summed.l2, summed.unscale, summed.votes)
+        before = self.chain_record.parts
+        try:
+            with recording(self.chain_record):
+                noise = optax.with_extra_args_support(self.noise)
+                noisy, moved_first = noise.update(watched, first, trained, key=key, **extra)
+        except Exception as error:  # a link may raise anything where the state is another's
+            self._require_state_of(trained, opt_state, error)
+            _explain_missing(error)
+            raise
+        if self.chain_record.parts == before:
+            raise ValueError(
+                "the first link of the chain must add the noise of the key, as jaxdp.privatize "
+                "does, got one that opens the Summed and releases it without: put "
+                "mechanism.privatize() first"
+            )
+        if jax.tree.structure(first) != jax.tree.structure(moved_first):  # type: ignore[operator]
+            self._require_state_of(trained, opt_state, None)
+
+        # Optax: post-processing, in which a candidate may be accepted or rejected.
+        updates, last = self._after(noisy, last, trained, extra)
+
+        # Accept: what is frozen stays.
+        moved = filled(optax.apply_updates(trained, updates), params)
+        return moved, (moved_first, last), noisy, updates
+
+    def _after(
+        self, noisy: PyTree, last: PyTree, trained: PyTree, extra: dict[str, PyTree]
+    ) -> tuple[PyTree, PyTree]:
         try:
             return optax.with_extra_args_support(self.after).update(noisy, last, trained, **extra)
         except Exception as error:
-            _in_words(
-                error,
-                "jaxdp.Trainer has trainer.init(params, public_value=value) and "
-                "trainer.step(state, batch, public_value=value)",
-            )
+            _explain_missing(error)
             raise
+
+    def _require_state_of(self, trained: PyTree, found: State, error: Exception | None) -> None:
+        """Raises ValueError for an optimizer state that was made for other parameters."""
+        wanted = jax.eval_shape(self._init, trained)
+        one, other = (
+            (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (found, wanted)
+        )
+        if one != other:
+            raise ValueError(
+                "opt_state must be made for the trained parameters, "
+                "tx.init(grad_fn.trained(params)), which has None at frozen leaves; got a state of "
+                "another structure or other shapes"
+            ) from error
 
     def check_after(self, params: PyTree, opt_state: State, extra: dict[str, PyTree]) -> None:
         """Tries the chain after the noise on shapes alone, before anything is charged.
@@ -107,15 +273,15 @@ class PrivateStep:
         Args:
             params: the parameters.
             opt_state: the state of the step.
-            extra: what a step hands the chain besides.
+            extra: extra arguments that a step passes to the chain.
 
         Raises:
-            ValueError: the chain cannot take what a step hands it.
+            ValueError: the chain cannot take what a step passes to it.
         """
         trained = self.grad_fn.trained(params)
         try:
             jax.eval_shape(
-                lambda noisy, last, extra: self.followed(noisy, last, noisy, **extra),
+                lambda noisy, last, extra: self._after(noisy, last, noisy, extra),
                 trained,
                 opt_state[1],
                 extra,
@@ -129,134 +295,29 @@ class PrivateStep:
                 f"{error}"
             ) from error
 
-    def held_for(self, params: PyTree, place: Placement) -> "PrivateStep":
-        """The step for parameters where they lie on a mesh, and for a state that lies alike."""
+    def sharded_as(self, params: PyTree, place: Placement) -> "PrivateStep":
+        """The step for parameters where they are placed, and for a state that is placed alike."""
         params_at = place.shardings_like(params, params)
         trained = self.grad_fn.trained(params)
         state_at = place.shardings_like(trained, jax.eval_shape(self.init, params))
-        return dataclasses.replace(self, held=(params_at, state_at))
-
-    @functools.cached_property
-    def compiled_context(self) -> Callable[[State], dict[str, PyTree]]:
-        """``clipped_by``, compiled."""
-        if self.context is None:
-            return lambda _: {}
-        compiled = jax.jit(self.context)
-
-        def of(opt_state: State) -> dict[str, PyTree]:
-            context = compiled(opt_state)
-            give_out(context)  # of a state that the trainer has looked at
-            return context
-
-        return of
-
-    @functools.cached_property
-    def update(self) -> Callable[..., Any]:
-        """The compiled ``(params, opt_state, summed, **extra) -> (params, opt_state, StepInfo)``.
-
-        Spends the ticket of the sum. The memory of ``params`` and ``opt_state`` is reused.
-        """
-
-        def inside(
-            params: PyTree,
-            opt_state: State,
-            summed: Summed,
-            key: NoiseKey,
-            extra: dict[str, PyTree],
-        ) -> Any:
-            params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
-            return params, opt_state, StepInfo(optax.tree.norm(updates))
-
-        return _across_jit(inside, self.links, donate=True)
-
-    def at_once(
-        self,
-        ticket: Ticket,
-        params: PyTree,
-        opt_state: PyTree,
-        data: PyTree,
-        indices: Any,
-        mask: Any,
-        rng: jax.Array | None,
-        extra: dict[str, PyTree],
-        *,
-        gathered: bool,
-        told: bool,
-    ) -> Any:
-        """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
-        whole: Any = functools.partial(self.whole, gathered=gathered, told=told)
-        met = shards.ticket_tags(ticket, params)
-        rows = (data, indices, mask)
-        kind = gathered, told, _kind(blanked(extra)), *_types((params, opt_state, rows, rng, met))
-        plan = next((plan for known, plan in self._programs if known == kind), None)
-        if plan is None:  # traced, and refused, before anything is spent
-            blank = ticket.blank(), rng, blanked(extra), met
-            shapes = self.whole.eval_shape(
-                params, opt_state, *rows, *blank, gathered=gathered, told=told
-            )
-            self.links.agree(ticket.step, ticket.multipliers)
-            plan = shapes[-1].plan
-            self._programs.append((kind, plan))
-        losses.note_assumed(ticket, plan)
-        if self.links.others:
-            ticket.note("trusted", OTHERS)
-        key = ticket.spend("a step of the trainer", verified=True)
-        return whole(params, opt_state, *rows, key, rng, taken_apart(extra), met)
-
-    @functools.cached_property
-    def _programs(self) -> list[tuple[Any, tuple[Any, ...]]]:
-        """The types of arguments that each program of ``whole`` was traced for, and its plan."""
-        return []
-
-    @functools.cached_property
-    def whole(self) -> Any:
-        """The whole step as one compiled function, for a draw of one physical batch.
-
-        (params, opt_state, data, indices, mask, key, rng, extra, gathered) -> (params, opt_state,
-        StepInfo, ClipInfo). The memory of ``params`` and ``opt_state`` is reused. The ``ClipInfo``
-        holds its plan alone unless ``told``.
-        """
-        assert isinstance(self.grad_fn, ClippedGrad)
-        return jax.jit(self._whole, static_argnames=("gathered", "told"), donate_argnums=(0, 1))
-
-    def _whole(
-        self,
-        params: PyTree,
-        opt_state: State,
-        data: PyTree,
-        indices: jax.Array,
-        mask: jax.Array,
-        key: NoiseKey,
-        rng: jax.Array | None,
-        extra: dict[str, PyTree],
-        met: jax.Array | None = None,
-        *,
-        gathered: bool,
-        told: bool,
-    ) -> tuple[PyTree, State, StepInfo, ClipInfo]:
-        context = self.clipped_by(opt_state)
-        clipped, info = self.grad_fn.one_pass(
-            params, data, indices, mask, rng, gathered=gathered, **context
-        )
-        summed = if_alike(self.grad_fn.summed(params, clipped.total, clipped.votes, **context), met)
-        params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
-        if not told:
-            info = jax.tree.map(lambda leaf: None, info)
-        return params, opt_state, StepInfo(optax.tree.norm(updates)), info
+        return dataclasses.replace(self, shardings=(params_at, state_at))
 
 
-def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) -> Callable[..., Any]:
+def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> Callable[..., Any]:
     """A compiled ``(params, opt_state, summed, **extra) -> (params, opt_state, StepInfo)``.
 
     A ``Summed`` cannot pass through ``jit``. The compiled function spends its ticket on the host,
     passes its parts, and puts them together inside, where the noise is added.
 
+    It reuses the memory of ``params`` and ``opt_state``: with Adam the update of n parameters of
+    float32 needs about 21·n bytes, not 32·n. The arrays that it was given are then gone; to keep
+    some, copy them first, ``jax.tree.map(jnp.copy, params)``, or take ``donate=False``.
+
     Args:
         tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``: they must
             be public, and the ledger names them as assumed, such as the ``value`` that
             ``optax.contrib.reduce_on_plateau`` asks for, of a loss on public examples.
-        donate: reuse the memory of ``params`` and ``opt_state``, which are then gone: with Adam
-            the update of n parameters of float32 needs about 21·n bytes, not 32·n.
+        donate: False leaves ``params`` and ``opt_state`` as they are.
 
     Raises:
         ValueError: at an update, before anything is spent: what the update before reused, arrays
@@ -270,107 +331,37 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
         >>> grad_fn, sampler = mechanism.clipped_grad(loss_fn), mechanism.sampler(100)
         >>> tx = optax.chain(mechanism.privatize(), optax.adam(1e-3))
-        >>> update = jaxdp.compile_update(tx, donate=True)
+        >>> update = jaxdp.compile_update(tx)
         >>> params = jnp.zeros(3)
         >>> opt_state = tx.init(params)
         >>> for _ in range(3):
-        ...     summed, _ = grad_fn.sum(params, data, sampler.draw())
+        ...     summed = grad_fn(params, data, sampler.draw())
         ...     params, opt_state, info = update(params, opt_state, summed)
         >>> sampler.ledger.steps
         3
     """
-    chain, links = optax.with_extra_args_support(tx), Seen()
+    # The whole chain stands where a trainer has its noise; nothing comes after.
+    step = PrivateStep(None, tx, optax.identity())
 
-    def inside(
-        params: PyTree, opt_state: PyTree, summed: Summed, key: NoiseKey, extra: dict[str, PyTree]
-    ) -> Any:
-        trained = like(summed.value, params)
-        before: Any = jax.tree.structure(opt_state)
-        try:
-            with _noise_asked_for(links):
-                updates, after = chain.update(_handed(summed), opt_state, trained, key=key, **extra)
-        except Exception as error:  # a link may raise anything where the state is another's
-            _explain(error, chain, trained, opt_state)
-            _in_words(error, "update(params, opt_state, summed, value=value)")
-            raise
-        if before != jax.tree.structure(after):
-            _explain(None, chain, trained, opt_state)
-        moved = filled(optax.apply_updates(trained, updates), params)
-        return moved, after, StepInfo(update_norm=optax.tree.norm(updates))
-
-    return _across_jit(inside, links, donate, assuming=True)
-
-
-class _Handed(Summed):
-    """A sum inside a compiled update, which notes where it is opened."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("value", "votes"):
-            read()
-        return super().__getattribute__(name)
-
-
-never_flattened(_Handed)
-
-
-def _handed(summed: Summed) -> Summed:
-    return _Handed(summed.value, summed.l2, summed.unscale, summed.votes)
-
-
-@contextlib.contextmanager
-def _noise_asked_for(links: Seen) -> Iterator[None]:
-    """Refuses, while it is traced, an update that takes a sum and never looks at the noise key."""
-    before = links.parts
-    with watching(links):
-        yield
-    if links.parts == before:
-        raise ValueError(
-            "the first link of the chain must add the noise of the key, as jaxdp.privatize does, "
-            "got one that opens the Summed and releases it without: put mechanism.privatize() first"
-        )
-
-
-def _explain(error: Exception | None, chain: Any, trained: PyTree, found: Any) -> None:
-    """Words for an optimizer state that was made for other parameters than are trained."""
-    wanted = jax.eval_shape(chain.init, trained)
-    one, other = (
-        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-        for tree in (found, wanted)
-    )
-    if one != other:
-        raise ValueError(
-            "opt_state must be made for the trained parameters, tx.init(grad_fn.trained(params)), "
-            "which has None at frozen leaves; got a state of another structure or other shapes"
-        ) from error
-
-
-def _across_jit(
-    inside: Callable[..., Any], links: Seen, donate: bool, assuming: bool = False
-) -> Callable[..., Any]:
-    """Compiles ``inside``, which takes a ``Summed``; the one place where a sum is taken apart.
-
-    ``assuming``: tells the ledger that a ``PublicEnergy``, or what else the chain is handed, is
-    assumed public; a trainer does itself.
-    """
-
-    def put_together(
+    def traced(
         params: PyTree,
         opt_state: PyTree,
-        parts: dict[str, PyTree],
+        given: dict[str, PyTree],
         key: NoiseKey,
         extra: dict[str, PyTree],
-        met: jax.Array | None = None,
+        tags: jax.Array | None,
         *,
-        held: Shardings | None,
-    ) -> Any:
-        summed = if_alike(Summed(**parts), met)
+        held: Any,
+    ) -> tuple[PyTree, PyTree, StepInfo, None]:
+        summed = nan_unless_same_step(Summed(**given), tags)
         with using_mesh(held[0].mesh if held else None, override=False):
-            *state, info = inside(params, opt_state, summed, key, extra)
-        return *with_sharding(state, held), info
+            params, (opt_state, _), _, updates = step.release(
+                params, (opt_state, optax.EmptyState()), summed, key, **extra
+            )
+        params, opt_state = with_sharding((params, opt_state), held)
+        return params, opt_state, StepInfo(optax.tree.norm(updates)), None
 
-    donated = (0, 1) if donate else ()
-    compiled = jax.jit(put_together, static_argnames="held", donate_argnums=donated)
-    known: set[Any] = set()
+    compiled = CompiledUpdate(traced, step.chain_record, ("held",), donate)
 
     def update(
         params: PyTree,
@@ -378,50 +369,172 @@ def _across_jit(
         summed: Summed,
         *,
         key: NoiseKey | None = None,
-        **extra: Any,
-    ) -> Any:
+        **extra: PyTree,
+    ) -> tuple[PyTree, PyTree, StepInfo]:
+        # Refused before anything is computed: no sum, no key, a ticket that was spent, an extra
+        # argument that was charged elsewhere, memory that an update has reused.
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
-        _check_key(summed, key)
-        check_judged(summed.ticket, extra.get("energy"))
-        _check_reused(params, opt_state)
-        l2 = jnp.asarray(summed.l2, jnp.float32)
-        named = ("value", "unscale", "votes", "leaked")
-        parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
-        params, opt_state, parts, held = place_on_mesh(params, opt_state, parts)
-        kind, ticket = (_kind((params, opt_state, parts, blanked(extra))), held), summed.ticket
-        met = None if key is not None else shards.ticket_tags(ticket, params)
-        if kind not in known:  # traced, and refused, before anything is spent
-            blank = ticket.blank() if key is None and ticket is not None else key
-            with using_mesh(held[0].mesh if held else None):
-                compiled.eval_shape(params, opt_state, parts, blank, blanked(extra), met, held=held)
-            if donate:
-                _check_apart(params, opt_state)
-            known.add(kind)
-        if key is None and ticket is not None:
-            links.agree(ticket.step, ticket.multipliers)
-            if links.others:
-                ticket.note("trusted", OTHERS)
-            if assuming and isinstance(extra.get("energy"), PublicEnergy):
-                ticket.note("assumed", PublicEnergy.ASSUMED)
-            if assuming:
-                tell_handed(ticket, extra)
-        once = opened(summed, key), taken_apart(extra), met
+        ticket = summed.ticket
+        if ticket is None or key is not None:
+            noise_key(summed, key)  # the caller's, or an error: nothing is spent
+        else:
+            ticket.check()
+            for value in extra.values():
+                if isinstance(value, ExtraArgument):
+                    value.check(ticket)
+        if is_donated((params, opt_state)):
+            raise ValueError(
+                "params and opt_state must be those that the update before returned, got some "
+                "whose memory that update has reused: write params, opt_state, info = "
+                "update(params, opt_state, summed). To keep some for later copy them first, "
+                "jax.tree.map(jnp.copy, params), or take jaxdp.compile_update(tx, donate=False)"
+            )
+
+        def spend() -> NoiseKey:
+            if ticket is not None:
+                note_extra_args(ticket, extra)
+            return noise_key(summed, key)
+
+        # On the mesh of the parameters, if they are on one.
+        params, opt_state, given, held = place_on_mesh(params, opt_state, _parts(summed))
         with using_mesh(held[0].mesh if held else None):
-            result = compiled(params, opt_state, parts, *once, held=held)
-        if assuming:
-            hand_on(opt_state, result[1])
-        return result
+            moved, state, info, _ = compiled(
+                ticket, spend, params, opt_state, given, extra, held=held
+            )
+        copy_past(opt_state, state)
+        return moved, state, info
 
     return update
 
 
-def _in_words(error: Exception, how: str) -> None:
-    """Raises ValueError where a link asks for what jaxdp does not hand it.
+class CompiledUpdate:
+    """A compiled update that is traced, and so refused, before the ticket of its step is spent.
+
+    Args:
+        traced: ``(params, opt_state, given, key, extra, tags, **options)``, which returns params,
+            opt_state, a ``StepInfo``, and a ``ClipInfo`` or None.
+        chain_record: of the links that ``traced`` calls.
+        options: names of arguments that it is compiled anew for.
+        donate: reuse the memory of ``params`` and ``opt_state``.
+    """
+
+    def __init__(
+        self,
+        traced: Callable[..., Any],
+        chain_record: ChainRecord,
+        options: tuple[str, ...],
+        donate: bool = True,
+    ):
+        donated = (0, 1) if donate else ()
+        self.jitted = jax.jit(traced, static_argnames=options, donate_argnums=donated)
+        self._record, self._donate = chain_record, donate
+        # The arguments' types of each program, and what its loss assumes.
+        self._programs: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __call__(
+        self,
+        ticket: Ticket | None,
+        spend: Callable[[], NoiseKey],
+        params: PyTree,
+        opt_state: PyTree,
+        given: PyTree,
+        extra: dict[str, PyTree],
+        **options: Any,
+    ) -> Any:
+        """Calls the program once, with the key that ``spend`` returns.
+
+        Args:
+            ticket: that ``spend`` spends; None where the caller has spent it.
+            spend: returns the noise key.
+            params: the parameters.
+            opt_state: the optimizer state.
+            given: what ``traced`` takes besides.
+            extra: extra arguments of the optax chain.
+            options: those that ``traced`` is compiled anew for.
+
+        Raises:
+            ValueError: nothing is spent then.
+        """
+        # Traced with a key of zeros where the types are new. Arrays that one program returned have
+        # the very same ``aval``, so that comparing is fast.
+        tags = shards.ticket_tags(ticket, params)
+        blank = {
+            name: value.blank() if isinstance(value, ExtraArgument) else value
+            for name, value in extra.items()
+        }
+        leaves, structure = jax.tree.flatten((params, opt_state, given, blank, tags))
+        types = [
+            getattr(x, "aval", None) or (getattr(x, "shape", ()), getattr(x, "dtype", type(x)))
+            for x in leaves
+        ]
+        kind = options, structure, types
+        plan = next((plan for known, plan in self._programs if known == kind), None)
+        if plan is None:
+            key = spend() if ticket is None else ticket.blank()
+            shapes = self.jitted.eval_shape(params, opt_state, given, key, blank, tags, **options)
+            if self._donate:
+                _require_distinct(params, opt_state, given)
+            plan = () if shapes[-1] is None else shapes[-1].plan
+            self._programs.append((kind, plan))
+
+        # The ledger of every ticket is told what was seen while the program was traced.
+        if ticket is not None:
+            self._record.require_charged(ticket.step, ticket.multipliers)
+            losses.note_assumed(ticket, plan)
+            if self._record.others:
+                ticket.note("trusted", OTHERS)
+
+        # Spent: from here on the step counts, whatever becomes of it.
+        key = spend()
+        taken = {
+            name: value.take() if isinstance(value, ExtraArgument) else value
+            for name, value in extra.items()
+        }
+        return self.jitted(params, opt_state, given, key, taken, tags, **options)
+
+
+def nan_unless_same_step(summed: Summed, tags: jax.Array | None) -> Summed:
+    """The sum; NaN where processes are at different tickets.
+
+    One of them may have lost a step, by an error that its own loop went on after. It would add
+    other noise to one sum, or one noise to sums of other draws, which subtracts away.
+
+    Args:
+        summed: the sum.
+        tags: uint32 [devices, 2], of each device's process; None for one process.
+    """
+    if tags is None:
+        return summed
+    same = jnp.all(jnp.max(tags, axis=0) == jnp.min(tags, axis=0))
+    parts = jax.tree.map(lambda x: jnp.where(same, x, jnp.nan), _parts(summed))
+    return Summed(**{**parts, "unscale": summed.unscale})
+
+
+def _parts(summed: Summed) -> dict[str, PyTree]:
+    """The fields of a ``Summed``, to pass through ``jit``; it is taken apart here alone."""
+    named = ("value", "unscale", "votes", "leaked")
+    parts = {name: getattr(summed, name) for name in named}
+    return {"l2": jnp.asarray(summed.l2, jnp.float32), **parts}
+
+
+class _WatchedSum(Summed):
+    """A sum inside a compiled update, which records where it is opened."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("value", "votes"):
+            record_opened()
+        return super().__getattribute__(name)
+
+
+never_flattened(_WatchedSum)
+
+
+def _explain_missing(error: Exception) -> None:
+    """Raises ValueError where a link asks for what jaxdp does not pass to it.
 
     Args:
         error: of the link.
-        how: to hand over a public value.
 
     Raises:
         ValueError: with what it asks for, and the remedy.
@@ -437,8 +550,10 @@ def _in_words(error: Exception, how: str) -> None:
         return
     names = re.findall(r"'(\w+)'", lacks[1])
     remedy = (
-        f"Where it is public, such as the loss on public examples, hand it over: {how}. Else take "
-        "optax.sgd or adam with a schedule of the step"
+        "Where it is public, such as the loss on public examples, pass it on: jaxdp.Trainer has "
+        "trainer.init(params, public_value=value) and trainer.step(state, batch, "
+        "public_value=value), a compiled update update(params, opt_state, summed, value=value). "
+        "Else take optax.sgd or adam with a schedule of the step"
         if names == ["value"]
         else "Take optax.sgd or adam with a schedule of the step in place of a line search"
     )
@@ -449,44 +564,14 @@ def _in_words(error: Exception, how: str) -> None:
     ) from error
 
 
-def _check_key(summed: Summed, key: NoiseKey | None) -> None:
-    """Refuses a sum without a key, or whose ticket was spent; spends nothing."""
-    if summed.ticket is None or key is not None:
-        opened(summed, key)
-    else:
-        summed.ticket.check()
-
-
-def _check_reused(params: PyTree, opt_state: PyTree) -> None:
-    if is_donated((params, opt_state)):
-        raise ValueError(
-            "params and opt_state must be those that the update before returned, got some whose "
-            "memory that update has reused (donate=True): write params, opt_state, info = "
-            "update(params, opt_state, summed). To keep some for later copy them first, "
-            "jax.tree.map(jnp.copy, params)"
-        )
-
-
-def _check_apart(params: PyTree, opt_state: PyTree) -> None:
-    """Refuses what XLA could not reuse, before anything is spent."""
+def _require_distinct(params: PyTree, opt_state: PyTree, given: PyTree) -> None:
+    """Raises ValueError for an array that XLA could not reuse, before anything is spent."""
     arrays = [leaf for leaf in jax.tree.leaves((params, opt_state)) if isinstance(leaf, jax.Array)]
-    if len({id(leaf) for leaf in arrays}) < len(arrays):
+    reused = {id(leaf) for leaf in arrays}
+    if len(reused) < len(arrays) or any(id(leaf) in reused for leaf in jax.tree.leaves(given)):
         raise ValueError(
-            "params and opt_state must not share an array for their memory to be reused "
-            "(donate=True), got one that is in them twice: copy them when you make them, "
-            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params)))"
+            "params and opt_state must not share an array, with each other or with the sum, for "
+            "their memory to be reused, got one that is there twice: copy them when you make them, "
+            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params))), or take "
+            "jaxdp.compile_update(tx, donate=False)"
         )
-
-
-def _kind(tree: PyTree) -> Any:
-    """The structure, shapes and dtypes of what an update is given: what it is compiled for."""
-    leaves, structure = jax.tree.flatten(tree)
-    each = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
-    return structure, *each
-
-
-def _types(tree: PyTree) -> tuple[Any, list[Any]]:
-    """As ``_kind``, of arrays: those that one program returned have the same types, told fast."""
-    leaves, structure = jax.tree.flatten(tree)
-    each = [getattr(x, "aval", None) or (jnp.shape(x), jnp.result_type(x)) for x in leaves]
-    return structure, each

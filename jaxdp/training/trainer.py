@@ -16,37 +16,40 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.clipping import ClippedGrad, losses, rounding
-from jaxdp.clipping.across import spread
+from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.clipping.across import with_mesh
 from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.links import give_out, hand_on
+from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.seeds import Secret
-from jaxdp.ledger.tickets import Issuer, Ticket, issuer_of
+from jaxdp.ledger.tickets import Issuer, issuer_of
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise.gaussian import tell_handed
-from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
+from jaxdp.noise.gaussian import note_extra_args
+from jaxdp.optimizers.algorithm import Algorithm, StepHook, as_algorithm
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.training.batches import steps_left as left_of
-from jaxdp.training.memory import rows_that_fit
-from jaxdp.training.passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
-from jaxdp.training.start import Guard, planned
+from jaxdp.training.physical_batch import (
+    default_rows,
+    rows_for_any_draw,
+    rows_of_least_work,
+    rows_that_fit,
+)
+from jaxdp.training.start import Guard, inspect_loss
 from jaxdp.training.state import (
     STARTED_AGAIN,
     TrainState,
-    agree_on_step,
+    agree_on_layout,
     check_past,
     check_state,
-    given_out,
-    not_from,
-    replaced,
+    describe_replaced,
+    returned_by_step,
+    unknown_arrays,
 )
 from jaxdp.training.step import PrivateStep
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
@@ -121,7 +124,7 @@ class Trainer:
         secret: Secret | None = None,
         trainable: Any = None,
         constants: PyTree = None,
-        energy: PublicEnergy | PrivateEnergy | None = None,
+        energy: StepHook | None = None,
         physical_batch_size: int | Literal["auto"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         data_axes: Sequence[str] | None = None,
@@ -131,7 +134,7 @@ class Trainer:
         **clipping: Any,
     ):
         algorithm = as_algorithm(mechanism, optimizer, average)
-        self.algorithm, self.energy = algorithm, energy
+        self.algorithm, self._on_trust = algorithm, algorithm.on_trust()
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = as_source(source)
         self._place = None if mesh is None else placement(mesh, data_axes)
@@ -141,14 +144,19 @@ class Trainer:
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
         self._step = PrivateStep(
-            self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
+            self._grad_fn,
+            algorithm.noise_link(),
+            algorithm.after_noise,
+            algorithm.reads,
+            self.mechanism.leak,
         )
         self._plan = None
         # Of the parameters that it was given, and whether a step was taken.
-        self._start, self._moved = secrets.token_bytes(8), False
+        self._start, self._stepped = secrets.token_bytes(8), False
         self._tried: set[bool] = set()  # the optimizer, without and with a public value
-        self._settled = self._spread(None)
-        check_energy(algorithm, energy, self.ledger)
+        self._settled = self._place_on_mesh(None)
+        self._hook = algorithm.hook(energy, self.ledger)
+        self._takes_rng = bool(getattr(self._grad_fn, "takes_rng", False))
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             self.mechanism.check_source(self.source)
         # Events and first step, in a ledger that other trainers may charge too; None in a run.
@@ -172,7 +180,7 @@ class Trainer:
         """Rows of one physical batch; of public numbers, shapes and the device alone."""
         return self._sampler.physical_batch_size
 
-    def fit_rows(self, params: PyTree) -> None:
+    def choose_physical_batch_size(self, params: PyTree) -> None:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
             fit = rows_that_fit(self._step, params, self.source, self.mechanism)
@@ -194,24 +202,24 @@ class Trainer:
         """
         check_arrays(params)
         given = params
-        self._settled = self._spread(params)
+        self._settled = self._place_on_mesh(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
-        hand_on(given, params)
-        self.fit_rows(params)
+        copy_past(given, params)
+        self.choose_physical_batch_size(params)
         self._plan = None
-        self.examine(params, first=True)
-        self._told_of_start(given)  # what was refused did not start it
+        self.inspect_loss(params, first=True)
+        self._record_start(given)  # what was refused did not start it
         with using_mesh(self._place.mesh if self._place else None):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
-        state = self._laid(TrainState(params, opt_state, 0, self._past()))
+        state = self._placed(TrainState(params, opt_state, 0, self._past()))
         own: PyTree = (state.params, state.opt_state)
-        give_out(not_from(own, self.ledger, self._start), self._start)
+        record_returned(unknown_arrays(own, self.ledger, self._start), self._start)
         return state
 
-    def examine(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
+    def inspect_loss(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
         """Refuses a loss that cannot be used, once; ``init`` does it, before anything is charged.
 
         Args:
@@ -226,7 +234,7 @@ class Trainer:
             return
         with using_mesh(self._place.mesh if self._place else None):
             size = self._sampler.physical_batch_size
-            self._plan, operations, self._guard = planned(
+            self._plan, operations, self._guard = inspect_loss(
                 self._grad_fn, params, self.source, size, first, self.ledger
             )
         if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
@@ -234,6 +242,13 @@ class Trainer:
             devices = 1 if place is None else place.devices
             rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
             self._sampler.set_physical_batch_size(rows if place is None else place.round_up(rows))
+        # One program takes every step where one physical batch holds every draw, however many
+        # records there are of the declared number: that of the records is private.
+        mechanism, enough = self.mechanism, rows_for_any_draw(self.mechanism)
+        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+            enough = min(enough, mechanism.dataset_size)
+        one = self.physical_batch_size >= enough
+        self._fused = one and isinstance(self._grad_fn, ClippedGrad)
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -260,9 +275,7 @@ class Trainer:
         first = issuer.next
         if self._shared is not None:  # asked at every call: other trainers may have begun
             events, own = self._shared
-            streams = [issuer.stream]
-            if isinstance(self.energy, PrivateEnergy):  # its events may be the same
-                streams.append(self.energy.sampler.issuer.stream)
+            streams = (issuer.stream, *self._hook.streams)  # whose events may be the same
             others = charged(self.ledger, events, streams) - own
         count = left_of(self.mechanism, others + first, steps, epochs, beyond)
         processes.agree(step=first, steps=count)
@@ -287,13 +300,13 @@ class Trainer:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
                 this trainer's ledger does not hold.
         """
-        return self.step_and_look(state, batch, told=False, public_value=public_value)[:2]
+        return self.step_with_info(state, batch, return_info=False, public_value=public_value)[:2]
 
-    def step_and_look(
+    def step_with_info(
         self,
         state: TrainState,
         batch: ChargedBatch,
-        told: bool = True,
+        return_info: bool = True,
         *,
         public_value: ArrayLike | None = None,
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
@@ -302,36 +315,62 @@ class Trainer:
         Args:
             state: as for ``step``.
             batch: as for ``step``.
-            told: False returns none of it.
+            return_info: False returns none of it.
             public_value: as for ``step``.
         """
+        # Refused before anything is spent: a batch that is not this trainer's, or was used; a state
+        # whose past its ledger does not hold; a loss or an optimizer that cannot be used with it.
         valued = _valued(public_value)
-        ticket = self._check(state, batch, valued)
-        state = self._laid(state)
-        rng = ticket.rng("examples") if getattr(self._grad_fn, "takes_rng", False) else None
-        extra = valued | judging(self.energy, ticket, self.mechanism.leak)
-        one = self._is_whole and len(batch.draw.indices) == 1
-        take = self._at_once if one else self._by_passes
-        self.examine(state.params)
-        # What it captures may be another array than it was when ``examine`` traced it.
+        ticket = check_batch(batch, self._sampler.issuer)
+        check_state(state, batch.draw.step if self.mechanism.strategy else None)
+        check_past(state, self.ledger)
+        if bool(valued) not in self._tried:
+            self._check_optimizer(state.params, state.opt_state, valued)
+        # Arrays that no step returned are told by identity, so before they are placed anew.
+        replaced = describe_replaced(state, self.ledger, self._start, self._grad_fn.trained)
+        state = self._placed(state)
+        self.inspect_loss(state.params)
+
+        # What the optimizer is passed besides the noisy gradient may be charged, too. The ledger
+        # is told what this release takes on trust; a leak says more than any assumption.
+        more = self._hook.prepare_step()
+        for what in (*replaced, *self._on_trust):
+            ticket.note("trusted", what)
+        noted = {} if self.mechanism.leak else more
+        note_extra_args(ticket, {"public_value": public_value, **noted})
+
+        # The step itself. What the loss captures may by now be another array than when it was
+        # inspected, so that it is looked at again wherever the loss is traced.
+        rng = ticket.rng("examples") if self._takes_rng else None
         with (
             using_mesh(self._place.mesh if self._place else None),
             losses.inspecting(self._guard.look),
         ):
-            params, opt_state, info, infos = take(state, batch, ticket, rng, extra, told)
-        self._moved = True
-        return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
+            params, opt_state, info, infos = self._step(
+                ticket,
+                state.params,
+                state.opt_state,
+                batch,
+                self._data,
+                rng,
+                valued | more,
+                fused=self._fused,
+                return_info=return_info,
+            )
+        self._stepped = True
+        moved = TrainState(params, opt_state, state.step + 1, self._past())
+        return returned_by_step(moved), info, infos
 
-    def take_up(self, state: TrainState) -> None:
+    def resume(self, state: TrainState) -> None:
         """Takes a state as one that a step returned; for ``jaxdp.Run``, which has kept it itself.
 
         Raises:
             ValueError: as ``init``.
         """
         # What is restored was released.
-        self.examine(state.params, first=state.step == 0, resumed=True)
+        self.inspect_loss(state.params, first=state.step == 0, resumed=True)
         self._check_optimizer(state.params, state.opt_state, {})
-        given_out(state)
+        returned_by_step(state)
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""
@@ -371,96 +410,26 @@ class Trainer:
         """Ends the ledger where the last batch was handed out, and releases its file."""
         with contextlib.ExitStack() as rest:  # done also where one of them fails, as on a full disk
             rest.callback(self.ledger.close)
-            if isinstance(self.energy, PrivateEnergy):
-                rest.callback(self.energy.sampler.close)
+            rest.callback(self._hook.close)
             self._sampler.close()
-
-    def _at_once(
-        self,
-        state: TrainState,
-        batch: ChargedBatch,
-        ticket: Ticket,
-        rng: jax.Array | None,
-        extra: dict[str, PyTree],
-        told: bool,
-    ) -> Any:
-        draw = batch.draw
-        data = self._data if batch.rows is None else batch.rows[0]
-        rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
-        params, opt_state, info, clip_info = self._step.at_once(
-            ticket,
-            state.params,
-            state.opt_state,
-            data,
-            draw.positions(batch.rows is not None)[0],
-            draw.mask[0],
-            rng,
-            extra,
-            gathered=batch.rows is not None,
-            told=told,
-        )
-        return params, opt_state, info, [clip_info] if told else []
-
-    def _by_passes(
-        self,
-        state: TrainState,
-        batch: ChargedBatch,
-        ticket: Ticket,
-        rng: jax.Array | None,
-        extra: dict[str, PyTree],
-        told: bool,
-    ) -> Any:
-        context = self._step.compiled_context(state.opt_state)
-        context |= {"told": told} if isinstance(self._grad_fn, ClippedGrad) else {}
-        if batch.rows is None:
-            summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
-        else:
-            summed, infos = self._grad_fn.sum_passes(
-                state.params, batch.rows, batch.draw, rng, gathered=True, **context
-            )
-            if isinstance(self._grad_fn, ClippedGrad):  # of rows that the trainer itself gathered
-                summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
-        if summed.leaked is not None and not self.mechanism.leak:
-            raise ValueError(
-                "mechanism must name its leak for a gradient that hands on un-noised means, got an "
-                "empty one"
-            )
-        moved = self._step.update(state.params, state.opt_state, summed, **extra)
-        return *moved, infos if told else []
-
-    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, PyTree]) -> Ticket:
-        """The ticket of the batch; refuses a batch or a state that is not this trainer's."""
-        ticket = check_batch(batch, self._sampler.issuer)
-        check_state(state, batch.draw.step if self.mechanism.strategy else None)
-        check_past(state, self.ledger)
-        if bool(valued) not in self._tried:
-            self._check_optimizer(state.params, state.opt_state, valued)
-        for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
-            ticket.note("trusted", what)
-        for what in self.algorithm.on_trust():
-            ticket.note("trusted", what)
-        tell_handed(ticket, {"public_value": valued.get("value")})
-        return ticket
 
     def _check_optimizer(
         self, params: PyTree, opt_state: PyTree, valued: dict[str, PyTree]
     ) -> None:
         """Tries the optimizer on shapes; raises ValueError where it asks for more than it gets."""
-        extra = dict(valued)
-        if isinstance(self.energy, PublicEnergy):
-            extra["energy"] = self.energy
-        # A private energy is charged when it is drawn; a gradient of its own may hand on means.
-        if self.algorithm.energy is None and self.algorithm.gradient is None:
+        # What is charged when it is prepared is not tried; a gradient of its own may pass on means.
+        if self._hook.charges is None and self.algorithm.gradient is None:
             with using_mesh(self._place.mesh if self._place else None):
+                extra = valued | self._hook.prepare_step()
                 self._step.check_after(params, opt_state, extra)
         self._tried.add(bool(valued))
 
-    def _told_of_start(self, params: PyTree) -> None:
+    def _record_start(self, params: PyTree) -> None:
         """Tells the ledger of parameters from elsewhere, where steps were taken before."""
-        unknown = not_from(params, self.ledger, self._start)
-        if self._moved and unknown:
+        unknown = unknown_arrays(params, self.ledger, self._start)
+        if self._stepped and unknown:
             self.ledger.trust(STARTED_AGAIN)
-        give_out(unknown, self._start)  # a release stays one
+        record_returned(unknown, self._start)  # a release stays one
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
@@ -479,12 +448,12 @@ class Trainer:
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
-        size = rows or rows_of_a_pass(mechanism, self.source)
+        size = rows or default_rows(mechanism, self.source)
         size = self._place.round_up(size) if self._place else size
         known = functools.partial(identities, self.source)
         return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
 
-    def _spread(self, params: PyTree) -> bool:
+    def _place_on_mesh(self, params: PyTree) -> bool:
         """Spreads the step over the mesh asked for, or that records or parameters lie on.
 
         Returns:
@@ -492,7 +461,7 @@ class Trainer:
         """
         place = resolve_placement(self._place, params, getattr(self.source, "arrays", ()))
         if params is not None:
-            agree_on_step(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
+            agree_on_layout(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
         if params is not None or place is not None:
             shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
@@ -503,37 +472,23 @@ class Trainer:
             return params is not None
         place = place if self._data is None else place.with_records(self._data)
         self._place = dataclasses.replace(place, from_trainer=True)
-        self._grad_fn = spread(self._grad_fn, self._place)
+        self._grad_fn = with_mesh(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:
-            self._step = self._step.held_for(params, self._place)
+            self._step = self._step.sharded_as(params, self._place)
             self._sampler.set_physical_batch_size(
                 self._place.round_up(self._sampler.physical_batch_size)
             )
         return params is not None
 
-    def _laid(self, state: TrainState) -> TrainState:
+    def _placed(self, state: TrainState) -> TrainState:
         """The state, on the mesh if there is one: it may have been restored elsewhere."""
-        self._settled = self._settled or self._spread(state.params)
+        self._settled = self._settled or self._place_on_mesh(state.params)
         own: PyTree = (state.params, state.opt_state)
         if self._place is None or self._place.is_home_of(own):
             return state
-        params, opt_state = shards.put(own, self._step.held)
+        params, opt_state = shards.put(own, self._step.shardings)
         return state._replace(params=params, opt_state=opt_state)
-
-    @property
-    def _is_whole(self) -> bool:
-        """True if one physical batch holds every draw, so that one program takes every step.
-
-        Told by the largest number of records that the declared one may stand for, not by theirs.
-        Where some draws need several, all go by passes: two programs would be compiled, and a
-        record's gradient rounded by one or the other as another record is drawn or not.
-        """
-        mechanism = self.mechanism
-        enough = rows_of_any_draw(mechanism)
-        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
-            enough = min(enough, mechanism.dataset_size)
-        return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
 
 
 def _valued(public_value: Any) -> dict[str, Any]:

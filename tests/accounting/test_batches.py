@@ -16,7 +16,6 @@ from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
 from jaxdp.ledger.entries import event_counts
-from jaxdp.runs.report.words import describe
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, profile, run
 from tests.refusing import all_refused
 
@@ -416,7 +415,7 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
     both = acc.Composed([acc.Repeated(acc.PerUser(CYCLIC, 3), 2), ORDERED])
     for event in (ORDERED, CYCLIC, both):
         assert acc.events.from_dict(acc.events.to_dict(event)) == event
-        assert "10 steps" in describe(event)
+        assert "10 steps" in event.describe()
     steps = run(0.1, 2.0, 3)
     together = acc.Composed([acc.Repeated(CYCLIC, 2), acc.PerUser(ORDERED, 2), acc.Laplace(3.0)])
     plain = acc.Composed([acc.Repeated(steps, 2), GAUSS, acc.Laplace(3.0)])

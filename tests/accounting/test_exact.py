@@ -152,8 +152,8 @@ def test_a_tolerance_narrows_the_interval_and_the_cost_does_not_grow_with_the_st
     # Nodes, not seconds: the line has about as many for 1e7 steps as for 1e2.
     sizes = []
     for steps in (100, 10**7):
-        composition = contour.sampled_composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
-        c, tables = contour.choose_order(composition, -11.5)
+        flat = flatten(run(0.01, 2.0, steps), ADD)
+        composition, c, tables = contour.choose_order(flat, ADD, -11.5)
         epsilon = composition.saddle(tables, c)[0]
         sizes.append(contour.choose_line(composition, tables, c, epsilon, -11.5).y.size)
     assert sizes[1] <= 3 * sizes[0]

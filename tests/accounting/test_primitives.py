@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import events, rdp, tuned
 from jaxdp.accounting.flat import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
-from jaxdp.runs.report.words import describe
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.accounting.judging import profile as of_pair
 from tests.refusing import all_refused
@@ -115,7 +115,7 @@ def test_the_masses_of_cells_are_those_of_the_tails(event, relation):
     edges = np.concatenate([[-np.inf], np.linspace(-0.4, 0.4, 1001), [1.0, 2.0, 9.0, np.inf]])
     for pair in event.pairs(relation, True):
         beyond = pair.tails(edges)
-        p, q = pair.cells(edges)
+        p, q, *_ = pair.masses(edges)
         for cell, outside in zip((p, q), beyond, strict=True):
             assert cell == pytest.approx(-np.diff(outside), abs=3e-15)
         assert beyond[0][-1] == pair.infinite
@@ -128,7 +128,7 @@ def test_the_masses_of_cells_are_those_of_the_tails(event, relation):
 def test_renyi_divergences_are_no_less_than_those_of_the_pairs(event, relation):
     """log E_P[e^((order - 1) loss)]/(order - 1) of the pairs, by cells that are narrow."""
     orders, edges = np.asarray([1.01, 1.5, 2.0, 4.0]), np.linspace(-14, 14, 70_001)
-    masses = [pair.cells(edges)[0] for pair in event.pairs(relation, True)]
+    masses = [pair.masses(edges).p for pair in event.pairs(relation, True)]
     for order, value in zip(orders.tolist(), event.renyi(relation, orders), strict=True):
         weight = np.exp((order - 1) * edges[:-1])
         moment = max(math.log(float(p @ weight)) / (order - 1) for p in masses)
@@ -163,7 +163,7 @@ def test_they_are_accounted_alone_and_beside_a_sampled_run():
     for event in [e for e, _ in ALL] + [acc.ZCDP(0.5, 0.1, relation=REPLACE)]:
         both = acc.Composed([acc.Gaussian(2.0), event])
         assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(both)))) == both
-        assert repr(event) not in describe(both)
+        assert repr(event) not in both.describe()
 
 
 def test_lower_ends_rest_on_tight_pairs_alone():
@@ -498,3 +498,31 @@ def test_wrong_laws_and_runs_without_a_renyi_curve_are_refused_by_name():
         (not_covered, lambda: acc.epsilon(gaussian, 1e-5, accountant="exact")),
     ], acc.UnsupportedEventError)  # fmt: skip
     acc.Event.types.pop("Unknown")
+
+
+def test_a_new_event_is_one_class():
+    @dataclass(frozen=True)
+    class Skellam(acc.pairs.PairedEvent):
+        variance: float
+
+        def renyi(self, relation, orders):
+            # Agarwal, Kairouz and Liu 2021, arXiv:2110.04995, Theorem 3.5, of sensitivity 1.
+            order, moved, mu = np.ceil(orders), relation.separation, self.variance
+            rest = ((2 * order - 1) * moved**2 + 6 * moved) / (4 * mu**2)
+            return order * moved**2 / (2 * mu) + np.minimum(rest, 3 * moved / (2 * mu))
+
+    noise, steps = Skellam(25.0), run(0.02, 1.5, 20)
+    for relation in (ADD, REPLACE):
+        # Hardly worse than the Gaussian noise of its variance, and never better than it.
+        found = acc.epsilon(acc.Repeated(noise, 20), 1e-5, relation)
+        gauss = cost(acc.Repeated(acc.DiscreteGaussian(5.0), 20), relation, "rdp")
+        assert gauss < found.upper < 1.05 * gauss
+        assert (found.lower, found.estimate, found.accountant) == (0.0, None, "rdp")
+    both = acc.Composed([steps, noise])
+    assert max(cost(steps), cost(noise)) < cost(both) < cost(steps, accountant="rdp") + cost(noise)
+    assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(both)))) == both
+    assert "Skellam" in both.describe()
+    assert cost(noise) < acc.group_epsilon(noise, 1e-5, 2).upper < math.inf
+    assert cost(acc.Tuned(noise, acc.Geometric(0.5))) > cost(noise)
+    assert not acc.supports(acc.PoissonSampled(noise, 0.1))
+    acc.Event.types.pop("Skellam")

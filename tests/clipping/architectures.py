@@ -23,7 +23,7 @@ def opened(grad_fn):
     @jit
     def run(params, batch, mask=None, rng=None, scale=None, bound=None):
         keep = "all" if mask is None else mask
-        summed, info = grad_fn(params, batch, keep, rng, scale=scale, bound=bound)
+        summed, info = grad_fn.with_info(params, batch, keep, rng, scale=scale, bound=bound)
         return summed.value, info
 
     return run

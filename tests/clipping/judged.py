@@ -325,7 +325,7 @@ class _Judge:
 
         @functools.partial(jax.jit, compiler_options=self.flags)
         def run(params, batch):
-            return grad_fn(params, batch, mask="all", scale=self.chosen.scale)[0].value
+            return grad_fn(params, batch, "all", scale=self.chosen.scale).value
 
         found = run(self.params, self.batch)
         gaps = [np.asarray(found[n], np.float64) - np.asarray(self.value[n]) for n in self.names]

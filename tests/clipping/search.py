@@ -53,7 +53,7 @@ def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
 
         mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
         with mock.patch.object(reduce, "clipped_sum", recorded):
-            summed, info = grad_fn(params, batch, mask, scale=scale)
+            summed, info = grad_fn.with_info(params, batch, mask, scale=scale)
         kinds[:] = [type(leaf) for leaf, _ in log]
         return summed.value, [(_parts(leaf), weights) for leaf, weights in log], info.norms
 

@@ -29,7 +29,7 @@ def sums(loss_fn, rule, params, batches, masks, engine="auto", scale=None):
 
     @jit
     def run(params, batch, mask, scale):
-        found, _ = grad_fn(params, batch, mask, scale=scale)
+        found = grad_fn(params, batch, mask, scale=scale)
         return found.value, found.l2
 
     each = zip(batches, masks, strict=True)
@@ -53,7 +53,7 @@ def others(loss_fn, *batches):
 def alone(grad_fn, params, rows, number, **given):
     """float64: the length of what each of the first rows adds."""
     every = np.arange(len(jax.tree.leaves(rows)[0]))
-    run = jit(lambda rows, mask, given: grad_fn(params, rows, mask, **given)[0].value)
+    run = jit(lambda rows, mask, given: grad_fn(params, rows, mask, **given).value)
     return np.asarray([norm64(run(rows, every == k, given)) for k in range(number)])
 
 
@@ -153,7 +153,7 @@ def test_scaled_gradients_of_tiny_inputs_and_huge_cotangents_are_clipped():
     loss_fn = lambda p, x: x[3] * jnp.sum(x[:3] @ p["w"])  # noqa: E731
     params = {"w": jnp.zeros((3, 4))}
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), "ghost")
-    run = jit(lambda batch, scale: grad_fn(params, batch, ONE_OF_TWO, scale=scale)[0].value)
+    run = jit(lambda batch, scale: grad_fn(params, batch, ONE_OF_TWO, scale=scale).value)
     for small, huge, size in TINY_AND_HUGE:
         batch, scale = jnp.asarray([[small] * 3 + [huge]] * 2), {"w": jnp.full((3, 4), size)}
         assert 0.1 * AIM <= norm64(run(batch, scale)) <= 0.1, (small, huge, size)
@@ -173,7 +173,7 @@ def test_a_bound_at_run_time_that_is_no_bound_is_made_a_safe_one(engine):
 
     @jit
     def run(batch, bound):
-        summed, _ = grad_fn({"w": jnp.zeros((6, 2))}, batch, "all", bound=bound)
+        summed = grad_fn({"w": jnp.zeros((6, 2))}, batch, "all", bound=bound)
         return summed.value, summed.l2
 
     for bad in (np.nan, -1.0, 0.0, 1e-30, np.inf):
@@ -242,7 +242,7 @@ def test_a_large_layer_is_multiplied_out_once(loss_fn):
 
     @jit
     def run(rows, mask):
-        summed, info = grad_fn(params, rows, mask)
+        summed, info = grad_fn.with_info(params, rows, mask)
         return summed.value, info.norms
 
     compiled = run.lower(rows, jnp.arange(72) == 3).compile()
@@ -295,7 +295,7 @@ def test_what_mixes_rows_under_vmap_is_refused():
     x, axis = jnp.arange(12.0).reshape(4, 3), np.int64(7)
     keys = jnp.arange(16, dtype=jnp.uint32).reshape(4, 4)
     grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * lax.pmean(x, axis)), jaxdp.clip(1.0))
-    one = lambda x: grad_fn({"w": jnp.ones(3)}, x, "all")[0].value  # noqa: E731
+    one = lambda x: grad_fn({"w": jnp.ones(3)}, x, "all").value  # noqa: E731
     centred = of_a_primitive_with_a_batching_rule_of_its_own
     noisy = lambda p, x, rng: jax.random.normal(rng) * p["w"] @ x  # noqa: E731
     draws = jaxdp.clipped_grad(noisy, jaxdp.clip(1.0))
@@ -368,7 +368,7 @@ def test_a_batch_inside_a_pytree_keeps_its_mask_or_is_refused():
     batch = jaxdp.Batch(jnp.ones((4, 3)), jnp.array([True, False, False, False]))
     grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * x["a"].data), jaxdp.clip(1.0))
     try:
-        found, _ = grad_fn({"w": jnp.ones(3)}, {"a": batch}, "all")
+        found = grad_fn({"w": jnp.ones(3)}, {"a": batch}, "all")
     except ValueError:
         return
     assert np.linalg.norm(found.value["w"]) <= 1.0
@@ -385,7 +385,7 @@ def test_leaves_whose_rows_cancel_nowhere_share_their_blocks(rows, monkeypatch):
     x = {"a": jnp.ones((rows, 3)), "b": jnp.ones((rows, 2))}
     params = {"w": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}
     loss = lambda p, x: dense(p, x) + jnp.sum(p["bias"] * x["b"])  # noqa: E731
-    jax.eval_shape(lambda: jaxdp.clipped_grad(loss, jaxdp.clip(1.0))(params, x, "all")[0].value)
+    jax.eval_shape(lambda: jaxdp.clipped_grad(loss, jaxdp.clip(1.0))(params, x, "all").value)
     size = rounding.even_size(rows, rounding.ROWS)
     assert size <= rounding.ROWS
     assert {cut for cut in cuts if cut <= rounding.ROWS} == {size}

@@ -39,7 +39,7 @@ def centred(mean, params, x):
 
 
 def total(loss_fn, rows=ROWS, params=PARAMS, **options):
-    return jaxdp.clipped_grad(loss_fn, RULE, **options)(params, rows, "all")[0].value
+    return jaxdp.clipped_grad(loss_fn, RULE, **options)(params, rows, "all").value
 
 
 def by_custom_vjp(v, mean):
@@ -123,8 +123,8 @@ def test_a_coincidence_of_lengths_is_listed_and_not_refused():
     arrays = [jax.random.uniform(jax.random.key(8), (size, 2)) for size in (4, 8, 16, 40)]
     loss_fn = lambda p, x: plain(p, x) * sum(map(jnp.sum, arrays))  # noqa: E731
     grad_fn = jaxdp.clipped_grad(loss_fn, RULE, microbatch_size=4)
-    grad_fn.sum(PARAMS, DATA, DRAW)
-    _, info = grad_fn(PARAMS, DATA[:8], "all")
+    grad_fn(PARAMS, DATA, DRAW)
+    _, info = grad_fn.with_info(PARAMS, DATA[:8], "all")
     said = [f"a captured array float32 [{size}, 2]" for size in (4, 8, 16, 40)]
     assert sorted(row.assumed for row in info.plan if row.assumed) == sorted(said)
     assert info.plan == grad_fn.plan(PARAMS, DATA[:8])
@@ -135,14 +135,14 @@ def test_records_and_their_statistics_are_refused_without_their_number():
     more = jnp.concatenate([jnp.zeros((9, 3)), DATA[:5]])
     for array in (DATA, DATA.T, more, DATA.mean(0), DATA.std(0), DATA[7:9]):
         with pytest.raises(ValueError, match=HOLDS) as error:
-            jaxdp.clipped_grad(times(array), RULE).sum(PARAMS, DATA, DRAW)
+            jaxdp.clipped_grad(times(array), RULE)(PARAMS, DATA, DRAW)
         assert "40" not in str(error.value)
-        jaxdp.clipped_grad(times(array), RULE, constants=array).sum(PARAMS, DATA, DRAW)
+        jaxdp.clipped_grad(times(array), RULE, constants=array)(PARAMS, DATA, DRAW)
 
 
 def test_of_a_batch_inside_jit_nothing_is_known_and_the_array_is_listed():
     grad_fn = jaxdp.clipped_grad(times(ROWS), RULE)
-    info = jax.jit(lambda rows: grad_fn(PARAMS, rows, "all")[1])(ROWS)
+    info = jax.jit(lambda rows: grad_fn.with_info(PARAMS, rows, "all")[1])(ROWS)
     assert info.plan[-1].assumed == "a captured array float32 [16, 3]"
 
 
@@ -158,7 +158,7 @@ def test_captured_arrays_are_listed_by_shape_after_the_parameters():
     def entries(**options):
         grad_fn = jaxdp.clipped_grad(loss_fn, RULE, **options)
         found = grad_fn.plan(PARAMS, ROWS)
-        assert grad_fn(PARAMS, ROWS, "all")[1].plan == found
+        assert grad_fn.with_info(PARAMS, ROWS, "all")[1].plan == found
         assert [leaf.path for leaf in found[:1]] == ["['w']"]
         assert {leaf.engine for leaf in found[1:]} == {"constant"}
         return {leaf.reason: leaf.assumed for leaf in found[1:]}
@@ -222,7 +222,7 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     sampler = mech.sampler(50, ledger=ledger)
     assert ledger.unverified() == []
     for _ in range(3):
-        grad_fn.sum(params, data, sampler.draw())
+        grad_fn(params, data, sampler.draw())
     words = "assumed to be public, computed from no record: "
     named = ["a captured array float32 [2, 3]", "the frozen parameter ['mean']"]
     said = [words + name for name in named]
@@ -242,14 +242,14 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     # It is on disk before the sum is handed on.
     other = mech.clipped_grad(times(STRETCH.T))
     with pytest.raises(ValueError, match="ledger must be open"):
-        other.sum(PARAMS, data, draw)
+        other(PARAMS, data, draw)
 
 
 def test_what_was_declared_is_not_told_to_the_ledger():
     mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 10, 50), jaxdp.Ledger()
     loss_fn = lambda p, x: plain(p, x) * jnp.sum(STRETCH)  # noqa: E731
     grad_fn = mech.clipped_grad(loss_fn, constants=STRETCH)
-    grad_fn.sum(PARAMS, jnp.ones((50, 3)), mech.sampler(50, ledger=ledger).draw())
+    grad_fn(PARAMS, jnp.ones((50, 3)), mech.sampler(50, ledger=ledger).draw())
     assert not any("assumed" in line for line in ledger.unverified())
 
 

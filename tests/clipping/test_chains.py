@@ -34,7 +34,7 @@ privatize = MECH.privatize
 
 def summed(loss=loss_fn, params=PARAMS, **options):
     draw = MECH.sampler(8).draw()
-    return MECH.clipped_grad(loss, **options).sum(params, DATA, draw)[0]
+    return MECH.clipped_grad(loss, **options)(params, DATA, draw)
 
 
 NOISY = optax.chain(privatize(), optax.sgd(0.1))
@@ -55,7 +55,7 @@ def test_before_the_noise_nothing_opens_a_sum():
     }
     words, given, rows = r"Put privatize .* first in the optax chain, before scale", summed(), []
     for name, tx in early.items():
-        state, update = tx.init(PARAMS), jaxdp.compile_update(tx)
+        state, update = tx.init(PARAMS), jaxdp.compile_update(tx, donate=False)
         rows.append((words, functools.partial(tx.update, given, state, PARAMS), name))
         rows.append((words, functools.partial(update, PARAMS, state, given), name, "compiled"))
     all_refused(rows, TypeError)
@@ -86,7 +86,13 @@ def test_a_sum_is_no_array_nothing_else_takes_its_place_and_jit_does_not_hold_it
         (r"outside jit: jaxdp.compile_update\(tx\) compiles", jax.jit(NOISY.update), given, state),
         (inside, jax.jit(MECH.clipped_grad(loss_fn)), PARAMS, batch),
         (remedy, NOISY.update, plain, state, PARAMS),
-        ("summed must be a Summed", jaxdp.compile_update(NOISY), PARAMS, state, plain),
+        (
+            "summed must be a Summed",
+            jaxdp.compile_update(NOISY, donate=False),
+            PARAMS,
+            state,
+            plain,
+        ),
         *(("un-noised sum, which nothing but priv", use, given) for use in (*uses, list)),
     ]
     all_refused(
@@ -100,7 +106,7 @@ FROZEN = {"w": True, "b": False}
 def test_a_state_made_for_frozen_parameters_too_is_refused_with_the_remedy():
     trained = MECH.clipped_grad(loss_fn, trainable=FROZEN).trained(PARAMS)
     tx = optax.chain(privatize(), optax.rmsprop(0.1))
-    wrong, right, update = tx.init(PARAMS), tx.init(trained), jaxdp.compile_update(tx)
+    wrong, right, update = tx.init(PARAMS), tx.init(trained), jaxdp.compile_update(tx, donate=False)
     given = [summed(trainable=FROZEN) for _ in range(4)]
     remedy = r"tx.init\(grad_fn.trained\(params\)\)"
     rows = [(f"opt_state must be .*{remedy}", functools.partial(update, PARAMS, wrong, given[3]))]
@@ -121,7 +127,7 @@ def test_an_error_of_the_users_own_transformation_stays_as_it_is():
 
     tx = optax.chain(privatize(), optax.GradientTransformation(optax.sgd(0.1).init, broken))
     with pytest.raises(ValueError, match=r"^mine"):
-        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed())
+        jaxdp.compile_update(tx, donate=False)(PARAMS, tx.init(PARAMS), summed())
 
 
 # ------------------------------------------------------------------- Flax
@@ -198,7 +204,7 @@ def test_clip_and_sum_equals_the_engine_with_scales_and_bounds(rule):
     for scale in (None, SCALE):
         for bound in BOUNDS if rule == RULES[0] else BOUNDS[:1]:
             given = {"scale": scale, "bound": bound}
-            found, (wanted, _) = by_link(**given), grad_fn(PARAMS, DATA, MASK, **given)
+            found, wanted = by_link(**given), grad_fn(PARAMS, DATA, MASK, **given)
             for a, b in ((found.value, wanted.value), (found.unscale, wanted.unscale)):
                 close(a, b, rtol=1e-5, atol=1e-11)
             assert float(found.l2) == float(wanted.l2), given
@@ -253,7 +259,7 @@ def engine_steps(engine, steps=4):
     params, state, seen = PARAMS, step.init(PARAMS), []
     for i in range(steps):
         given = step.clipped_by(state)
-        total, _ = step.grad_fn(params, DATA, "all", **given)
+        total = step.grad_fn(params, DATA, "all", **given)
         key = engine.mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
         params, state, _, _ = step.release(params, state, total, key)
         seen.append(given["scale"])
@@ -302,7 +308,7 @@ def test_quantile_clipping_by_hand():
     grad_fn, plain = mech.clipped_grad(loss_fn), optax.chain(link, optax.sgd(0.05))
     params, other = PARAMS, plain.init(PARAMS)
     for i in range(4):
-        total, _ = grad_fn(params, DATA, "all", bound=other[0].bound)
+        total = grad_fn(params, DATA, "all", bound=other[0].bound)
         key = mech.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
         updates, other = plain.update(total, other, params, key=key)
         params = optax.apply_updates(params, updates)

@@ -51,7 +51,7 @@ GRAD_FN = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
 
 def test_mixed_clipping_whatever_the_size_of_a_pass():
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5))
-    summed, info = grad_fn(PARAMS, data_of(90), "all")
+    summed, info = grad_fn.with_info(PARAMS, data_of(90), "all")
     assert 0 < info.clipped.sum() < 90
     assert_close(summed.value, by_hand(data_of(90), 2.5))
     assert summed.l2 == 2.5 * (1.0 + rounding.error_of_sum(2**14))
@@ -59,7 +59,7 @@ def test_mixed_clipping_whatever_the_size_of_a_pass():
         given = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
         draw = jaxdp.dp_sgd(1.0, 2.5, 45, 90).sampler(90, **given).draw()
         chosen = draw.indices[draw.mask]
-        summed, infos = grad_fn.sum(PARAMS, data_of(90), draw, told=True)
+        summed, infos = grad_fn.with_info(PARAMS, data_of(90), draw)
         assert_close(summed.value, by_hand(data_of(90), 2.5, chosen))
         assert len(infos) == max(1, -(-len(chosen) // rows))
 
@@ -75,15 +75,15 @@ def test_passes_of_all_sizes_compile_once_and_give_away_no_array_of_the_user():
     sampler = jaxdp.dp_sgd(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
     # The running totals are donated from pass to pass; parameters and data must not be.
     params, data = jax.tree.map(jnp.copy, (PARAMS, data_of(90)))
-    first, _ = grad_fn.sum(params, data, sampler.draw())
+    first = grad_fn(params, data, sampler.draw())
     kept, passes = jax.tree.map(np.array, first.value), set()
     for _ in range(12):
         draw = sampler.draw()
-        grad_fn.sum(params, data, draw)
+        grad_fn(params, data, draw)
         passes.add(len(draw.indices))
     assert len(passes) > 1
     once = len(traces)
-    grad_fn.sum(params, data, sampler.draw())
+    grad_fn(params, data, sampler.draw())
     assert len(traces) == once <= 2
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, data, first.value)))
     assert_close(first.value, kept)
@@ -91,9 +91,9 @@ def test_passes_of_all_sizes_compile_once_and_give_away_no_array_of_the_user():
 
 def test_clip_infos_of_a_draw_are_kept_where_asked_for_alone():
     draw = Draw(np.arange(12, dtype=np.int32).reshape(4, 3), np.ones((4, 3), bool), 0, 90)
-    add = functools.partial(GRAD_FN.sum, PARAMS, data_of(90), draw)
-    (quiet, none), (loud, infos) = add(told=False), add(told=True)
-    assert none == []
+    given = PARAMS, data_of(90), draw
+    quiet, (loud, infos) = GRAD_FN(*given), GRAD_FN.with_info(*given)
+    assert GRAD_FN.sum_draw(*given)[1] == []
     assert [info.norms.shape for info in infos] == [(3,)] * 4
     assert infos[0].plan
     jax.tree.map(np.testing.assert_array_equal, quiet.value, loud.value)
@@ -106,7 +106,7 @@ def test_masked_rows_and_empty_draws_add_nothing_and_a_removed_record_its_bound_
     assert not info.clipped[np.asarray([1, 3, 4])].any()
     empty, _ = run(PARAMS, data_of(5), np.zeros(5, bool))
     draw = Draw(np.zeros((1, 4), np.int32), np.zeros((1, 4), bool), 0, 5)
-    none = GRAD_FN.sum(PARAMS, data_of(5), draw)[0].value
+    none = GRAD_FN(PARAMS, data_of(5), draw).value
     assert not any(leaf.any() for leaf in jax.tree.leaves((empty, none)))
     whole, _ = run(PARAMS, data_of(5, 100.0), np.ones(5, bool))
     for removed in range(4):
@@ -124,7 +124,7 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
     chosen, data, key = np.arange(12, dtype=np.int32), jnp.zeros((12, 1)), jax.random.key(0)
 
     def norms(draw):
-        infos = grad_fn.sum(params, data, draw, key, told=True)[1]
+        infos = grad_fn.with_info(params, data, draw, key)[1]
         found = np.concatenate([info.norms for info in infos])
         return dict(zip(draw.indices.ravel().tolist(), found.tolist(), strict=True))
 
@@ -138,7 +138,7 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
 def test_vmap_over_seeds_and_scan():
     stacked = jax.tree.map(lambda p: jnp.stack([p, p + 1.0]), PARAMS)
     data = data_of(5)
-    once = lambda params: GRAD_FN(params, data, "all")[0].value  # noqa: E731
+    once = lambda params: GRAD_FN(params, data, "all").value  # noqa: E731
     assert jit(jax.vmap(once))(stacked)["w"].shape == (2, 3, 2)
     step = lambda carry, _: (jax.tree.map(jnp.add, carry, once(carry)), None)  # noqa: E731
     out, _ = jit(lambda p: jax.lax.scan(step, p, None, length=3))(PARAMS)
@@ -157,7 +157,7 @@ def test_a_user_jit_of_the_sum_and_the_update_is_traced_once():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def step(params, opt_state, batch, key):
-        summed, _ = grad_fn(params, batch)
+        summed = grad_fn(params, batch)
         updates, opt_state = tx.update(summed, opt_state, params, key=key)
         return optax.apply_updates(params, updates), opt_state
 
@@ -197,7 +197,7 @@ def test_losses_and_rules_that_are_none_are_refused():
 def test_bad_batches_masks_keys_bounds_and_data_are_refused():
     ragged, three = {"w": jnp.zeros((3, 3, 2)), "b": jnp.zeros((7, 2))}, data_of(3)
     draw = Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 3)
-    once, add = functools.partial(GRAD_FN, PARAMS), functools.partial(GRAD_FN.sum, PARAMS)
+    once = functools.partial(GRAD_FN, PARAMS)
     needs = jaxdp.clipped_grad(lambda p, e, rng: jnp.sum(p["w"]), jaxdp.clip(1.0))
     rows = [
         ("batch must hold arrays", lambda: once(ragged, "all")),
@@ -205,18 +205,19 @@ def test_bad_batches_masks_keys_bounds_and_data_are_refused():
         (r"bool \[3\], got bool \[2\]", lambda: once(three, jnp.ones(2, bool))),
         ("rng must be None", lambda: once(three, "all", rng=jax.random.key(0))),
         ("rng must be a key", lambda: needs(PARAMS, three, "all")),
-        ("data must hold the records that", lambda: add(data_of(5), draw)),
-        ("data must hold arrays", lambda: add(ragged, draw)),
+        ("data must hold the records that", lambda: once(data_of(5), draw)),
+        ("data must hold arrays", lambda: once(ragged, draw)),
     ]
     for bad in (-1.0, 0, float("nan"), 1e-11, True, "1", jnp.ones(3), jnp.int32(1), np.ones(2)):
-        for call, to in ((once, "all"), (add, draw)):
-            rows.append(("bound must be", functools.partial(call, three, to, bound=bad), bad))
+        for to in ("all", draw):
+            rows.append(("bound must be", functools.partial(once, three, to, bound=bad), bad))
     all_refused(rows)
 
 
 # Which rows of a physical batch are records: never guessed, and never parted from the rows. --------
 
 WEIGHT = {"w": jnp.zeros((3, 2))}
+THREE_FORMS = r'draw must be a Draw .*, a mask .*bool \[128\], or "all".* left out where .*Batch'
 FORGOTTEN = r'mask must say .* got None.*jaxdp.Batch.*mask=: bool \[128\], or "all"'
 
 
@@ -244,9 +245,9 @@ def test_record_0_adds_nothing_by_padding_whichever_way_a_draw_is_summed():
         return tx.update(grads, tx.init(WEIGHT), WEIGHT, mask=batch.mask)[0].value
 
     ways = {
-        "sum": lambda data: grad_fn.sum(WEIGHT, data, draw)[0].value,
-        "batch": lambda data: grad_fn(WEIGHT, *draw.batches(data))[0].value,
-        "jit": jax.jit(lambda data: grad_fn(WEIGHT, *draw.batches(data))[0].value),
+        "sum": lambda data: grad_fn(WEIGHT, data, draw).value,
+        "batch": lambda data: grad_fn(WEIGHT, *draw.batches(data)).value,
+        "jit": jax.jit(lambda data: grad_fn(WEIGHT, *draw.batches(data)).value),
         "native": lambda data: native(*draw.batches(data)),
     }
     expected = sum(x / norm64(x) for x in np.asarray(data[1:17], np.float64)) * (
@@ -266,16 +267,19 @@ def test_a_mask_is_never_guessed_and_all_lets_every_row_through():
     beside = "mask must not be given with a Batch"
     all_refused(
         [
-            (FORGOTTEN, lambda: grad_fn(WEIGHT, rows)),
+            *(
+                (THREE_FORMS, lambda m=m: grad_fn(WEIGHT, rows, m))
+                for m in (None, 1, WEIGHT, batch)
+            ),
             (FORGOTTEN, lambda: tx.update({"w": rows}, tx.init(WEIGHT), WEIGHT)),
             (FORGOTTEN, lambda: native({"w": rows})),
             *((words, lambda w=w: grad_fn(WEIGHT, rows, w)) for w in ("none", "ALL", "")),
             *((beside, lambda m=m: grad_fn(WEIGHT, batch, m)) for m in (mask, "all")),
         ]
     )
-    word, info = grad_fn(WEIGHT, rows, "all")
+    word, info = grad_fn.with_info(WEIGHT, rows, "all")
     assert info.mask.all()
-    for other in (grad_fn(WEIGHT, rows, mask)[0], grad_fn(WEIGHT, batch)[0]):
+    for other in (grad_fn(WEIGHT, rows, mask), grad_fn(WEIGHT, batch)):
         np.testing.assert_array_equal(word.value["w"], other.value["w"])
 
 
@@ -354,7 +358,7 @@ def test_a_batch_without_rows_sums_to_zero(rule):
     empty, none = jaxdp.Batch(jnp.zeros((0, 4, 3)), jnp.zeros(0, bool)), np.zeros((3, 2))
     for engine, size in (("auto", None), ("auto", 1), ("auto", 4), ("ghost", None), ("ghost", 4)):
         grad_fn = jaxdp.clipped_grad(with_aux, rule, engine, size)
-        summed, info = grad_fn(WEIGHT, empty)
+        summed, info = grad_fn.with_info(WEIGHT, empty)
         np.testing.assert_array_equal(summed.value["w"], none)
         assert info.norms.shape == info.mask.shape == info.clipped.shape == (0,)
         assert info.aux["seen"].shape == (0, 4, 3)
@@ -362,7 +366,7 @@ def test_a_batch_without_rows_sums_to_zero(rule):
     data = jnp.ones((2, 4, 3))
     for passes, rows in ((0, 4), (1, 0)):
         draw = Draw(np.zeros((passes, rows), np.int32), np.zeros((passes, rows), bool), 0, 2)
-        np.testing.assert_array_equal(grad_fn.sum(WEIGHT, data, draw)[0].value["w"], none)
+        np.testing.assert_array_equal(grad_fn(WEIGHT, data, draw).value["w"], none)
         assert len(list(draw.batches(data))) == passes
     link, grads = jaxdp.clip_and_sum(rule), {"w": jnp.zeros((0, 3, 2))}
     found, _ = link.update(grads, (), WEIGHT, mask=empty.mask)
@@ -375,7 +379,7 @@ def test_a_batch_without_rows_has_keys_of_none_and_votes_of_none():
 
     grad_fn = jaxdp.clipped_grad(random_loss, jaxdp.clip(1.0), microbatch_size=2)
     empty = jaxdp.Batch(jnp.zeros((0, 3, 2)), jnp.zeros(0, bool))
-    summed, _ = grad_fn(WEIGHT, empty, rng=jax.random.key(0), bound=jnp.float32(1.0))
+    summed = grad_fn(WEIGHT, empty, rng=jax.random.key(0), bound=jnp.float32(1.0))
     assert summed.votes == 0.0
     np.testing.assert_array_equal(summed.value["w"], np.zeros((3, 2)))
 
@@ -405,7 +409,7 @@ def test_a_million_aligned_gradients_are_added_without_drift():
     draw = Draw(np.zeros((passes, rows), np.int32), np.ones((passes, rows), bool), 0, 1)
     loss_fn = lambda p, x: jnp.sum(p["w"] * x)  # noqa: E731
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), most_records=2**20)
-    total = grad_fn.sum({"w": jnp.zeros(2)}, jnp.asarray([[0.3, 0.4]]), draw)[0].value["w"]
+    total = grad_fn({"w": jnp.zeros(2)}, jnp.asarray([[0.3, 0.4]]), draw).value["w"]
     aimed = 0.1 * (1 - rounding.MARGIN) * passes * rows
     np.testing.assert_allclose(np.linalg.norm(np.asarray(total, np.float64)), aimed, rtol=3e-6)
 
@@ -527,7 +531,7 @@ def given(**options):
         if by_batch:
             grad_fn(jnp.zeros(3), next(draw.batches(records)), **options)
         else:
-            grad_fn.sum(jnp.zeros(3), records, draw, **options)
+            grad_fn(jnp.zeros(3), records, draw, **options)
         said.append([line for line in sampler.ledger.unverified() if "of a step" in line])
     assert said[0] == said[1]
     return said[0]

@@ -43,7 +43,7 @@ def noisy(params, x, y, rng):
 
 
 def value(loss_fn, batch, rng=None, **options):
-    summed, _ = jaxdp.clipped_grad(loss_fn, RULE, **options)(W, batch, "all", rng)
+    summed = jaxdp.clipped_grad(loss_fn, RULE, **options)(W, batch, "all", rng)
     return summed.value["w"]
 
 
@@ -223,7 +223,7 @@ MECHANISM = jaxdp.dp_sgd(1.0, 1e6, 5, 5, "full_batch")
 
 
 def summed_of_a_draw(grad_fn):
-    return grad_fn.sum(W, (X, Y), MECHANISM.sampler(5).draw())[0].value["w"]
+    return grad_fn(W, (X, Y), MECHANISM.sampler(5).draw()).value["w"]
 
 
 def test_callable_objects_that_cannot_be_hashed():
@@ -285,7 +285,7 @@ STATS = {"batch_stats": VARIABLES["batch_stats"]}
 
 
 def grads(loss_fn, params, **options):
-    return jaxdp.clipped_grad(loss_fn, RULE, **options)(params, X, "all")[0].value
+    return jaxdp.clipped_grad(loss_fn, RULE, **options)(params, X, "all").value
 
 
 def applied(params, x, *train, module=MODULE, **options):
@@ -452,7 +452,7 @@ def test_functions_among_the_parameters_are_refused_with_the_remedy():
     few = mech.clipped_grad(loss, microbatch_size=2)
     some = mech.clipped_grad(loss, trainable=lambda path: True)
     calls = [functools.partial(each, module, X, "all") for each in (grad_fn, few, some)]
-    calls += [lambda: grad_fn.sum(module, X, draw), lambda: grad_fn.plan(module, X)]
+    calls += [lambda: grad_fn(module, X, draw), lambda: grad_fn.plan(module, X)]
     calls.append(lambda: jaxdp.Trainer(loss, mech, optax.sgd(0.1), X).init(module))
     all_refused((words, call, place) for place, call in enumerate(calls))
 

@@ -113,7 +113,7 @@ def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
     grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), jaxdp.clip(1.0), most_records=3)
     draw = jaxdp.dp_sgd(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
     params, words = {"w": jnp.zeros(2)}, "most_records must be at least"
-    of_a_draw = functools.partial(grad_fn.sum, params, jnp.ones((5, 2)), draw)
+    of_a_draw = functools.partial(grad_fn, params, jnp.ones((5, 2)), draw)
     all_refused([(words, of_a_draw), (words, lambda: grad_fn(params, jnp.ones((4, 2)), "all"))])
 
 
@@ -167,11 +167,11 @@ def test_no_draw_exceeds_the_public_bound():
 def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
     params, batch, loss_fn = linear
     mech = jaxdp.dp_sgd(1.0, 0.5, 4, 40)
-    summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
+    summed = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
     assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.error_of_sum(1032))
     assert mech.l2(params) < 0.5 * 1.0147
     # A bound of this step takes the place of the rule's, also where it is larger.
-    summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), "all", bound=jnp.float32(4.0))
+    summed = mech.clipped_grad(loss_fn)(params, batch(9), "all", bound=jnp.float32(4.0))
     assert float(summed.l2) == pytest.approx(8 * mech.l2(params))
 
 
@@ -226,7 +226,7 @@ def test_what_is_lost_by_rounding_is_the_same_for_norm_and_sum(loss_fn, engine, 
 
     @as_users
     def run(params, rows, mask):
-        summed, info = grad_fn(params, rows, mask)
+        summed, info = grad_fn.with_info(params, rows, mask)
         return summed.value, info.norms
 
     value, norms = run(params, rows, np.arange(8) == 3)

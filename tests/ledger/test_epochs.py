@@ -186,19 +186,19 @@ def test_noise_must_stay_the_same_within_an_epoch():
 @pytest.fixture
 def seen(monkeypatch):
     """(step, draw, noise key) of every ticket that is spent."""
-    seen, spend, step_and_look = [], Ticket.spend, jaxdp.Trainer.step_and_look
+    seen, spend, step_with_info = [], Ticket.spend, jaxdp.Trainer.step_with_info
 
     def spending(self, by, **options):
         key = spend(self, by, **options)
         seen[-1] = (*seen[-1], np.asarray(key.words).tobytes())
         return key
 
-    def stepping(self, state, batch, told=True):
+    def stepping(self, state, batch, return_info=True):
         seen.append((batch.step, np.sort(batch.draw.indices[batch.draw.mask])))
-        return step_and_look(self, state, batch, told)
+        return step_with_info(self, state, batch, return_info)
 
     monkeypatch.setattr(Ticket, "spend", spending)
-    monkeypatch.setattr(jaxdp.Trainer, "step_and_look", stepping)
+    monkeypatch.setattr(jaxdp.Trainer, "step_with_info", stepping)
     return seen
 
 

@@ -36,7 +36,7 @@ def flat(params, x):
 GRAD_FN = MECH.clipped_grad(flat)
 TX = optax.chain(MECH.privatize(), optax.scale(-1.0))
 TRACE = optax.chain(MECH.privatize(), optax.trace(0.9))
-UPDATE = jaxdp.compile_update(TX)
+UPDATE = jaxdp.compile_update(TX, donate=False)
 
 
 def start():
@@ -45,7 +45,7 @@ def start():
 
 
 def summed_of(sampler, params=None):
-    return GRAD_FN.sum(params or start()[0], DATA, sampler.draw())[0]
+    return GRAD_FN(params or start()[0], DATA, sampler.draw())
 
 
 def step(sampler, params, opt_state):
@@ -94,9 +94,9 @@ def test_a_program_that_resumes_or_a_state_that_is_not_carried_on_repeats_no_noi
 def test_a_draw_is_released_once_by_whatever_way():
     (params, opt_state), sampler = start(), MECH.sampler(N)
     draw = sampler.draw()
-    summed, _ = GRAD_FN.sum(params, DATA, draw)
+    summed = GRAD_FN(params, DATA, draw)
     UPDATE(params, opt_state, summed)
-    again, _ = GRAD_FN.sum(params, DATA, draw)
+    again = GRAD_FN(params, DATA, draw)
     words = "two releases with one noise subtract to none"
     for one in (summed, again):
         refused(words, UPDATE, params, opt_state, one)
@@ -104,7 +104,7 @@ def test_a_draw_is_released_once_by_whatever_way():
     refused(words, draw.key)
     # The parts of a draw are released together or not at all.
     draw = MECH.sampler(N, physical_batch_size=4).draw()
-    parts = [GRAD_FN(params, batch)[0] for batch in draw.batches(DATA)]
+    parts = [GRAD_FN(params, batch) for batch in draw.batches(DATA)]
     UPDATE(params, opt_state, parts[0])
     refused("must be spent once", UPDATE, params, opt_state, parts[-1])
 
@@ -115,13 +115,13 @@ def test_a_sum_inside_jit_brings_no_ticket_and_the_noise_is_that_which_was_charg
     (batch,) = draw.batches(DATA)
 
     def inside(batch):
-        summed, _ = GRAD_FN(params, batch)
+        summed = GRAD_FN(params, batch)
         return TX.update(summed, opt_state, params)[0]
 
     refused("key must be given to an update that you compile", jax.jit(inside), batch)
     refused("draw must not be used inside jit", jax.jit(lambda: inside(batch)))
     assert not draw.ticket.spent
-    summed, key = GRAD_FN.sum(params, DATA, draw)[0], MECH.sampler(N).draw().key()
+    summed, key = GRAD_FN(params, DATA, draw), MECH.sampler(N).draw().key()
     words = "key must not be given with a Summed that brings"
     refused(words, UPDATE, params, opt_state, summed, key=key)
     # A sampler of noise 10 and an update that adds 0.1: epsilon would be of the other.
@@ -130,9 +130,9 @@ def test_a_sum_inside_jit_brings_no_ticket_and_the_noise_is_that_which_was_charg
     summed = summed_of(sampler)
     words, state = "the one that the step was charged for, 10.0", quiet.init(params)
     refused(words, quiet.update, summed, state, params)
-    refused(words, jaxdp.compile_update(quiet), params, state, summed)  # before: NaN
+    refused(words, jaxdp.compile_update(quiet, donate=False), params, state, summed)  # before: NaN
     assert not summed.ticket.spent  # before: spent by the refused update
-    right = jaxdp.compile_update(loud.privatize())
+    right = jaxdp.compile_update(loud.privatize(), donate=False)
     assert np.isfinite(right(params, loud.privatize().init(params), summed)[0]["w"]).all()
     own = jax.jit(lambda key: quiet.update(jaxdp.Summed(params, 1.0), state, params, key=key)[0])
     assert np.isnan(own(sampler.draw().key())["w"]).all()  # nobody can raise there
@@ -142,7 +142,7 @@ def test_a_wrong_state_or_one_whose_memory_was_reused_leaves_the_ticket_unspent(
     """Before: the ticket was spent, and the remedy met "must be spent once"."""
     params, right = start()
     sampler = MECH.sampler(N)
-    summed, update = summed_of(sampler), jaxdp.compile_update(TRACE, donate=True)
+    summed, update = summed_of(sampler), jaxdp.compile_update(TRACE)
     others = {"w": jnp.zeros(3)}, {**params, "b": jnp.zeros(3)}
     for wrong in (right, *map(TRACE.init, others)):
         words = "opt_state must be made for the trained parameters"
@@ -155,13 +155,13 @@ def test_a_wrong_state_or_one_whose_memory_was_reused_leaves_the_ticket_unspent(
     assert params["w"].is_deleted()
     draw = sampler.draw()
     words = "params must be those that the last update returned"  # before: "... has been deleted"
-    refused(words, GRAD_FN.sum, params, DATA, draw)
-    summed, _ = GRAD_FN.sum(moved, DATA, draw)
+    refused(words, GRAD_FN, params, DATA, draw)
+    summed = GRAD_FN(moved, DATA, draw)
     for again in ((params, kept[1]), (kept[0], opt_state)):
         refused("write params, opt_state, info = update(params", update, *again, summed)
     twice = (kept[1][0], kept[1][1]._replace(trace=kept[0]))
-    words = r"not share an array .* params, opt_state = jax.tree"
-    refused(words, jaxdp.compile_update(TRACE, donate=True), kept[0], twice, summed)
+    words = r"not share an array,.* params, opt_state = jax.tree"
+    refused(words, jaxdp.compile_update(TRACE), kept[0], twice, summed)
     assert not summed.ticket.spent
     update(*kept, summed)
 
@@ -172,7 +172,7 @@ def test_a_correct_program_has_nothing_to_take_on_trust_and_an_update_of_ones_ow
     params, opt_state = start()
     for _ in range(3):
         params, opt_state = step(sampler, params, opt_state)
-    summed = [GRAD_FN(params, b)[0] for b in sampler.draw().batches(DATA)]
+    summed = [GRAD_FN(params, b) for b in sampler.draw().batches(DATA)]
     UPDATE(params, opt_state, summed[0] if len(summed) == 1 else sum(summed[1:], summed[0]))
     assert ledger.unverified() == []
     ledger.close()
@@ -194,7 +194,7 @@ def told_of(make, own=False):
 
 
 def in_parts(grad_fn, draw):
-    first, *rest = (grad_fn(P, batch)[0] for batch in draw.batches(X))
+    first, *rest = (grad_fn(P, batch) for batch in draw.batches(X))
     return sum(rest, first)
 
 
@@ -205,17 +205,17 @@ def altered(how, grad_fn, draw):
     """A sum that was changed on its way."""
     batches, summed = list(draw.batches(X)), whole(grad_fn, draw)
     first, last = batches[0], batches[-1]
-    one, others = grad_fn(P, first)[0], list(draw.batches(np.roll(X, 1, axis=0)))[1]
+    one, others = grad_fn(P, first), list(draw.batches(np.roll(X, 1, axis=0)))[1]
     rows = [X[i] - X[i].mean(0) for i in draw.indices]
     zeros = {"indices": np.zeros_like(draw.indices), "mask": np.ones_like(draw.mask)}
     return {
-        "unmasked": lambda: grad_fn(P, changed(last, mask=np.ones_like(last.mask)))[0],
-        "normalised": lambda: grad_fn(P, changed(first, data=first.data - first.data.mean(0)))[0],
+        "unmasked": lambda: grad_fn(P, changed(last, mask=np.ones_like(last.mask))),
+        "normalised": lambda: grad_fn(P, changed(first, data=first.data - first.data.mean(0))),
         "other draw": lambda: whole(grad_fn, changed(draw, **zeros)),
         "amplified": lambda: changed(summed, value=jax.tree.map(lambda v: 100 * v, summed.value)),
         "quieter": lambda: changed(summed, l2=1e-6),
-        "one record twice": lambda: one + grad_fn(P, others)[0],
-        "own rows": lambda: grad_fn.sum_passes(P, rows, draw, gathered=True)[0],
+        "one record twice": lambda: one + grad_fn(P, others),
+        "own rows": lambda: grad_fn.sum_draw(P, rows, draw, gathered=True)[0],
     }[how]()
 
 
@@ -226,7 +226,7 @@ def exchanged(grad_fn, draw):
     """A sum of rows that took the place of a batch's in its own dict."""
     batch = next(draw.batches({"x": X}))
     batch.data["x"] = batch.data["x"] - batch.data["x"].mean(0)
-    return jaxdp.clipped_grad(lambda p, e: loss_fn(p, e["x"]), grad_fn.rule)(P, batch)[0]
+    return jaxdp.clipped_grad(lambda p, e: loss_fn(p, e["x"]), grad_fn.rule)(P, batch)
 
 
 def multiplied(grad_fn, draw):

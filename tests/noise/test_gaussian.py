@@ -242,9 +242,9 @@ def test_an_algorithm_that_adds_no_noise_or_other_noise_is_refused(rows):
         ]
     )
     tx = optax.chain(none, optax.sgd(1.0))
-    total, _ = summer().sum(W, X, MECHANISM.sampler(N).draw())
+    total = summer()(W, X, MECHANISM.sampler(N).draw())
     with pytest.raises(ValueError, match="must add the noise"):
-        jaxdp.compile_update(tx)(W, tx.init(W), total)
+        jaxdp.compile_update(tx, donate=False)(W, tx.init(W), total)
 
 
 # Before: unverified() == [], since the key was asked for; epsilon said nothing of what was released.
@@ -252,9 +252,9 @@ def test_an_algorithm_that_adds_no_noise_or_other_noise_is_refused(rows):
 def test_noise_that_is_not_of_jaxdp_is_told(link, tmp_path):
     words = "a link that is not jaxdp's own"
     sampler, tx = MECHANISM.sampler(N), optax.chain(link, optax.sgd(1.0))
-    update = jaxdp.compile_update(tx)
+    update = jaxdp.compile_update(tx, donate=False)
     for _ in range(2):  # traced, and from the cache
-        total, _ = summer().sum(W, X, sampler.draw())
+        total = summer()(W, X, sampler.draw())
         update(W, tx.init(W), total)
         (said,) = sampler.ledger.unverified()
         assert words in said
@@ -264,7 +264,7 @@ def test_noise_that_is_not_of_jaxdp_is_told(link, tmp_path):
         assert words in said
         assert jaxdp.Ledger(file).unverified() == [said]
     if link is OTHERS[-1]:  # outside jit nobody watches; a kind says itself that it is no own one
-        total, _ = summer().sum(W, X, (sampler := MECHANISM.sampler(N)).draw())
+        total = summer()(W, X, (sampler := MECHANISM.sampler(N)).draw())
         link.update(total, link.init(W), W)
         (said,) = sampler.ledger.unverified()
         assert words in said

@@ -107,7 +107,7 @@ def test_every_draw_is_charged_as_ordinary_noise_and_the_distance():
 def test_every_rule_releases_whole_cells_alone(rule):
     mechanism = made(rule=RULES[rule])
     grad_fn, tx = mechanism.clipped_grad(loss_fn), mechanism.privatize()
-    summed, _ = grad_fn.sum(PARAMS, DATA, mechanism.sampler(60).draw())
+    summed = grad_fn(PARAMS, DATA, mechanism.sampler(60).draw())
     updates, _ = tx.update(summed, tx.init(PARAMS), PARAMS)
     law = grid.law_for(1.0, 6)
     scale = float(grid.grid_scale(law, np.float32(1.0), 6, mechanism.l2(PARAMS)))
@@ -314,7 +314,7 @@ def test_links_of_two_noises_and_numbers_and_bounds_that_the_grid_has_not_are_re
 
     def step(mechanism, tx):
         draw = mechanism.sampler(60).draw()
-        summed, _ = mechanism.clipped_grad(loss_fn).sum(PARAMS, DATA, draw)
+        summed = mechanism.clipped_grad(loss_fn)(PARAMS, DATA, draw)
         return tx.update(summed, tx.init(PARAMS), PARAMS)
 
     kinds = (1.0, 12), (IntegerNoise(0.5), 12), (IntegerNoise(1.0), 1.0)

@@ -65,7 +65,7 @@ def runs(
             drawn = jax.random.bernoulli(jax.random.fold_in(draw_key, step), prob, (len(batch),))
             mask = drawn & ((jnp.arange(len(batch)) < len(OTHERS)) | member)
             context = links.clipped_by(state)
-            summed, _ = links.grad_fn(params, batch, mask, **context)
+            summed = links.grad_fn(params, batch, mask, **context)
             extra = {}
             if energy is not None:
                 extra["energy"] = energy(jax.random.key_data(jax.random.fold_in(judge, step)), mask)

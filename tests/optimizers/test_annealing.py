@@ -262,7 +262,7 @@ def test_a_refused_step_has_burnt_the_energys_ticket_alone_and_close_ends_both(t
     refused("batch must be as trainer.batches", trainer.step, state, dataclasses.replace(batch))
     assert energy.sampler.step == 0  # that batch was refused before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "examine", lambda params: 1 / 0)
+        patch.setattr(trainer, "_step", lambda *args, **options: 1 / 0)
         refused("", trainer.step, state, batch, error=ZeroDivisionError)
     state, _ = trainer.step(state, batch)
     trainer.step(state, next(batches))
@@ -349,7 +349,7 @@ def test_a_drawn_energy_judges_once_hides_its_key_and_records_and_is_not_copied(
     tx, energy, spent = annealing(optax.identity(), KEY), private(), "ticket must be spent once"
     drawn, state = energy.prepare(), tx.init(PARAMS)
     _, state = tx.update(PARAMS, state, PARAMS, energy=drawn)
-    update = jaxdp.compile_update(optax.chain(MECH.privatize(), tx))
+    update = jaxdp.compile_update(optax.chain(MECH.privatize(), tx), donate=False)
     again, begun = energy.prepare(), (MECH.privatize().init(PARAMS), state)
     keys = [MECH.simulated_key(jax.random.key(i)) for i in range(2)]
     updated = partial(update, PARAMS, begun, jaxdp.Summed(PARAMS, 1.0), energy=again)
@@ -391,12 +391,16 @@ def test_an_energy_that_was_opened_once_judges_once():
         all_refused([(once, partial(call, energies.prepare().spent(), jnp.ones(1)))])
     # In two compiled updates, also where another came between.
     tx, data = optax.chain(MECH.privatize(), tx), energies.data
-    update, state, sampler = jaxdp.compile_update(tx), tx.init(PARAMS), MECH.sampler(60)
+    update, state, sampler = (
+        jaxdp.compile_update(tx, donate=False),
+        tx.init(PARAMS),
+        MECH.sampler(60),
+    )
     grad_fn = MECH.clipped_grad(first)
     one, other = energies.prepare().spent(), energies.prepare().spent()
 
     def judged(energy):
-        update(PARAMS, state, grad_fn.sum(PARAMS, data, sampler.draw())[0], energy=energy)
+        update(PARAMS, state, grad_fn(PARAMS, data, sampler.draw()), energy=energy)
 
     judged(one)
     judged(other)
@@ -407,7 +411,7 @@ def test_a_drawn_energy_is_never_compiled_in():
     """Its draw and its noise would judge in every call."""
     tx, drawn = annealing(optax.identity(), KEY), private().prepare()
     whole, key = optax.chain(MECH.privatize(), tx), MECH.simulated_key(jax.random.key(0))
-    update = jaxdp.compile_update(whole)
+    update = jaxdp.compile_update(whole, donate=False)
     step = jax.jit(lambda s, p: tx.update(p, s, p, energy=drawn))
     all_of_it = jax.jit(lambda s, p, k: update(p, s, jaxdp.Summed(p, 1.0), key=k, energy=drawn))
     inside = "energy must not be used inside jit"
@@ -433,10 +437,10 @@ def test_a_drawn_energy_is_never_compiled_in():
 def test_an_energy_is_charged_to_the_ledger_of_the_gradient_and_that_it_is_public_is_said():
     """Before: each sampler made a ledger, the gradient's told nothing of the energy, nor of trust."""
     data, tx = jnp.zeros(60), optax.chain(MECH.privatize(), annealing(optax.sgd(0.1), KEY))
-    update, grad_fn = jaxdp.compile_update(tx), MECH.clipped_grad(first)
+    update, grad_fn = jaxdp.compile_update(tx, donate=False), MECH.clipped_grad(first)
 
     def judged(sampler, energy):
-        summed, _ = grad_fn.sum(PARAMS, data, sampler.draw())
+        summed = grad_fn(PARAMS, data, sampler.draw())
         update(PARAMS, tx.init(PARAMS), summed, energy=energy)
 
     apart, sampler = private().prepare(), MECH.sampler(60)
@@ -493,7 +497,7 @@ def test_what_is_no_energy_or_charges_another_event_is_refused():
     ]
     # A rejection would forget which key the noise used last.
     noise = annealing(optax.chain(MECH.privatize(), optax.sgd(0.1)), KEY)
-    update = partial(jaxdp.compile_update(noise), PARAMS, noise.init(PARAMS))
+    update = partial(jaxdp.compile_update(noise, donate=False), PARAMS, noise.init(PARAMS))
     given = {"key": MECH.simulated_key(jax.random.key(0)), "energy": PUBLIC}
     update = partial(update, jaxdp.Summed(PARAMS, 1.0), **given)
     rows.append(("annealing must wrap what follows the noise", update))

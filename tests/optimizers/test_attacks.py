@@ -72,12 +72,12 @@ def fed_raw(algorithm):
         summed = algorithm.clipped_grad(loss_fn)
 
         def leaky(params, batch, mask, **context):
-            total, info = summed(params, batch, mask, **context)
+            total = summed(params, batch, mask, **context)
             raw = total.value
             if total.unscale is not None:
                 raw = jax.tree.map(jnp.multiply, raw, total.unscale)
             leaked = jax.tree.map(lambda g: g / 5, raw)
-            return Summed(total.value, total.l2, total.unscale, leaked=leaked), info
+            return Summed(total.value, total.l2, total.unscale, leaked=leaked)
 
         leaky.trained = lambda params: params
         return leaky
@@ -241,20 +241,19 @@ def test_a_sum_beside_un_noised_means_is_never_without_a_word():
     grad_fn, params = a_thousand_gradients(square_loss), jnp.zeros(3)
     for compiled in (False, True):
         sampler, tx = mechanism().sampler(100), optax.chain(mechanism().privatize())
-        summed, _ = grad_fn.sum(params, DATA, sampler.draw(), raw=jnp.zeros(3))
+        summed = grad_fn(params, DATA, sampler.draw(), raw=jnp.zeros(3))
         if compiled:
-            jaxdp.compile_update(tx)(params, tx.init(params), summed)
+            jaxdp.compile_update(tx, donate=False)(params, tx.init(params), summed)
         else:
             tx.update(summed, tx.init(params), params)
         assert any("un-noised means" in said for said in sampler.ledger.unverified()), compiled
 
 
 class Leaky(RawGradient):
-    def sum(self, params, data, draw, rng=None):
-        return super().sum(params, data, draw, raw=params)
+    def sum_draw(self, params, data, draw, rng=None, **options):
+        return super().sum_draw(params, data, draw, raw=params, **options)
 
-    def sum_passes(self, params, passes, draw, rng=None, **options):
-        return super().sum(params, DATA, draw, raw=params)
+    sum = sum_passes = sum_draw
 
 
 ON_HOST = [{name: leaf[n] for name, leaf in DATA.items()} for n in range(100)]

@@ -154,7 +154,7 @@ ZEROS = {k: jnp.zeros(s) for k, s in SHAPES.items()}
 @functools.cache
 def summer(loss):
     grad_fn = MECHANISM.clipped_grad(loss)
-    return jit(lambda batch, mask, scale: grad_fn(ZEROS, batch, mask, scale=scale)[0].value)
+    return jit(lambda batch, mask, scale: grad_fn(ZEROS, batch, mask, scale=scale).value)
 
 
 def sums(loss, batch, place, scale):

@@ -100,10 +100,13 @@ def test_the_bound_goes_to_the_quantile(target):
     mechanism, tx = quantile.quantile_clip(0.3, 400, 400, **settings)
     grad_fn = mechanism.clipped_grad(vdot)
     chain = optax.chain(tx, optax.sgd(1e-3))
-    update, sampler = jaxdp.compile_update(chain), mechanism.sampler(400, physical_batch_size=400)
+    update, sampler = (
+        jaxdp.compile_update(chain, donate=False),
+        mechanism.sampler(400, physical_batch_size=400),
+    )
     params, state, bounds = PARAMS, chain.init(PARAMS), []
     for _ in range(60):
-        summed, _ = grad_fn.sum(params, data, sampler.draw(), bound=state[0].bound)
+        summed = grad_fn(params, data, sampler.draw(), bound=state[0].bound)
         params, state, _ = update(params, state, summed)
         bounds.append(float(state[0].bound))
     assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.05)
@@ -142,13 +145,13 @@ def test_sums_keys_and_numbers_that_do_not_fit_are_refused():
 def test_the_bound_of_a_state_is_told_from_one_that_was_put_into_it(compiled):
     mechanism, tx = quantile.quantile_clip(1.0, 10, 100)
     grad_fn, chain = mechanism.clipped_grad(vdot), optax.chain(tx, optax.sgd(1e-3))
-    update, data = jaxdp.compile_update(chain), jnp.ones((100, 3))
+    update, data = jaxdp.compile_update(chain, donate=False), jnp.ones((100, 3))
     # That of another mechanism began at a number which the rule does not declare.
     elsewhere = quantile.quantile_clip(1.0, 10, 100, initial_bound=9.0)[1].init(PARAMS).bound
     for other, told in ((None, 0), (jnp.float32(9.0), 1), (elsewhere, 1)):
         sampler, state = mechanism.sampler(100), chain.init(PARAMS)
         for each in (None, other, None):
-            summed, _ = grad_fn.sum(PARAMS, data, sampler.draw(), bound=state[0].bound)
+            summed = grad_fn(PARAMS, data, sampler.draw(), bound=state[0].bound)
             if each is not None:  # the state has another one when the noise is added
                 state = (state[0]._replace(bound=each), *state[1:])
             given = (PARAMS, state, summed) if compiled else (summed, state, PARAMS)

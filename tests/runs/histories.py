@@ -91,7 +91,7 @@ class Steps:
         while self.issuer.next < end:
             yield self.issuer.take(None, end)
 
-    def step_and_look(self, state, ticket, told=False):
+    def step_with_info(self, state, ticket, return_info=False):
         assert ticket.step == state.step
         name = (self.issuer.label, ticket.step)
         assert name not in self.world.tickets, "a ticket came twice"

@@ -111,11 +111,11 @@ def watched(folder, steps, every):
     Each line of standard output is a row that was shown. The noise is so large that the moves of
     two steps correlate only if they share it.
     """
-    step_and_look, log = Trainer.step_and_look, Path(folder).with_suffix(".moves").open("ab")
+    step_with_info, log = Trainer.step_with_info, Path(folder).with_suffix(".moves").open("ab")
 
-    def spied(self, state, batch, told=True):
+    def spied(self, state, batch, return_info=True):
         before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
-        out = step_and_look(self, state, batch, told)
+        out = step_with_info(self, state, batch, return_info)
         after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out[0].params)])
         log.write(np.concatenate([[out[0].step], after - before]).astype(np.float32).tobytes())
         log.flush()
@@ -125,7 +125,7 @@ def watched(folder, steps, every):
         if row is not None:
             print(json.dumps(row), flush=True)
 
-    Trainer.step_and_look = spied
+    Trainer.step_with_info = spied
     options = {"noise_multiplier": 50.0, "momentum": 0.0}
     result = go(folder, config(steps=steps, eval_every=every, **options), shown, None)
     Path(folder).with_suffix(".history").write_text(json.dumps(result.history))

@@ -119,13 +119,13 @@ def test_steps_that_were_shown_and_are_repeated_cost_the_whole_event_again(
     tmp_path, monkeypatch, name
 ):
     """And keep the order of the records."""
-    mechanism, seen, step_and_look = EVERY[name], [], jaxdp.Trainer.step_and_look
+    mechanism, seen, step_with_info = EVERY[name], [], jaxdp.Trainer.step_with_info
 
-    def stepping(self, state, batch, told=True):
+    def stepping(self, state, batch, return_info=True):
         seen.append((batch.step, frozenset(batch.draw.indices[batch.draw.mask].tolist())))
-        return step_and_look(self, state, batch, told)
+        return step_with_info(self, state, batch, return_info)
 
-    monkeypatch.setattr(jaxdp.Trainer, "step_and_look", stepping)
+    monkeypatch.setattr(jaxdp.Trainer, "step_with_info", stepping)
     put_back_after_six(tmp_path / "r", mechanism)
     made(tmp_path / "r", mechanism).fit()
     assert charges(tmp_path / "r") == {mechanism.event: 2}

@@ -106,17 +106,17 @@ def test_the_ledger_is_ahead_of_every_step_and_runs_of_one_seed_are_equal(
 
 
 def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, monkeypatch):
-    seen, step_and_look = [], Trainer.step_and_look
+    seen, step_with_info = [], Trainer.step_with_info
 
-    def spy(self, state, batch, told=True):
+    def spy(self, state, batch, return_info=True):
         before = np.array(jax.tree.leaves(state.params)[1])
-        out = step_and_look(self, state, batch, told)
+        out = step_with_info(self, state, batch, return_info)
         if out[0].step == 8:
             change = np.ravel(np.asarray(jax.tree.leaves(out[0].params)[1]) - before)
             seen.append((np.sort(batch.draw.indices[batch.draw.mask]), change))
         return out
 
-    monkeypatch.setattr(Trainer, "step_and_look", spy)
+    monkeypatch.setattr(Trainer, "step_with_info", spy)
     quiet = small.config(noise_multiplier=100.0, momentum=0.0)
     small.crash(tmp_path / "r", quiet, 8)
     small.go(tmp_path / "r", quiet)

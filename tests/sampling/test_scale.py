@@ -86,8 +86,7 @@ def test_a_sum_is_that_of_the_records_drawn(data, rows):
     made = MECHANISM.sampler(HUGE, secret=Secret.from_seed(2), physical_batch_size=rows)
     draw, key = made.draw(), jax.random.key(0)
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(10.0), most_records=2_000)
-    rows = [source.gather(i, m) for i, m in zip(draw.indices, draw.mask, strict=True)]
-    summed, _ = grad_fn.sum_passes(zeros(), rows, draw, key, gathered=True)
+    summed = grad_fn(zeros(), source, draw, key)
     drawn = draw.indices[draw.mask]
     own = _rows.folded(key, jnp.asarray(draw.positions(True)[draw.mask]))
     expected = np.sum(jax.vmap(jax.random.uniform)(own)) / 2
@@ -112,7 +111,7 @@ def test_what_lies_on_the_device_is_refused_beyond_32_bits():
     refused("fewer than 2**31", draw.positions, False)
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
     huge = np.broadcast_to(np.zeros(1, np.float32), HUGE)
-    refused("fewer than 2**31", grad_fn.sum, zeros(), huge, draw, jax.random.key(0))
+    refused("fewer than 2**31", grad_fn, zeros(), huge, draw, jax.random.key(0))
     assert next(draw.batches(huge)).data.shape == (64,)
     # Nor are draws that memory or floating point does not hold, by public numbers.
     words = "dataset_size must be one that can be drawn.*Poisson sampling at a small rate"

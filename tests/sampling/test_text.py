@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.clipping.engine import add_pass
+from jaxdp.clipping.engine import add_physical_batch
 from jaxdp.sampling import Source, as_source, bucketed_text, padded_text
 from tests.refusing import refused
 from tests.sampling.fakes import HuggingFace, Tensor, ask, refused_without
@@ -149,14 +149,14 @@ def test_a_record_of_any_length_adds_one_clipped_gradient_and_is_compiled_once()
     for size in (0, 1, 3, 8, 50):
         indices, mask, rows = passes([RANDOM[1], (RANDOM[0] * 50)[:size]], [1])
         draw = jaxdp.types.Draw(indices, mask, 0, 2)
-        summed, _ = grad_fn.sum_passes(PARAMS, rows, draw, gathered=True)
+        summed, _ = grad_fn.sum_draw(PARAMS, rows, draw, gathered=True)
         norm = float(optax.tree.norm(summed.value))
         assert norm <= 0.1, size
         assert norm == pytest.approx(0.1 if size else 0.0, rel=1e-2), size
-    before = add_pass._cache_size()
+    before = add_physical_batch._cache_size()
     _, _, lengths = trained(bucketed_text(RANDOM, BUCKETS), lambda *given: loss_fn(*given))
     assert sum(map(len, lengths)) > 3 * 4
-    assert add_pass._cache_size() == before + 3
+    assert add_physical_batch._cache_size() == before + 3
     # A pass is small where nobody says.
     source, mechanism = bucketed_text(RANDOM * 10, BUCKETS), jaxdp.dp_sgd(1.0, 0.5, 240, 600)
     train = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.5), source)

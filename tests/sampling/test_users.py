@@ -76,7 +76,7 @@ def test_a_user_makes_one_gradient_which_is_clipped_once_and_each_record_has_a_k
     each = jax.tree.map(np.asarray, jax.jit(each)(weights, rows.records))
     for reduce, engine in (("mean", "vmap"), ("sum", "auto")):
         grad_fn = jaxdp.clipped_grad(user_loss(loss_fn, reduce), jaxdp.clip(0.05), engine=engine)
-        found, info = grad_fn(weights, rows, jnp.ones(3, bool))
+        found, info = grad_fn.with_info(weights, rows, jnp.ones(3, bool))
         share = rows.present / (rows.present.sum(1, keepdims=True) if reduce == "mean" else 1)
         own = jax.tree.map(lambda g, s=share: np.einsum("ur,ur...->u...", s, g), each)
         flat = np.concatenate([g.reshape(3, -1) for g in jax.tree.leaves(own)], axis=1)

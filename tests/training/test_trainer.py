@@ -205,10 +205,10 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
 def test_looking_changes_no_step_and_tells_what_clipping_saw(rows):
     one, two = (trainer(jaxdp.Secret.from_seed(5), physical_batch_size=rows) for _ in range(2))
     plain, (other,) = one_step(one, one.init(PARAMS)), two.batches(1)
-    looked, _, infos = two.step_and_look(two.init(PARAMS), other)
+    looked, _, infos = two.step_with_info(two.init(PARAMS), other)
     jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
     assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
-    assert two.step_and_look(looked, next(two.batches(1)), told=False)[2] == []
+    assert two.step_with_info(looked, next(two.batches(1)), return_info=False)[2] == []
 
 
 def test_bad_input():
@@ -353,16 +353,16 @@ def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, 
     box["centre"] = jnp.asarray(data.mean(0))
     (batch,) = train.batches(1)
     words = "loss_fn must not capture .* is the records' mean"
-    refused(words, train.step_and_look, state, batch, told)
+    refused(words, train.step_with_info, state, batch, told)
     assert not batch.draw.ticket.spent
     box["centre"] = jnp.asarray([0.217, 1.3, -5.2])
-    state = train.step_and_look(state, batch, told)[0]
+    state = train.step_with_info(state, batch, told)[0]
     said = ["assumed to be public, computed from no record: a captured array float32 [3]"]
     assert train.unverified() == said
     if rows is None:  # a second program, compiled anew for its info, is compared too
         box["centre"] = jnp.asarray(data.mean(0))
         (batch,) = train.batches(1)
-        refused("the records' mean", train.step_and_look, state, batch)
+        refused("the records' mean", train.step_with_info, state, batch)
         assert not batch.draw.ticket.spent
         assert train.step(state, batch)[0].step == 2  # compiled before
         assert train.unverified() == said

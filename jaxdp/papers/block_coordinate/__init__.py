@@ -8,11 +8,10 @@ without a guarantee. See docs/hidden_state.md.
 
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_hidden
 from jaxdp.papers.block_coordinate.network import Network
-from jaxdp.papers.block_coordinate.proximal import Proximal
+from jaxdp.papers.block_coordinate.proximal import Proximal, Rescale
 from jaxdp.papers.block_coordinate.published import AsPublished, train_as_published
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, train
 from jaxdp.papers.block_coordinate.schedules import SweepSchedule, constant, linear, step
-from jaxdp.papers.block_coordinate.spectral import Rescale
 
 __all__ = [
     "AsPublished",

@@ -15,8 +15,8 @@ from jaxdp.clipping import rounding
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
 from jaxdp.noise.normals import noised
+from jaxdp.papers import hidden_state
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
-from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
@@ -28,6 +28,30 @@ if TYPE_CHECKING:
 WATCHED = "the parameters of a block in training were handed out after every epoch"
 # Standard deviations of a step's noise that a weight may hold, and the least such deviation.
 _SPACINGS, _FLOOR = 2.0**19, 2.0**-100
+Batches = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def secret_partition(
+    data: tuple[jax.Array, jax.Array], batch_size: int, rng: np.random.Generator
+) -> Batches:
+    """Puts every record into one batch, uniformly at random and without looking at it.
+
+    Args:
+        data: (x [N, d_0], y [N, d_L]).
+        batch_size: b.
+        rng: where the permutation comes from; secret.
+
+    Returns:
+        x [l, b, d_0], y [l, b, d_L], mask [l, b]; the last batch is padded with rows of zeros.
+    """
+    records = data[0].shape[0]
+    order = rng.permutation(records)
+    batches = -(-records // batch_size)
+    padding = batches * batch_size - records
+    order = np.concatenate([order, np.zeros(padding, order.dtype)]).reshape(batches, batch_size)
+    mask = (np.arange(batches * batch_size) < records).reshape(batches, batch_size)
+    x, y = (jnp.where(mask[:, :, None], part[order], 0.0) for part in data)
+    return x, y, jnp.asarray(mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +184,9 @@ class HiddenBlocks:
         """z of each inner epoch."""
         return tuple(self.noise_multiplier * f for f in self.schedule.over(self.inner_epochs))
 
-    def chain(self, block: int) -> acc.chains.NoisyChain:
+    def chain(self, block: int) -> hidden_state.NoisyChain:
         """The steps of one block's training, as the accountant reads them."""
-        return acc.chains.clipped_gradient_chain(
+        return hidden_state.clipped_gradient_chain(
             epochs=self.inner_epochs,
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
@@ -174,14 +198,14 @@ class HiddenBlocks:
             diameter=self.proximal.diameter(self.network.shape(block)),
         )
 
-    def event(self, exposed: str = "") -> acc.events.HiddenState:
+    def event(self, exposed: str = "") -> hidden_state.HiddenState:
         """Everything that the whole run releases, as one event: all blocks share the partition.
 
         Args:
             exposed: what else left a block's loop, if anything: it costs the hidden-state number.
         """
         chains = [self.chain(i) for i in range(self.network.blocks)]
-        return acc.events.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
+        return hidden_state.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
 
 
 @dataclasses.dataclass(frozen=True)

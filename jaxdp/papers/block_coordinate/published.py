@@ -11,17 +11,15 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
-from jaxdp.papers import claims
+from jaxdp.papers import claims, hidden_state
+from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, secret_partition
 from jaxdp.papers.block_coordinate.network import Network, Weights
-from jaxdp.papers.block_coordinate.partition import secret_partition
-from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal, Rescale
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, check_data, compiled_sweep
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
-from jaxdp.papers.block_coordinate.spectral import Rescale
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
-    from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
 
 REASON = (
     "DP-SBCD as published: the sensitivity of a gradient is assumed and not enforced, the blocks "
@@ -70,7 +68,7 @@ class AsPublished:
         """The event that the ledger is charged for."""
         return acc.NonPrivate(REASON)
 
-    def chains(self, sensitivity: float) -> tuple[acc.chains.NoisyChain, ...]:
+    def chains(self, sensitivity: float) -> tuple[hidden_state.NoisyChain, ...]:
         """One chain for each layer, as Theorem 4.6 imagines them.
 
         Args:
@@ -79,7 +77,7 @@ class AsPublished:
         """
         arguments.positive("sensitivity", sensitivity)
         noise = tuple((self.noise_std * f) ** 2 for f in self.schedule.over(self.epochs))
-        chain = acc.chains.NoisyChain(
+        chain = hidden_state.NoisyChain(
             batches=-(-self.dataset_size // self.batch_size),
             epochs=self.epochs,
             contributions=(self.step_size * sensitivity / (2 * self.batch_size),),
@@ -93,7 +91,7 @@ class AsPublished:
         return claims.dp_sbcd_theorem_4_6(self.chains(sensitivity), delta, order)
 
 
-def claimed_for(made: "ReleasedBlocks | HiddenBlocks", steps: int, delta: float) -> acc.Claim:
+def claimed_for(made: ReleasedBlocks | HiddenBlocks, steps: int, delta: float) -> acc.Claim:
     """Theorem 4.6's figure for a run of R1, R2 or R3, had it been one of the paper's.
 
     A replaced record moves a batch's clipped total by at most twice the clip norm. Under R1 each
@@ -109,7 +107,7 @@ def claimed_for(made: "ReleasedBlocks | HiddenBlocks", steps: int, delta: float)
         return claims.dp_sbcd_theorem_4_6(chains, delta)
     batches = -(-made.dataset_size // made.batch_size)
     chains = [
-        acc.chains.NoisyChain(
+        hidden_state.NoisyChain(
             batches=batches,
             epochs=-(-steps // batches),
             contributions=(made.step_size * norm / made.batch_size,),

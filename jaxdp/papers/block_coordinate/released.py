@@ -16,9 +16,8 @@ from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
-from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal, Rescale
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
-from jaxdp.papers.block_coordinate.spectral import Rescale
 from jaxdp.papers.block_coordinate.sweep import sweep
 from jaxdp.sampling import Poisson, Sampler
 from jaxdp.types import Draw

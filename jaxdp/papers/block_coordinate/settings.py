@@ -13,8 +13,7 @@ from jaxdp import arguments, data
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.optimizers.registry import Setting
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
-from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Network
-from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Network, Patches
 from jaxdp.papers.block_coordinate.proximal import Proximal
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.runs.recipes import own_constants

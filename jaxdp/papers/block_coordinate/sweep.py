@@ -8,8 +8,7 @@ from jaxdp.clipping.ghost.leaves import outer_sum
 from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate import forms
 from jaxdp.papers.block_coordinate.network import Network, Weights
-from jaxdp.papers.block_coordinate.proximal import Proximal
-from jaxdp.papers.block_coordinate.spectral import Rescale
+from jaxdp.papers.block_coordinate.proximal import Proximal, Rescale
 
 
 def sweep(

@@ -15,9 +15,8 @@ from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.tickets import Issuer, Ticket
-from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
+from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, secret_partition, train_block
 from jaxdp.papers.block_coordinate.network import Weights
-from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks
 from jaxdp.sampling import Sampler
 from jaxdp.training.trainer import TrainState
@@ -85,9 +84,9 @@ class SweepTrainer(_Charging):
         for _ in range(steps):
             yield self._sampler.draw()
 
-    def step_and_look(self, state: TrainState, draw: Draw, told: bool = False) -> Step:
+    def step_with_info(self, state: TrainState, draw: Draw, return_info: bool = False) -> Step:
         """One sweep; nothing un-noised is told."""
-        del told
+        del return_info
         return self.moved(state, self._algorithm.step(unnamed(state.params), self._data, draw))
 
 
@@ -124,9 +123,9 @@ class HiddenTrainer(_Charging):
             if (ticket := self.issuer.take(until=self.issuer.next + 1)) is not None:
                 yield ticket
 
-    def step_and_look(self, state: TrainState, ticket: Ticket, told: bool = False) -> Step:
+    def step_with_info(self, state: TrainState, ticket: Ticket, return_info: bool = False) -> Step:
         """The whole run."""
-        del told
+        del return_info
         # The same at every start of the run, and another one where it is charged anew; of a seed
         # that a person chose, another one in a run of other settings.
         name = f"{self._algorithm!r}|{self.issuer.stream}|{ticket.step}"

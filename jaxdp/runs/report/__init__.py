@@ -8,13 +8,12 @@ from jaxdp._extras import needed
 with needed("jaxdp.runs.report", "train", "flax", "jinja2", "matplotlib"):
     from jaxdp.runs.report.build import build
     from jaxdp.runs.report.markdown import to_markdown
-    from jaxdp.runs.report.words import describe
 
 if TYPE_CHECKING:
     from jaxdp.runs.report.page import to_html
     from jaxdp.runs.report.plots import save_plots
 
-__all__ = ["build", "describe", "save_plots", "to_html", "to_markdown"]
+__all__ = ["build", "save_plots", "to_html", "to_markdown"]
 
 # Imported when asked for: a run that begins need not wait for matplotlib.
 _HOME = {"save_plots": "plots", "to_html": "page"}

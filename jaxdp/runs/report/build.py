@@ -89,7 +89,7 @@ def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
         sampling_prob=subject.batch_size / subject.dataset_size,
         noise_multiplier=subject.noise_multipliers[0],
         releases=ledger.steps,
-        in_words=words.describe(event),
+        in_words=event.describe(),
         epsilon=math.inf,
         accountant="none: no accountant bounds this event",
     )

@@ -14,9 +14,9 @@ from jaxdp import accounting as acc
 from jaxdp.audit import audit_event, two_worlds
 from jaxdp.clipping.rounding import MARGIN
 from jaxdp.papers import block_coordinate as bc
-from jaxdp.papers.block_coordinate import audit, forms, released, spectral
+from jaxdp.papers.block_coordinate import audit, forms, proximal, released
 from jaxdp.papers.block_coordinate import sweep as sweeping
-from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.network import Patches
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
@@ -218,7 +218,7 @@ def stretch(function, a, b):
 
 
 def test_clipping_singular_values_is_the_projection_and_rescaling_expands_as_documented():
-    project = jax.jit(lambda w: spectral.clip_singular_values(w, 1.0))
+    project = jax.jit(lambda w: proximal.clip_singular_values(w, 1.0))
     for shape in ((6, 4), (3, 7), (5, 5)):
         a, b = pairs(shape)
         assert stretch(project, a, b) <= 1 + 1e-5
@@ -235,12 +235,12 @@ def test_clipping_singular_values_is_the_projection_and_rescaling_expands_as_doc
     exact = lambda w: w * jnp.minimum(1.0, 1.0 / jnp.linalg.norm(w, 2))  # noqa: E731
     ratio = jnp.linalg.norm(exact(one) - exact(two)) / jnp.linalg.norm(one - two)
     assert float(ratio) == pytest.approx(9.94, abs=0.05)
-    assert stretch(lambda w: spectral.clip_singular_values(w, 1.0), one[None], two[None]) <= 1
+    assert stretch(lambda w: proximal.clip_singular_values(w, 1.0), one[None], two[None]) <= 1
     # Power iteration never exceeds the norm and comes close.
     ws = pairs((8, 6))[0]
     keys = jax.random.split(jax.random.key(3), len(ws))
     for iterations, close in ((1, 0.4), (30, 0.9)):
-        run = jax.jit(jax.vmap(lambda w, k, n=iterations: spectral.power_iteration(w, k, n)))
+        run = jax.jit(jax.vmap(lambda w, k, n=iterations: proximal.power_iteration(w, k, n)))
         ratio = np.asarray(run(ws, keys)) / np.linalg.norm(ws, 2, axis=(1, 2))
         assert np.max(ratio) <= 1 + 1e-5
         assert np.min(ratio) > close

@@ -15,11 +15,10 @@ from jaxdp.audit import audit_event, two_worlds
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import forms, hidden
 from jaxdp.papers.block_coordinate.audit import hidden_run
+from jaxdp.papers.block_coordinate.hidden import secret_partition
 from jaxdp.papers.block_coordinate.network import Lifted
-from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.settings import configured
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
-from jaxdp.runs.report import words
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.papers.block_coordinate import test_forms
 from tests.papers.block_coordinate.test_forms import SOFTMAX, data, normal
@@ -130,8 +129,8 @@ def test_the_whole_run_is_charged_before_it_starts_and_watching_costs_the_number
     low, high = (ledger.epsilon(1e-5, REPLACE) for ledger in (quiet, watched))
     assert low.upper < 0.9 * high.upper
     assert "lost" in high.note
-    assert "lost" in words.describe(watched.event)
-    assert "lost" not in words.describe(quiet.event)
+    assert "lost" in watched.event.describe()
+    assert "lost" not in quiet.event.describe()
     composed = acc.Repeated(acc.Gaussian(2.0), 3 * 4)
     assert high.upper == pytest.approx(acc.epsilon(composed, 1e-5, REPLACE).upper, rel=1e-6)
     # No other relation is answered.

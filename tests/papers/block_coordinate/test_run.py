@@ -16,7 +16,7 @@ from jaxdp.cli.blocks import train_blocks
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
-from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.network import Patches
 from jaxdp.papers.block_coordinate.released import Charged
 from jaxdp.papers.block_coordinate.run import BlockRun, command_of
 from jaxdp.papers.block_coordinate.settings import configured, records

@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp.clipping import augmented
 from jaxdp.sampling import as_source
 from jaxdp.sampling.rules import TruncatedPoisson
-from jaxdp.training import memory, passes
+from jaxdp.training import physical_batch
 from tests.refusing import refused
 
 N, WIDTH = 400, 256
@@ -70,11 +70,13 @@ def mean_passes(batch, records, rows):
 def test_expected_passes_are_those_of_the_binomial_law():
     for batch, records in ((1, 40), (32, 400), (90, 100), (40, 40)):
         rows = [1, 3, 8, 40, records]
-        found = passes.expected_passes(mechanism(batch, records), np.array(rows))
+        found = physical_batch.expected_physical_batches(mechanism(batch, records), np.array(rows))
         law = [mean_passes(batch, records, count) for count in rows]
         np.testing.assert_allclose(found, law, rtol=1e-9, err_msg=f"{batch} of {records}")
     # Of many records they agree with the normal law.
-    found = passes.expected_passes(mechanism(100_000, 10**9), np.array([100_000, 100_948]))
+    found = physical_batch.expected_physical_batches(
+        mechanism(100_000, 10**9), np.array([100_000, 100_948])
+    )
     np.testing.assert_allclose(found, [1.5, 1.00135], atol=1e-3)
 
 
@@ -83,22 +85,25 @@ def test_the_rows_are_those_of_least_expected_work():
     for batch, operations in itertools.product((16, 32, 64, 100), (1e5, 1e6, 1e7, 1e9)):
         mech = mechanism(batch, N)
         fixed = 2.0**22 + 64 * 2 * 8 * WIDTH
-        whole, most = passes.rows_of_any_draw(mech), passes.rows_of_a_draw(mech)
+        whole, most = (
+            physical_batch.rows_for_any_draw(mech),
+            physical_batch.rows_for_most_draws(mech),
+        )
         by_passes = {
             rows: mean_passes(batch, N, rows) * (rows * operations + fixed)
             for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)
         }
         best = min(by_passes, key=by_passes.get)
         expected = whole if whole * operations <= by_passes[best] else best
-        found = passes.rows_of_least_work(mech, source, operations, WEIGHTS)
+        found = physical_batch.rows_of_least_work(mech, source, operations, WEIGHTS)
         assert found == expected, (batch, operations)
     # Devices that share rows make a pass dearer beside them.
     given = mechanism(32, N), source, 5e6, WEIGHTS
-    one, few, many = (passes.rows_of_least_work(*given, devices) for devices in (1, 8, 512))
+    one, few, many = (physical_batch.rows_of_least_work(*given, devices) for devices in (1, 8, 512))
     assert one < few < many == 120
     # Candidates are never more than allowed.
     for batch, sampling in itertools.product((1, 5, 36, 100), ("poisson", "fixed_size")):
-        found = passes._candidates(mechanism(batch, N, sampling), 20)
+        found = physical_batch._candidates(mechanism(batch, N, sampling), 20)
         assert found.max() == 20
         assert found.min() >= 1
         assert (np.diff(found) > 0).all()
@@ -107,7 +112,7 @@ def test_the_rows_are_those_of_least_expected_work():
 def test_the_choice_of_a_trainer():
     """A pass costs more than the rows of a small network; what the user chose stays."""
     cut, mesh = TruncatedPoisson(32 / N, 50), jax.make_mesh((1,), ("data",))
-    assert chosen(loss_fn=shallow) == 120 == passes.rows_of_any_draw(mechanism(32, N))
+    assert chosen(loss_fn=shallow) == 120 == physical_batch.rows_for_any_draw(mechanism(32, N))
     assert chosen(sampling=cut) == 50  # truncated draws keep their one shape
     assert chosen(rows=11) == 11
     assert chosen(mesh=mesh) == chosen() < 72
@@ -129,12 +134,12 @@ def test_the_choice_of_a_trainer():
             assert batch.draw.mask.all(), sampling
     # A full batch has room for a record more: one more or less is the same program, which rounds
     # the others' gradients alike.
-    assert passes.rows_of_a_draw(mechanism(N, N, "full_batch")) == N + 8
+    assert physical_batch.rows_for_most_draws(mechanism(N, N, "full_batch")) == N + 8
     large = as_source(np.ones((2_000, 2**14), np.float32))  # too large for one pass
     fixed = mechanism(100, 2_000, "fixed_size")
-    assert passes.rows_of_least_work(fixed, large, 1e4, WEIGHTS) == 50
+    assert physical_batch.rows_of_least_work(fixed, large, 1e4, WEIGHTS) == 50
     for operations in (1.0, 1e5, 1e9):
-        assert passes.rows_of_least_work(mechanism(32, N), large, operations, WEIGHTS) <= 32
+        assert physical_batch.rows_of_least_work(mechanism(32, N), large, operations, WEIGHTS) <= 32
 
 
 def test_operations_are_counted_where_they_are():
@@ -149,7 +154,7 @@ def test_operations_are_counted_where_they_are():
         ("jit", jax.jit(lambda x: jnp.tanh(x)), [(4,)], 4),
     ):
         traced = jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes))
-        assert passes.operations_of(traced) == count, name
+        assert physical_batch.operations_of(traced) == count, name
 
 
 # Draws of one pass and of two; of nearly twice as many records as were declared.
@@ -163,13 +168,12 @@ def test_one_program_takes_every_step(size, rows, records):
     options = {"rows": rows, "records": records, "secret": jaxdp.Secret.from_seed(1)}
     train = trainer(size, loss_fn=loss_fn, **options)
     state, passes, taken = train.init(WEIGHTS), set(), set()
-    for name in ("_at_once", "_by_passes"):
-        step = getattr(train, name)
-        setattr(train, name, lambda *a, step=step, name=name: taken.add(name) or step(*a))
+    program = train._step.compiled.jitted
     for batch in train.batches(20):
         passes.add(len(batch.draw.indices))
         state, _ = train.step(state, batch)
-    assert len(taken) == 1
+        taken.add(program._cache_size())
+    assert taken == {1}
     assert passes == ({1} if rows is None else {1, 2})
 
 
@@ -178,7 +182,7 @@ MECH = mechanism(64, N)
 
 def cost(grad_fn, rows):
     example = jax.ShapeDtypeStruct((8,), jnp.float32)
-    return memory.bytes_of_pass(grad_fn, WEIGHTS, example, rows, N, {})
+    return physical_batch.bytes_of_physical_batch(grad_fn, WEIGHTS, example, rows, N, {})
 
 
 def few_rows():
@@ -187,7 +191,7 @@ def few_rows():
 
 
 def limited(monkeypatch, limit):
-    monkeypatch.setattr(memory, "budget", lambda: limit)
+    monkeypatch.setattr(physical_batch, "memory_budget", lambda: limit)
 
 
 def test_rows_of_auto_wait_for_init_and_must_fit_before_a_charge(monkeypatch):
@@ -199,10 +203,12 @@ def test_rows_of_auto_wait_for_init_and_must_fit_before_a_charge(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(jax, "local_devices", lambda: [device])
         device.memory_stats = lambda: {"bytes_limit": 1000}
-        assert 0 < memory.budget() < 1000
+        assert 0 < physical_batch.memory_budget() < 1000
         for told in ({}, None):
             device.memory_stats = lambda told=told: told
-            refused("physical_batch_size must be a number where .* a card", memory.budget)
+            refused(
+                "physical_batch_size must be a number where .* a card", physical_batch.memory_budget
+            )
     limited(monkeypatch, 1_000)
     train = trainer(rows="auto", loss_fn=of_layers(4))
     refused(r"a step of one row needs \S+ GB where the device has", train.init, WEIGHTS)
@@ -238,11 +244,15 @@ def test_memory_of_views_counts_and_the_most_rows_that_fit_are_a_power_of_two_or
     assert cost(apart, 64) < cost(viewed, 64) / 4
     for limit, most in ((99, 8), (100, 8), (130, 32), (10**6, 100)):
         asked = []
-        rows = memory.most_rows(lambda rows, to=asked: to.append(rows) or 90 + rows, 100, limit)
+        rows = physical_batch.largest_rows(
+            lambda rows, to=asked: to.append(rows) or 90 + rows, 100, limit
+        )
         assert rows == most, limit
         assert len(asked) <= 3, limit
     # A cost that is not linear is asked for until it fits.
-    assert memory.most_rows(lambda rows: 10 + (rows >= 8) * 100 + rows // 50, 100, 60) == 4
+    assert (
+        physical_batch.largest_rows(lambda rows: 10 + (rows >= 8) * 100 + rows // 50, 100, 60) == 4
+    )
 
 
 def test_a_run_goes_on_with_the_rows_it_began_with(tmp_path, monkeypatch):

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import hidden_state as hs
-from jaxdp.accounting.chains import NoisyChain, clipped_gradient_chain
-from jaxdp.accounting.hidden_state import batch_values
 from jaxdp.papers import claims
+from jaxdp.papers import hidden_state as hs
+from jaxdp.papers.hidden_state import HiddenState, NoisyChain, clipped_gradient_chain
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, run
 from tests.refusing import all_refused
 
@@ -252,7 +251,7 @@ def test_more_noise_or_less_movement_never_costs_more(batches, epochs, seed):
 
 
 def hidden(*chains, **options):
-    return acc.events.HiddenState(chains or (CHAIN,), **options)
+    return HiddenState(chains or (CHAIN,), **options)
 
 
 def upper(event, accountant="auto"):
@@ -286,7 +285,7 @@ def test_the_worst_batch_is_a_gaussian_mechanism_and_composes():
     assert more.lower == 0
     # The worst batch of a shared partition, not the sum of each block's worst.
     early, late = (NoisyChain(2, 1, moved, 1.0) for moved in ((1.0, 0.0), (0.0, 1.0)))
-    shared = batch_values(hidden(early, late)).max()
+    shared = hidden(early, late).values().max()
     assert shared == max(hs.shifted(early)[0], hs.shifted(late)[1])
     # What is released beside it is charged too.
     stated, laplace = acc.EpsilonDelta(1.0, 0.1, relation=REPLACE), acc.Laplace(0.2)
@@ -392,7 +391,7 @@ def test_what_is_not_proven_does_not_fit_or_is_no_chain_is_refused():
         ("no hidden-state event", lambda: upper(acc.Gaussian(1.0), "log_sobolev")),
         ("equal starts", lambda: upper(apart, "log_sobolev")),
     ], acc.UnsupportedEventError)  # fmt: skip
-    unlike, of = NoisyChain(3, 1, 1.0, 1.0), acc.events.HiddenState
+    unlike, of = NoisyChain(3, 1, 1.0, 1.0), HiddenState
     all_refused([
         ("batches", lambda: NoisyChain(0, 1, 1.0, 1.0)),
         ("epochs", lambda: NoisyChain(1, 0, 1.0, 1.0)),
