@@ -19,7 +19,7 @@ from pathlib import Path
 from jaxdp import data, runs
 from jaxdp.ledger.seeds import Secret
 from jaxdp.runs.audit import audit_rows_of
-from jaxdp.runs.canary_inputs import KINDS
+from jaxdp.runs.config import CANARY_KINDS as KINDS
 from jaxdp.runs.described import report as described
 
 RESULT = Path(__file__).parent / "results" / "auditing_inputs.json"

@@ -17,7 +17,7 @@ from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
 from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 
 STEPS, BATCH = 1_000, 64.0
 # Bytes of state and temporary memory from which a contender is only compiled.
@@ -97,7 +97,7 @@ def again(strategy: strategies.BandedInverse) -> tuple[Any, Any, Any]:
 
     def update(total, state, words):
         for weight, each in zip(weights, words, strict=True):
-            total = noised(total, weight, each)
+            total = add_normals(total, weight, each)
         return jax.tree.map(lambda leaf: leaf / BATCH, total), state
 
     def words(step):

@@ -89,7 +89,9 @@ def noise() -> dict[str, Any]:
     from jaxdp.noise import normals
 
     words = np.asarray([7, 11], np.uint32)
-    make = jax.jit(lambda w: normals.noised([jnp.zeros((1_000, 1_000)), jnp.zeros(33)], 1.0, w))
+    make = jax.jit(
+        lambda w: normals.add_normals([jnp.zeros((1_000, 1_000)), jnp.zeros(33)], 1.0, w)
+    )
     here = [np.asarray(leaf) for leaf in make(words)]
     cpu = _cpu()
     found = {"deviation": float(np.std(here[0], dtype=np.float64))}

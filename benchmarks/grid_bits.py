@@ -134,8 +134,8 @@ def grid_cells(kind: str) -> float:
     """Cells of the grid for one unit of what is released."""
     mechanism, (l2, _) = mechanism_of(kind), sums_of(kind)
     (multiplier,) = mechanism.multipliers(0).values()
-    most = 1.0 if mechanism.strategy is None else grid.carried(mechanism.strategy)
-    law = grid.law_for(multiplier, 1, most)
+    most = 1.0 if mechanism.strategy is None else grid.growth(mechanism.strategy)
+    law = grid.integer_law(multiplier, 1, most)
     return float(grid.grid_scale(law, multiplier, 1, l2)) * mechanism.batch_size
 
 

@@ -54,7 +54,10 @@ class Correlated(Case):
         drawn_with = getattr(self.sampling, "sampling_prob", None)
         if drawn_with is None:
             drawn_with, places = 1.0, [added.sum(axis=0, keepdims=True) for added in places]
-        logs = [_log_ratio(apart, added, drawn_with, mechanism.fresh) for added in places]
+        logs = [
+            _log_ratio(apart, added, drawn_with, mechanism.uncorrelated_multiplier)
+            for added in places
+        ]
         return special.logsumexp(logs, axis=0, b=1 / self.turns)[:, None]
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each room may import those before it.
 FLOW = """
     _version _extras arguments accounting devices ledger types
-    sampling clipping schedules noise mechanism correlated optimizers training audit
+    sampling clipping schedules noise mechanism optimizers training audit
     recipes data runs papers cli
 """.split()
 NO_ROOM = ("__init__", "__main__")

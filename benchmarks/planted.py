@@ -150,7 +150,7 @@ def summed_by(of, bound=1.0):
     def gradient(loss_fn):
         def summed(params, batch, mask):
             grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
-            return Summed(of(grads, mask), bound), None
+            return Summed(of(grads, mask), bound)
 
         return linked(summed)
 
@@ -195,8 +195,8 @@ def _declared(rule, bound):
         inner = jaxdp.clipped_grad(loss_fn, rule)
 
         def summed(params, batch, mask):
-            total, info = inner(params, batch, mask)
-            return Summed(total.value, bound), info
+            total = inner(params, batch, mask)
+            return Summed(total.value, bound)
 
         return linked(summed)
 
@@ -207,10 +207,10 @@ def divided_by_realised_size(loss_fn):
     inner = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
 
     def summed(params, batch, mask):
-        total, info = inner(params, batch, mask)
+        total = inner(params, batch, mask)
         size = len(mask) / jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0)
         ratio = jax.tree.map(lambda v: jnp.full(v.shape, size), total.value)
-        return Summed(total.value, total.l2, ratio), info
+        return Summed(total.value, total.l2, ratio)
 
     return linked(summed)
 

@@ -65,10 +65,10 @@ def weakly_decayed(loss_fn, decay=0.05):
     inner = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
 
     def summed(params, batch, mask):
-        total, info = inner(params, batch, mask)
+        total, info = inner.with_info(params, batch, mask)
         size = jnp.sum(jnp.where(mask, jnp.minimum(info.norms, 10.0), 0.0))
         value = jax.tree.map(lambda v, p: v + decay * size * p, total.value, params)
-        return Summed(value, total.l2), info
+        return Summed(value, total.l2)
 
     return linked(summed)
 

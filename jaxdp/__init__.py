@@ -21,13 +21,12 @@ if TYPE_CHECKING:
         normalize,
         per_layer,
     )
-    from jaxdp.correlated import dp_mf
     from jaxdp.ledger import Ledger
     from jaxdp.ledger.seeds import Secret
-    from jaxdp.mechanism import Mechanism, dp_sgd
+    from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
-    from jaxdp.runs.front import Run
+    from jaxdp.runs.run import Run
     from jaxdp.runs.tuning import tune
     from jaxdp.training.step import compile_update
     from jaxdp.training.trainer import Trainer
@@ -38,7 +37,7 @@ _HOME = {
     "Algorithm": "optimizers",
     "Ledger": "ledger",
     "Mechanism": "mechanism",
-    "Run": "runs.front",
+    "Run": "runs.run",
     "Secret": "ledger.seeds",
     "Summed": "types",
     "augmented": "clipping",
@@ -51,7 +50,7 @@ _HOME = {
     "compile_update": "training.step",
     "Trainer": "training.trainer",
     "coordinate_box": "clipping",
-    "dp_mf": "correlated",
+    "dp_mf": "mechanism",
     "dp_sgd": "mechanism",
     "normalize": "clipping",
     "per_layer": "clipping",
@@ -62,7 +61,6 @@ _SUBMODULES = (
     "accounting",
     "audit",
     "clipping",
-    "correlated",
     "data",
     "features",
     "ledger",

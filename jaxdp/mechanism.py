@@ -1,4 +1,8 @@
-"""One object that makes the sampler, the clipped sum, the noise and the ledger event together."""
+"""A mechanism: a private step's sampling, clipping, noise and accounting event, from one object.
+
+``dp_sgd`` makes one whose steps have noise of their own, ``dp_mf`` one whose noise is correlated
+over the run.
+"""
 
 import dataclasses
 import functools
@@ -13,22 +17,15 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
-from jaxdp.ledger import links
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import NoiseKey, issuer_of, simulated_key
-from jaxdp.noise import (
-    IndependentNoise,
-    IntegerMatrixNoise,
-    IntegerNoise,
-    MatrixNoise,
-    Noise,
-    Strategy,
-    grid,
-    privatize,
-)
-from jaxdp.noise.correlated import check_stable
-from jaxdp.noise.sensitivity import participation, sensitivity
+from jaxdp.noise import NOISES, Noise, Strategy, dyadic, privatize
+from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
+from jaxdp.noise.optimise import BANDED, ON_GRID, STRATEGIES, strategy_by_name
+from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.sampling import (
+    CyclicPoisson,
+    FixedOrder,
     RunSampling,
     Sampler,
     Sampling,
@@ -36,20 +33,29 @@ from jaxdp.sampling import (
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
-from jaxdp.schedules import NoiseSchedule, split_noise
+from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import LossFn, PyTree, Summed
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
 
-
-# ``Mechanism.noise``: float32 Gaussians, or integers from a cryptographic generator.
-NOISES = ("gaussian", "grid")
+# Sampling rules that correlated noise has a proof for: each draws for a whole run at once.
+CORRELATED_SAMPLINGS = ("cyclic_poisson", "fixed_order")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
     """A private training step: how records are drawn, clipped and noised, and what that costs.
+
+    A guarantee holds where four things agree. Each is made here, from the same fields:
+
+    - ``sampler`` draws records by ``sampling``, and charges ``events`` before it draws;
+    - ``clipped_grad`` clips each record's gradient by ``rule``, so that a record adds at most
+      ``l2`` to the sum, and the sum carries that number;
+    - ``privatize`` adds noise of standard deviation ``noise_multiplier`` times the sum's own
+      ``l2``, then divides by the public ``batch_size``;
+    - ``events`` are of a Gaussian of that ``noise_multiplier``, released on draws by that
+      ``sampling``.
 
     Formal guarantee: a step that draws with ``sampler``, sums with ``clipped_grad`` (or any
     sum that carries its own sensitivity) and passes through ``privatize`` satisfies what
@@ -68,14 +74,15 @@ class Mechanism:
             (quantile clipping), the standard deviation of its noise over ½; ``noise_multiplier`` is
             then that of gradient and count together.
         steps: how many steps the noise was calibrated for, or the strategy made for; else None.
-        delta: that it was calibrated for; None likewise.
+        delta: that it was calibrated for; else None.
         records_per_user: where the privacy unit is a user (``jaxdp.sampling.users``), the most
             records of one user that enter a step; None where it is a record.
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
         noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
-            docs/grid_noise.md: rounding and generator are then within the guarantee).
+            docs/grid_noise.md: rounding and generator are then within the guarantee); a key of
+            ``jaxdp.noise.NOISES``.
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
 
@@ -98,22 +105,300 @@ class Mechanism:
     # Not in the text: that goes into keys and names a run, and is the same under every relation.
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
 
+    def sampler(
+        self,
+        num_records: int,
+        *,
+        ledger: "Ledger | None" = None,
+        secret: Secret | None = None,
+        physical_batch_size: int | None = None,
+        first_step: int = 0,
+        reserve: int = 1,
+        identities: Identities | None = None,
+    ) -> Sampler:
+        """A sampler that charges every step to a ledger before it draws the step's records.
+
+        Args:
+            num_records: the number of records to draw from. Under Poisson sampling it is private
+                and need equal ``dataset_size`` only to a factor of 2.
+            ledger: where every draw is charged; None makes one in memory, ``sampler.ledger``.
+            secret: the randomness; None takes it from the operating system.
+            physical_batch_size: rows of one physical batch; None chooses for the device.
+            first_step: the first step of the noise schedule; draws and noise are new in any case.
+            reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
+            identities: an integer, string or bytes for each record, that stays its own whatever the
+                other records are; for cyclic Poisson sampling.
+
+        Raises:
+            ValueError: the records cannot be drawn from like this.
+        """
+        # Refused before anything is charged.
+        self.sampling.check(num_records, self.dataset_size)
+        if self.strategy is not None and first_step:
+            raise ValueError(
+                "first_step must be 0 with correlated noise, whose run is one event on one "
+                f"arrangement of the records, got {first_step}: jaxdp.Run goes on after an "
+                "interruption"
+            )
+        if physical_batch_size is None:
+            usual = default_physical_batch_size(self.batch_size)
+            physical_batch_size = getattr(self.sampling, "cap", usual)
+        issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
+        known = None if identities is None else lambda: identities
+        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known)
+
+    def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
+        """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
+
+        Args:
+            loss_fn: as for ``jaxdp.clipped_grad``.
+            options: further arguments of ``jaxdp.clipped_grad``.
+        """
+        return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
+
+    def clip_and_sum(self) -> optax.GradientTransformationExtraArgs:
+        """The clipped sum of per-example gradients of your own, to be put first in an optax chain.
+
+        As ``jaxdp.clip_and_sum``, with the mechanism's rule and ``most_records``.
+        """
+        return clip_and_sum(self.rule, self.most_records)
+
+    def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
+        inner = privatize(self._noise, self.batch_size, **options)
+
+        def update(
+            updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: PyTree
+        ) -> tuple[PyTree, PyTree]:
+            """``jaxdp.privatize``'s update, of a sum with the mechanism's sensitivity."""
+            # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
+            # which optimizers subtract, is then the noise that is added.
+            found = updates.undeclared if isinstance(updates, Summed) else None
+            if found is not None and found[1] <= self.most_records:
+                l2 = found[0] * (1.0 + rounding.error_of_sum(self.most_records))
+                updates = dataclasses.replace(updates, l2=l2)
+            return inner.update(updates, state, params, **extra)
+
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+
+    def events(
+        self, first_step: int, steps: int, noise_multiplier: float | NoiseSchedule | None = None
+    ) -> list[tuple[acc.Event, int, int]]:
+        """The steps as (event, first_step, steps), one triple for each stretch of equal steps.
+
+        Where steps are drawn together the event is that of a whole epoch, of ``event.block`` steps.
+
+        Args:
+            first_step: the first of them.
+            steps: how many.
+            noise_multiplier: another than the mechanism's, for calibration.
+
+        Raises:
+            ValueError: a noise schedule, or the strategy of correlated noise, ends before these
+                steps do.
+        """
+        if self.strategy is not None and first_step + steps > self.strategy.steps:
+            raise ValueError(
+                f"steps must be within the {self.strategy.steps} of the strategy, which nothing is "
+                f"proven beyond, got {first_step + steps}"
+            )
+        noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        levels: Iterable[tuple[float, int, int]]
+        if isinstance(noise, NoiseSchedule):
+            levels = noise.levels_between(first_step, steps)
+        else:
+            levels = [(noise, first_step, steps)]
+        found: list[tuple[acc.Event, int, int]] = []
+        for multiplier, first, count in levels:
+            if self.leak:
+                found.append((acc.NonPrivate(self.leak), first, count))
+                continue
+            event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
+            # A user moves a draw by several records; integers are a distance from the theorem's.
+            if self.records_per_user is not None:
+                event = acc.PerUser(event, self.records_per_user)
+            if distance := NOISES[self.noise].distance:
+                event = acc.GridNoise(event, event.block * distance)
+            found.append((event, first, count))
+        return found
+
+    def l2(self, params: PyTree) -> float:
+        """The sensitivity: the largest norm by which one record changes the clipped sum.
+
+        The rule's bound and a share of it for rounding (docs/clip_bound.md); the unit of the noise.
+        """
+        return self.rule.l2(params) * (1.0 + rounding.error_of_sum(self.most_records))
+
+    @property
+    def most_records(self) -> int:
+        """A public number of records that no draw exceeds."""
+        return rounding.most_records(self.batch_size)
+
+    @property
+    def event(self) -> acc.Event:
+        """The accounting event of one step, the same for all; or of an epoch that is one event.
+
+        Raises:
+            ValueError: the noise follows a schedule; see ``event_at`` and ``total``.
+        """
+        if isinstance(self.noise_multiplier, NoiseSchedule):
+            raise ValueError(
+                "noise_multiplier must be one number for all steps to be one event, got a "
+                "NoiseSchedule: ask event_at(step) or total(steps)"
+            )
+        return self.event_at(0)
+
+    def event_at(self, step: int) -> acc.Event:
+        """The accounting event of step ``step``, counted from 0."""
+        ((event, _, _),) = self.events(step, 1)
+        return event
+
+    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
+        """(event, multipliers, end) of a step; they are those of all steps before the end.
+
+        Raises:
+            ValueError: a noise schedule, or the strategy of correlated noise, ends before the step.
+        """
+        event, _, _ = self.events(step, 1)[0]
+        end, noise = 10**18, self.noise_multiplier
+        if self.strategy is not None:
+            end = self.strategy.steps
+        elif isinstance(noise, NoiseSchedule):
+            _, _, alike = next(noise.levels_between(step, noise.steps - step))
+            end = step + alike
+        return event, self.multipliers(step), end
+
+    def multipliers(self, step: int) -> dict[str, float]:
+        """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
+        found = {self._noise.part: self._noise.multiplier(step)}
+        if self.count_noise_multiplier is not None:
+            found["votes"] = self.count_noise_multiplier
+        return found
+
+    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
+        """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
+
+        Args:
+            key: a threefry key, another one for every run and step.
+            step: may be a tracer.
+        """
+        parts = {self._noise.part: self._noise.multiplier_at(step)}
+        if self.count_noise_multiplier is not None:
+            parts["votes"] = self.count_noise_multiplier
+        return simulated_key(key, parts, step)
+
+    def total(self, steps: int, noise_multiplier: float | NoiseSchedule | None = None) -> acc.Event:
+        """The composition of the first ``steps`` steps, as one event; epochs count whole.
+
+        Args:
+            steps: how many.
+            noise_multiplier: as for ``events``.
+        """
+        rows = self.events(0, arguments.integer("steps", steps, least=0), noise_multiplier)
+        # An epoch that has begun counts whole; levels of a schedule begin where epochs do.
+        each = (acc.Repeated(event, -(-count // event.block)) for event, _, count in rows)
+        return acc.Composed(tuple(each))
+
+    def epsilon(
+        self,
+        steps: int,
+        delta: float,
+        relation: acc.Relation | None = None,
+    ) -> acc.Bound:
+        """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
+        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
+
+    @property
+    def neighbours(self) -> acc.Relation:
+        """The neighbouring relation of ``epsilon``, here and in trainers and runs.
+
+        It is that of the budget; else add_or_remove_one, or where that is not proven for the
+        sampling the strictest that is: replace_one for ``FixedSize``.
+        """
+        if self.relation is not None:
+            return self.relation
+        event, covered = self.event_at(0), self.sampling.relations
+        return next((each for each in covered if acc.supports(event, each)), covered[0])
+
+    def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
+        """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
+
+        It is public: an optimizer may use it, as DP-AdamBC's correction does.
+
+        Args:
+            params: pytree of the parameters' shapes.
+            step: the step, counted from 0; an int32 scalar inside ``jit``.
+        """
+        return self._noise.std(params, self.l2(params), step) / self.batch_size
+
+    def noise_description(self, parameters: int) -> str:
+        """A sentence on the noise of so many parameters, for reports; "" for float32 Gaussians."""
+        return self._noise.description(parameters)
+
+    @functools.cached_property
+    def _noise(self) -> Noise:
+        """The noise of the gradient, of the kind that ``noise`` names."""
+        independent, correlated, _ = NOISES[self.noise]
+        if self.strategy is not None:
+            assert correlated is not None
+            return correlated(self.uncorrelated_multiplier, self.strategy)
+        if self.count_noise_multiplier is None:
+            return independent(self.noise_multiplier)
+
+        # Gradient z_g and count z_c are computed from one draw, so they are one Gaussian mechanism
+        # of (z_g^-2 + z_c^-2)^-1/2, the step's multiplier (Andrew et al. 2021, arXiv:1905.03871v5,
+        # Theorem 1); z_g is rounded up, so that the two together never cost more than that.
+        whole = arguments.positive("noise_multiplier", self.noise_multiplier)
+        count = arguments.positive("count_noise_multiplier", self.count_noise_multiplier)
+        if count <= whole:
+            raise ValueError(
+                f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: "
+                "the count would use the step's whole budget"
+            )
+        return independent((whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12))
+
+    @functools.cached_property
+    def uncorrelated_multiplier(self) -> float:
+        """Standard deviation of the normals that correlated noise is made of, over ``l2``.
+
+        ``noise_multiplier`` is that over the strategy's sensitivity: one record moves the run's
+        sums, as the strategy combines them, by as many times ``l2``.
+        """
+        assert self.strategy is not None
+        assert not isinstance(self.noise_multiplier, NoiseSchedule)
+        each = participation(self.sampling, self.dataset_size)
+        # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
+        moved = sensitivity(self.strategy, each) * (1 + 2.0**-21)
+        exact = float(self.noise_multiplier) * moved  # a float16 would round it down
+        rounded = np.float32(exact)  # as the noise has it, never less
+        up = np.nextafter(rounded, np.float32(np.inf))
+        return float(rounded if float(rounded) >= exact else up)
+
+    def with_leak(self, reason: str) -> "Mechanism":
+        """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
+        return dataclasses.replace(self, leak=reason)
+
     def __post_init__(self) -> None:
-        rule, sampling, noise = self.rule, self.sampling, self.noise_multiplier
-        strategy, gridded = self.strategy, self.noise == "grid"
+        rule, sampling, noise, strategy = (
+            self.rule,
+            self.sampling,
+            self.noise_multiplier,
+            self.strategy,
+        )
         if self.relation is not None:
             object.__setattr__(self, "relation", acc.Relation(self.relation))
 
         # The kinds of the parts; a class in the place of its object is one of another kind, and so
         # is what has a method's name for something that cannot be called.
-        def made(part: object, kind: type) -> bool:
+        def has_kind(part: object, kind: type) -> bool:
+            """True for an object of the kind whose methods can be called."""
             named = (n for n in dir(kind) if n[0] != "_" and callable(getattr(kind, n)))
             is_one = isinstance(part, kind) and not isinstance(part, type)
             return is_one and all(callable(getattr(part, name)) for name in named)
 
-        if not made(rule, Rule):
+        if not has_kind(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        if not made(sampling, Sampling):
+        if not has_kind(sampling, Sampling):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
@@ -192,25 +477,29 @@ class Mechanism:
                     "noise_multiplier must be one number with a strategy, got a schedule"
                 )
 
-        # Noise on a grid, which all of the release must have.
-        arguments.one_of("noise", self.noise, NOISES)
-        if gridded and self.count_noise_multiplier is not None:
-            raise ValueError(
-                "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
-                "clipping releases is not on the integer grid yet, and part of the release would "
-                "have ordinary noise; got 'grid'"
-            )
-        if gridded and not isinstance(noise, NoiseSchedule):
+        # The noise, and a strategy that it takes: a calibration tries multipliers that no noise is
+        # made of, so that a strategy is tried with another.
+        arguments.one_of("noise", self.noise, tuple(NOISES))
+        if self.noise == "grid" and not isinstance(noise, NoiseSchedule):
             arguments.positive("noise_multiplier", noise)
-        if gridded and strategy is not None:
-            grid.check_dyadic(strategy)
         if strategy is not None:
-            check_stable(strategy)
-            _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
+            if (correlated := NOISES[self.noise].correlated) is None:
+                raise ValueError(
+                    f"noise must be of a kind that can be correlated, with a strategy, got "
+                    f"{self.noise!r}"
+                )
+            correlated(1.0, strategy)
+            _ = self.uncorrelated_multiplier  # refuses what has no sensitivity
             if self.steps is None:
                 object.__setattr__(self, "steps", strategy.steps)
         if self.count_noise_multiplier is not None:
-            split_noise(noise, self.count_noise_multiplier)
+            if self.noise == "grid":
+                raise ValueError(
+                    "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
+                    "clipping releases is not on the integer grid yet, and part of the release "
+                    "would have ordinary noise; got 'grid'"
+                )
+            _ = self._noise  # refuses a count that alone costs more than the step
 
     def check_source(self, source: Source) -> None:
         """Raises ValueError for a source that is drawn from otherwise, or has another privacy unit.
@@ -227,13 +516,13 @@ class Mechanism:
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
             )
-        self.check_unit(source)
+        self.check_privacy_unit(source)
         self.sampling.check(len(source), self.dataset_size)
 
-    def check_unit(self, source: Source) -> None:
+    def check_privacy_unit(self, source: Source) -> None:
         """Raises ValueError for an empty source, and for one whose every index is a batch.
 
-        A batched one is told by the declared size: as many times larger than the source as every
+        A batched one has a declared size that is as many times larger than the source as every
         leaf's first axis is long. Groups that are records are as many as was declared.
 
         Args:
@@ -257,261 +546,6 @@ class Mechanism:
                 "whole. Give the data as they were before they were batched; if such a group is "
                 "one record, dataset_size must be the number of groups"
             )
-
-    @property
-    def neighbours(self) -> acc.Relation:
-        """The neighbouring relation of ``epsilon``, here and in trainers and runs.
-
-        It is that of the budget; else add_or_remove_one, or where that is not proven for the
-        sampling the strictest that is: replace_one for ``FixedSize``.
-        """
-        if self.relation is not None:
-            return self.relation
-        event, covered = self.event_at(0), self.sampling.relations
-        return next((each for each in covered if acc.supports(event, each)), covered[0])
-
-    @property
-    def event(self) -> acc.Event:
-        """The accounting event of one step, the same for all; or of an epoch that is one event.
-
-        Raises:
-            ValueError: the noise follows a schedule; see ``event_at`` and ``total``.
-        """
-        if isinstance(self.noise_multiplier, NoiseSchedule):
-            raise ValueError(
-                "noise_multiplier must be one number for all steps to be one event, got a "
-                "NoiseSchedule: ask event_at(step) or total(steps)"
-            )
-        return self.event_at(0)
-
-    def event_at(self, step: int) -> acc.Event:
-        """The accounting event of step ``step``, counted from 0."""
-        ((event, _, _),) = self.events(step, 1)
-        return event
-
-    def events(
-        self, first_step: int, steps: int, noise: float | NoiseSchedule | None = None
-    ) -> list[tuple[acc.Event, int, int]]:
-        """The steps as (event, first_step, steps), one triple for each stretch of equal steps.
-
-        Where steps are drawn together the event is that of a whole epoch, of ``event.block`` steps.
-
-        Args:
-            first_step: the first of them.
-            steps: how many.
-            noise: another noise multiplier than the mechanism's, for calibration.
-
-        Raises:
-            ValueError: a noise schedule, or the strategy of correlated noise, ends before these
-                steps do.
-        """
-        if self.strategy is not None and first_step + steps > self.strategy.steps:
-            raise ValueError(
-                f"steps must be within the {self.strategy.steps} of the strategy, which nothing is "
-                f"proven beyond, got {first_step + steps}"
-            )
-        noise = self.noise_multiplier if noise is None else noise
-        levels: Iterable[tuple[float, int, int]]
-        if isinstance(noise, NoiseSchedule):
-            levels = noise.levels_between(first_step, steps)
-        else:
-            levels = [(noise, first_step, steps)]
-        found = []
-        for multiplier, first, count in levels:
-            if self.leak:
-                event: acc.Event = acc.NonPrivate(self.leak)
-            else:
-                event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
-                if self.records_per_user is not None:
-                    event = acc.PerUser(event, self.records_per_user)
-                if self.noise == "grid":  # and the distance of the integers from the theorem's
-                    event = acc.GridNoise(event, event.block * grid.DISTANCE)
-            found.append((event, first, count))
-        return found
-
-    def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
-        """(event, multipliers, end) of a step; they are those of all steps before the end.
-
-        Raises:
-            ValueError: a noise schedule, or the strategy of correlated noise, ends before the step.
-        """
-        event, _, _ = self.events(step, 1)[0]
-        end, noise = 10**18, self.noise_multiplier
-        if self.strategy is not None:
-            end = self.strategy.steps
-        elif isinstance(noise, NoiseSchedule):
-            _, _, alike = next(noise.levels_between(step, noise.steps - step))
-            end = step + alike
-        return event, self.multipliers(step), end
-
-    def multipliers(self, step: int) -> dict[str, float]:
-        """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
-        found = {self._noise.part: self._noise.multiplier(step)}
-        if self.count_noise_multiplier is not None:
-            found["votes"] = self.count_noise_multiplier
-        return found
-
-    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
-        """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
-
-        Args:
-            key: a threefry key, another one for every run and step.
-            step: may be a tracer.
-        """
-        parts = {self._noise.part: self._noise.multiplier_at(step)}
-        if self.count_noise_multiplier is not None:
-            parts["votes"] = self.count_noise_multiplier
-        return simulated_key(key, parts, step)
-
-    def total(self, steps: int, noise: float | NoiseSchedule | None = None) -> acc.Event:
-        """The composition of the first ``steps`` steps, as one event; epochs count whole.
-
-        Args:
-            steps: how many.
-            noise: as for ``events``.
-        """
-        rows = self.events(0, arguments.integer("steps", steps, least=0), noise)
-        # Levels of a schedule begin where epochs do.
-        each = (acc.Repeated(event, -(-count // event.block)) for event, _, count in rows)
-        return acc.Composed(tuple(each))
-
-    def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
-        """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
-
-        It is public: an optimizer may use it, as DP-AdamBC's correction does.
-
-        Args:
-            params: pytree of the parameters' shapes.
-            step: the step, counted from 0; an int32 scalar inside ``jit``.
-        """
-        return self._noise.std(params, self.l2(params), step) / self.batch_size
-
-    @functools.cached_property
-    def _noise(self) -> Noise:
-        """The noise of the gradient: less than the whole step's, where a count is released too."""
-        gridded = self.noise == "grid"
-        if self.strategy is not None:
-            correlated = IntegerMatrixNoise if gridded else MatrixNoise
-            return correlated(self.fresh, self.strategy)
-        if self.count_noise_multiplier is not None:
-            return IndependentNoise(split_noise(self.noise_multiplier, self.count_noise_multiplier))
-        return (IntegerNoise if gridded else IndependentNoise)(self.noise_multiplier)
-
-    def grid_in_words(self, parameters: int) -> str:
-        """A sentence on the integer grid for so many parameters; "" where noise is on none."""
-        return self._noise.in_words(parameters) if isinstance(self._noise, IntegerNoise) else ""
-
-    @functools.cached_property
-    def fresh(self) -> float:
-        """Standard deviation of the normals that correlated noise is made of, over ``l2``."""
-        assert self.strategy is not None
-        assert not isinstance(self.noise_multiplier, NoiseSchedule)
-        each = participation(self.sampling, self.dataset_size)
-        # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
-        moved = sensitivity(self.strategy, each) * (1 + 2.0**-21)
-        exact = float(self.noise_multiplier) * moved  # a float16 would round it down
-        rounded = np.float32(exact)  # as the noise has it, never less
-        up = np.nextafter(rounded, np.float32(np.inf))
-        return float(rounded if float(rounded) >= exact else up)
-
-    def l2(self, params: PyTree) -> float:
-        """The sensitivity: the largest norm by which one record changes the clipped sum.
-
-        The rule's bound and a share of it for rounding (docs/clip_bound.md); the unit of the noise.
-        """
-        return self.rule.l2(params) * (1.0 + rounding.error_of_sum(self.most_records))
-
-    @property
-    def most_records(self) -> int:
-        """A public number of records that no draw exceeds."""
-        return rounding.most_records(self.batch_size)
-
-    def leaking(self, reason: str) -> "Mechanism":
-        """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
-        return dataclasses.replace(self, leak=reason)
-
-    def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
-        """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
-
-        Args:
-            loss_fn: as for ``jaxdp.clipped_grad``.
-            options: further arguments of ``jaxdp.clipped_grad``.
-        """
-        return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
-
-    def clip_and_sum(self) -> optax.GradientTransformationExtraArgs:
-        """The clipped sum of per-example gradients of your own, to be put first in an optax chain.
-
-        As ``jaxdp.clip_and_sum``, with the mechanism's rule and ``most_records``.
-        """
-        return clip_and_sum(self.rule, self.most_records)
-
-    def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
-        inner = privatize(self._noise, self.batch_size, **options)
-
-        def update(
-            updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: PyTree
-        ) -> tuple[PyTree, PyTree]:
-            # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
-            # which optimizers subtract, is then the noise that is added.
-            found = updates.undeclared if isinstance(updates, Summed) else None
-            if found is not None and found[1] <= self.most_records:
-                l2 = found[0] * (1.0 + rounding.error_of_sum(self.most_records))
-                updates = dataclasses.replace(updates, l2=l2)
-            return inner.update(updates, state, params, **extra)
-
-        return optax.GradientTransformationExtraArgs(inner.init, links.trusted_link(update))
-
-    def sampler(
-        self,
-        num_records: int,
-        *,
-        ledger: "Ledger | None" = None,
-        secret: Secret | None = None,
-        physical_batch_size: int | None = None,
-        first_step: int = 0,
-        reserve: int = 1,
-        identities: Identities | None = None,
-    ) -> Sampler:
-        """A sampler that charges every step to a ledger before it draws the step's records.
-
-        Args:
-            num_records: the number of records to draw from. Under Poisson sampling it is private
-                and need equal ``dataset_size`` only to a factor of 2.
-            ledger: where every draw is charged; None makes one in memory, ``sampler.ledger``.
-            secret: the randomness; None takes it from the operating system.
-            physical_batch_size: rows of one physical batch; None chooses for the device.
-            first_step: the first step of the noise schedule; draws and noise are new in any case.
-            reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
-            identities: an integer, string or bytes for each record, that stays its own whatever the
-                other records are; for cyclic Poisson sampling.
-
-        Raises:
-            ValueError: the records cannot be drawn from like this.
-        """
-        self.sampling.check(num_records, self.dataset_size)
-        if self.strategy is not None and first_step:
-            raise ValueError(
-                "first_step must be 0 with correlated noise, whose run is one event on one "
-                f"arrangement of the records, got {first_step}: jaxdp.Run goes on after an "
-                "interruption"
-            )
-        if physical_batch_size is None:
-            usual = default_physical_batch_size(self.batch_size)
-            physical_batch_size = getattr(self.sampling, "cap", usual)
-        issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
-        known = None if identities is None else lambda: identities
-        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known)
-
-    def epsilon(
-        self,
-        steps: int,
-        delta: float,
-        relation: acc.Relation | None = None,
-    ) -> acc.Bound:
-        """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
-        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
 
 
 def dp_sgd(
@@ -624,6 +658,219 @@ def dp_sgd(
     )
 
 
+def dp_mf(
+    noise_multiplier: float | None = None,
+    l2_clip_norm: float | None = None,
+    batch_size: int | None = None,
+    dataset_size: int | None = None,
+    sampling: str = "cyclic_poisson",
+    *,
+    steps: int,
+    strategy: str | Strategy | None = None,
+    bands: int | None = None,
+    workload: Workload = PREFIX_SUMS,
+    error: str = "rms",
+    rule: Rule | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    relation: acc.Relation | str | None = None,
+    noise: str = "gaussian",
+) -> Mechanism:
+    """The mechanism of DP-SGD with noise that is correlated over the steps (DP-MF, DP-FTRL).
+
+    Each step's noise takes back part of that of the steps before, so that the sum of all has less
+    (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al. 2023, arXiv:2306.08153v2). It is
+    used as every mechanism, for exactly ``steps`` steps: they are one event, charged whole at the
+    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer).
+
+    Formal guarantee: docs/correlated_noise.md, for clipping by a public bound. Clip norms that
+    follow noisy releases, and steps that are rejected, are refused.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the largest norm by which one record
+            moves all that the strategy makes of its gradients; or give a budget.
+        l2_clip_norm: as for ``jaxdp.dp_sgd``.
+        batch_size: the expected number of records of a step.
+        dataset_size: the number of records, a declared public constant.
+        sampling: "cyclic_poisson" (records in groups by a hash of their identity, used in turn, and
+            sampled: amplified, banded strategies only) or "fixed_order" (every pass takes the
+            records in one order; relation replace_special or replace_one).
+        steps: n, of the whole run.
+        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "banded_inverse" (BISR),
+            "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
+            "banded" with cyclic Poisson sampling or noise on a grid, else "buffered".
+        bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered
+            one. None takes the number with the least error; with ``noise_multiplier`` and cyclic
+            Poisson sampling it must be given.
+        workload: the sums of gradients whose error the strategy makes least.
+        error: of their errors, "rms" or "max".
+        rule: as for ``jaxdp.dp_sgd``.
+        epsilon: the budget of all steps.
+        delta: of the budget.
+        relation: of the budget; None takes add_or_remove_one, or replace_special in fixed order.
+        noise: as for ``jaxdp.Mechanism``; "grid" takes "banded", "square_root" and "identity", each
+            with its coefficients rounded by ``jaxdp.noise.dyadic``.
+
+    Returns:
+        The mechanism, for ``jaxdp.Trainer``, ``jaxdp.Run`` or a loop of your own.
+
+    Raises:
+        ValueError: an argument is missing or out of its range; the strategy does not fit the
+            sampling; the budget cannot be met.
+
+    Example:
+        >>> mechanism = jaxdp.dp_mf(
+        ...     epsilon=2.0, delta=1e-5, steps=200, bands=4,
+        ...     l2_clip_norm=1.0, batch_size=50, dataset_size=5_000,
+        ... )
+        >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
+        True
+    """
+    rule = rule_of(l2_clip_norm, rule)
+    steps = arguments.integer("steps", steps, least=1)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
+    arguments.one_of("sampling", sampling, CORRELATED_SAMPLINGS)
+    arguments.one_of("error", error, tuple(ERRORS))
+    arguments.one_of("noise", noise, tuple(NOISES))
+    if (noise_multiplier is None) == (epsilon is None):
+        raise ValueError(
+            "give noise_multiplier, or a budget of epsilon and delta, got "
+            f"noise_multiplier={noise_multiplier!r} and epsilon={epsilon!r}, delta={delta!r}"
+        )
+    if (delta is None) != (epsilon is None):
+        raise ValueError(f"delta must be given with epsilon, got {delta!r} and {epsilon!r}")
+    first = 1.0
+    if noise_multiplier is not None:
+        first = arguments.positive("noise_multiplier", noise_multiplier)
+    amplified, gridded = sampling == "cyclic_poisson", noise == "grid"
+    usual = acc.Relation.ADD_OR_REMOVE_ONE if amplified else acc.Relation.REPLACE_SPECIAL
+    covered = acc.Relation(relation or usual)
+    in_order = FixedOrder(batch_size, steps)
+
+    def with_strategy(strategy: Strategy) -> Mechanism:
+        """The mechanism with this strategy, and the noise that was given or that the budget has."""
+        rule_of_draws: CyclicPoisson | FixedOrder = in_order
+        if amplified:
+            # Records are in as many groups as there are bands, and each step samples from one.
+            share = strategy.bands * batch_size / dataset_size
+            if share > 1:
+                raise ValueError(
+                    f"bands must be at most dataset_size / batch_size = "
+                    f"{dataset_size // batch_size} with cyclic Poisson sampling, where each of as "
+                    f"many groups makes a batch, got {strategy.bands}: take sampling='fixed_order' "
+                    "for a strategy without bands"
+                )
+            rule_of_draws = CyclicPoisson(share, strategy.bands, steps)
+        start = Mechanism(
+            rule,
+            first,
+            rule_of_draws,
+            batch_size,
+            dataset_size,
+            strategy=strategy,
+            noise=noise,
+            relation=covered,
+        )
+        if epsilon is None or delta is None:
+            return start
+        found = acc.calibrate(
+            lambda noise: start.events(0, steps, noise)[0][0], epsilon, delta, covered
+        )
+        return dataclasses.replace(start, noise_multiplier=found, delta=float(delta))
+
+    if isinstance(strategy, Strategy):
+        if bands is not None:
+            raise ValueError(f"bands must be None for a strategy of its own, got {bands}")
+        return with_strategy(strategy)
+
+    # The name of a strategy that the sampling has a proof for: cyclic Poisson sampling amplifies
+    # banded ones alone, and noise on a grid takes coefficients of a few binary digits.
+    if strategy is None:
+        strategy = "banded" if amplified or gridded else "buffered"
+    if not isinstance(strategy, str):
+        raise ValueError(
+            "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
+            f"{arguments.described(strategy)}"
+        )
+    hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
+    if gridded and strategy in STRATEGIES and strategy not in ON_GRID:
+        hint = " with noise='grid', which takes coefficients of a few binary digits alone"
+    known = [each for each in STRATEGIES if each in ON_GRID or not gridded]
+    known = [each for each in known if each in BANDED or not amplified]
+    kind = arguments.one_of("strategy", strategy, tuple(known), hint)
+    once = participation(in_order, dataset_size)
+
+    def with_bands(bands: int) -> Mechanism:
+        """The mechanism with the strategy of that name and so many bands."""
+        found = strategy_by_name(kind, steps, bands, once, workload, error)
+        return with_strategy(dyadic(found) if gridded else found)
+
+    if bands is not None:
+        return with_bands(arguments.integer("bands", bands, least=1))
+    if kind != "banded":
+        return with_bands({"banded_inverse": min(steps, 16), "buffered": 4}.get(kind, steps))
+
+    # Optimal banded strategies of twice as many bands each time, while these help and there is
+    # room; beyond 64 more help little, and each is another copy of the parameters.
+    if epsilon is None and amplified:
+        raise ValueError(
+            "bands must be given with noise_multiplier: which number is best depends on the "
+            "budget, for more bands are amplified less; got None"
+        )
+    room = dataset_size // batch_size if amplified else -(-dataset_size // batch_size)
+    best, bands, worse = with_bands(1), 2, 0
+    least = expected_error(best, workload, error)
+    while bands <= min(room, steps, 64) and worse < 2:
+        other = with_bands(bands)
+        found, worse, bands = expected_error(other, workload, error), worse + 1, 2 * bands
+        if found < least:
+            best, least, worse = other, found, 0
+    return best
+
+
+def participation(sampling: Sampling, dataset_size: int) -> Participation:
+    """The steps in which one record may take part, under a sampling rule of a whole run.
+
+    Args:
+        sampling: cyclic Poisson, or a fixed order.
+        dataset_size: the number of records.
+
+    Raises:
+        ValueError: another rule.
+    """
+    if isinstance(sampling, CyclicPoisson):
+        return Cyclic(sampling.bands)
+    if isinstance(sampling, FixedOrder):
+        epoch = sampling.separation(dataset_size)
+        times = -(-sampling.steps // epoch)
+        return Single() if times == 1 else FixedEpochOrder(epoch, times)
+    raise ValueError(
+        f"sampling must be CyclicPoisson or FixedOrder for correlated noise, got {sampling}"
+    )
+
+
+def expected_error(
+    mechanism: Mechanism, workload: Workload = PREFIX_SUMS, error: str = "rms"
+) -> float:
+    """The standard deviation of the noise in a workload's sums of clipped gradients, in clip norms.
+
+    Args:
+        mechanism: with a strategy.
+        workload: prefix sums by default.
+        error: "rms" over the steps, or "max".
+
+    Raises:
+        ValueError: a mechanism without a strategy.
+    """
+    if mechanism.strategy is None:
+        raise ValueError("mechanism must have a strategy, as jaxdp.dp_mf makes it, got none")
+    each = participation(mechanism.sampling, mechanism.dataset_size)
+    sens = sensitivity(mechanism.strategy, each)
+    assert isinstance(mechanism.noise_multiplier, float)
+    return mechanism.noise_multiplier * sens * ERRORS[error](mechanism.strategy, workload)
+
+
 def with_rule(
     rule: Rule,
     noise_multiplier: float | NoiseSchedule,
@@ -634,7 +881,7 @@ def with_rule(
 ) -> Mechanism:
     """A mechanism with any clipping rule, and a leak; otherwise as ``dp_sgd``."""
     made = dp_sgd(noise_multiplier, None, batch_size, dataset_size, sampling, rule=rule)
-    return made.leaking(leak) if leak else made
+    return made.with_leak(leak) if leak else made
 
 
 def default_physical_batch_size(batch_size: int) -> int:

@@ -28,6 +28,7 @@ class NoiseSchedule:
     levels: tuple[tuple[float, int], ...]
 
     def __post_init__(self) -> None:
+        # Checked, and as a tuple, which nobody changes after a charge.
         rows = []
         for position, (multiplier, steps) in enumerate(self.levels):
             name = f"levels[{position}]"
@@ -57,11 +58,13 @@ class NoiseSchedule:
         Raises:
             ValueError: the schedule is shorter than that.
         """
+        # Past its end a schedule says nothing of what a step costs.
         end = first_step + steps
         if end > self.steps:
             raise ValueError(
                 f"noise schedule must cover the {end} steps of the run, got one of {self.steps}"
             )
+        # The overlap of every level with [first_step, end).
         position = 0
         for multiplier, count in self.levels:
             start, stop = max(first_step, position), min(end, position + count)
@@ -71,6 +74,7 @@ class NoiseSchedule:
 
     def table(self) -> np.ndarray:
         """float32 [steps]: the multiplier of each step."""
+        # On the device a step takes its multiplier from here, see ``Noise.multiplier_at``.
         values, counts = zip(*self.levels, strict=True)
         return np.repeat(np.asarray(values, np.float32), counts)
 
@@ -110,6 +114,7 @@ def decaying(kind: str, initial: float, number: float, every: int, steps: int) -
     initial = arguments.positive("initial", initial)
     every = arguments.integer("every", every, least=1)
     steps = arguments.integer("steps", steps, least=1)
+    # The share of σ_0 that every epoch t has.
     epochs = -(-steps // every)
     if kind == "step":
         k = arguments.probability("number", number)
@@ -121,6 +126,8 @@ def decaying(kind: str, initial: float, number: float, every: int, steps: int) -
         k = arguments.non_negative("number", number)
         exponential = kind == "exponential"
         shares = [math.exp(-k * t) if exponential else 1 / (1 + k * t) for t in range(epochs)]
+    # One level an epoch, the last as long as the run is. A multiplier that underflows to 0 would
+    # add no noise.
     levels = []
     for t, share in enumerate(shares):
         name = f"the noise multiplier of step {every * t}"
@@ -151,23 +158,3 @@ def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
             f"{', '.join(KINDS)}, such as exponential:0.01:117; got {text!r}"
         ) from error
     return decaying(kind, initial, number, every, steps)
-
-
-def split_noise(noise_multiplier: float | NoiseSchedule, count_noise_multiplier: float) -> float:
-    """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
-
-    Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.
-    2021, arXiv:1905.03871v5, theorem 1).
-
-    Raises:
-        ValueError: the count alone would cost more than the whole step may.
-    """
-    whole = arguments.positive("noise_multiplier", noise_multiplier)
-    count = arguments.positive("count_noise_multiplier", count_noise_multiplier)
-    if count <= whole:
-        raise ValueError(
-            f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "
-            "count would use the step's whole budget"
-        )
-    # Rounded up, so that the two together are never more than the event says.
-    return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)

@@ -63,7 +63,7 @@ def work(results: Path, data_dir: Path | None) -> None:
 
     Args:
         results: a JSON file.
-        data_dir: where MNIST lies.
+        data_dir: where MNIST is.
     """
     # Of its sums of gradients: 128 at once were three times as fast as the row's 16 here.
     config = dataclasses.replace(ROWS[ROW].config(), physical_batch_size=128)
@@ -160,7 +160,7 @@ def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
         kept: what ``work`` wrote.
     """
     made, axes = style.panels(len(kept["at"]), 1, (8.5, 6.4), sharex=True, sharey=True)
-    edges, told = np.linspace(*_RANGE, _BINS + 1), []
+    edges, sentences = np.linspace(*_RANGE, _BINS + 1), []
     for panel, at in zip(axes, kept["at"], strict=True):
         panel.stairs(at["gradient"], edges, color=style.BLUE, linewidth=2, label="|g|")
         panel.stairs(
@@ -168,7 +168,7 @@ def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
         )
         panel.set_ylabel("coordinates")
         style.title(panel, f"step {at['step']:,}")
-        told.append(
+        sentences.append(
             f"step {at['step']:,}: medians {at['median_gradient']:.2g} and "
             f"{at['median_estimate']:.2g}, {at['within_factor_2']:.0%} within a factor of 2, "
             f"correlation of the logarithms {at['correlation_of_logs']:.2f}, σ_i under 10, to 20, "
@@ -176,4 +176,4 @@ def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
         )
     axes[-1].set_xlabel("log10 of the size, of one coordinate")
     axes[0].legend(loc="upper left")
-    return made, "; ".join(told)
+    return made, "; ".join(sentences)

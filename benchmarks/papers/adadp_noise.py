@@ -71,7 +71,7 @@ def work(results: Path, data_dir: Path | None) -> None:
 
     Args:
         results: a JSON file.
-        data_dir: where MNIST lies.
+        data_dir: where MNIST is.
     """
     config = ROWS[ROW].config()
     line = run(config, data.load(config.dataset, data_dir), Secret.new(), STEPS)
@@ -159,7 +159,7 @@ def figure(kept: Kept) -> tuple[Figure, str]:
         kept: what ``work`` wrote.
     """
     drawn, axes = style.panels(len(kept["histograms"]), 1, (8.5, 6.4), sharex=True, sharey=True)
-    even, told = kept["noise_multiplier"] * kept["l2_clip_norm"], []
+    even, sentences = kept["noise_multiplier"] * kept["l2_clip_norm"], []
     for panel, at in zip(axes, kept["histograms"], strict=True):
         size = sum(at["counts"])
         shown = {"trained": at, "gradients of zero": histogram(noise_alone(size, at["step"]))}
@@ -169,10 +169,10 @@ def figure(kept: Kept) -> tuple[Figure, str]:
         panel.set_ylabel("coordinates (%)")
         style.title(panel, f"after {at['step']:,} steps")
         texts = [", ".join(f"{x:.1f}" for x in shares(found)) for found in shown.values()]
-        told.append(f"{at['step']:,} steps: {texts[0]} % (gradients of zero: {texts[1]} %)")
+        sentences.append(f"{at['step']:,} steps: {texts[0]} % (gradients of zero: {texts[1]} %)")
     axes[-1].set_xlabel("σ_i, noise of a coordinate of the sum")
     axes[0].legend(loc="upper right")
-    return drawn, "under 10, to 20, above, after " + "; ".join(told)
+    return drawn, "under 10, to 20, above, after " + "; ".join(sentences)
 
 
 def shares(found: Histogram) -> list[float]:

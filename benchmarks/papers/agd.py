@@ -69,7 +69,7 @@ ROWS = {
 def work(
     results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
 ) -> None:
-    """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
+    """Runs every row ``runs`` times, but those that ``results`` has; shows how many are done."""
 
     def one(row: AgdRow, _: int) -> dict[str, Any]:
         config = rows.ROWS[row.beside].config()

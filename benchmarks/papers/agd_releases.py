@@ -19,7 +19,7 @@ from jaxdp.data import models
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import with_rule
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Poisson, Sampler
@@ -55,8 +55,8 @@ class Releases:
     _last: tuple[int, acc.Event, dict[str, float]] = (-1, acc.Gaussian(0.0), {})
 
     def __repr__(self) -> str:
-        told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
-        return f"Releases{told!r}"
+        public = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
+        return f"Releases{public!r}"
 
     def stretch(self, step: int) -> tuple[acc.Event, dict[str, float], int]:
         """For the issuer: the release that was decided for a step; a choice has no noise."""
@@ -173,7 +173,7 @@ class Asked:
         return _with_noise(summed.value, std, words)
 
 
-_with_noise = jax.jit(noised)
+_with_noise = jax.jit(add_normals)
 
 
 @jax.jit

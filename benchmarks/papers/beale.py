@@ -59,8 +59,8 @@ def path(algorithm: Algorithm, seeds: int) -> np.ndarray:
 
 def distance(private: np.ndarray, noiseless: np.ndarray) -> np.ndarray:
     """D(P, Q) of each private trajectory [seeds, n + 1, 2]: the mean distance step by step."""
-    apart = np.linalg.norm(private[:, 1:] - noiseless[:, 1:], axis=2)
-    return np.asarray(apart.mean(axis=1))
+    far = np.linalg.norm(private[:, 1:] - noiseless[:, 1:], axis=2)
+    return np.asarray(far.mean(axis=1))
 
 
 def figure(seeds: int = plane.SEEDS) -> tuple[Figure, str]:
@@ -76,16 +76,16 @@ def figure(seeds: int = plane.SEEDS) -> tuple[Figure, str]:
         panels, algorithms(NOISE).items(), plane.STYLES, strict=False
     ):
         private, noiseless = path(algorithm, seeds), path(without[name], 1)
-        apart = float(np.nanmedian(distance(private, noiseless)))
+        far = float(np.nanmedian(distance(private, noiseless)))
         ends = np.linalg.norm(private[:, -1] - np.asarray(MINIMUM), axis=1)
-        title = f"{name}\nD(P, Q) {apart:.3f}, to the minimum {np.nanmedian(ends):.3f}"
+        title = f"{name}\nD(P, Q) {far:.3f}, to the minimum {np.nanmedian(ends):.3f}"
         plane.dress(axes, title)
         _background(axes)
         plane.draw(axes, private[0], "private", style)
         plane.draw(axes, noiseless[0], "without noise", ("black", ":"))
         axes.plot(*MINIMUM, "k*", markersize=12)
         axes.legend(loc="upper right")
-        found.append(f"{name} {apart:.3f} and {np.nanmedian(ends):.3f}")
+        found.append(f"{name} {far:.3f} and {np.nanmedian(ends):.3f}")
     return drawn, (
         "median mean distance D(P, Q) to the trajectory without noise, and distance of the end to "
         f"the minimum, over {seeds} seeds, from {START} with noise multiplier {NOISE}, C {BOUND}, "

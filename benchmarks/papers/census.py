@@ -110,7 +110,7 @@ ROWS = {
 def work(
     results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
 ) -> None:
-    """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
+    """Runs every row ``runs`` times, but those that ``results`` has; shows how many are done."""
     dataset = data.load("pums", data_dir)
     queue.work_through(
         ROWS,

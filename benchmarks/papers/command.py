@@ -300,7 +300,7 @@ def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
     waiting = [name for name in names if cost.long(queue.ROWS[name])]
     if waiting:
         click.echo(
-            f"{len(waiting)} rows take hours on a processor and are left out (`jaxdp reproduce run "
+            f"{len(waiting)} rows take hours on a CPU and are left out (`jaxdp reproduce run "
             f"NAME` runs them all the same): {', '.join(waiting)}",
             err=True,
         )
@@ -356,12 +356,12 @@ def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
             stdout=file,
             stderr=file,
             env=dict(os.environ),
-            **_apart(),
+            **_detached_options(),
         )
     click.echo(f"process {process.pid}, log {log}")
 
 
-def _apart() -> dict[str, Any]:
+def _detached_options() -> dict[str, Any]:
     """Options of a process that goes on when the terminal that began it closes."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}

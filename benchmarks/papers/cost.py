@@ -14,7 +14,7 @@ from jaxdp.data.specs import spec
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.recipes import recipe
 
-# From so many minutes on, a row runs on a processor only when it is named.
+# From so many minutes on, a row runs on a CPU only when it is named.
 LONG = 180.0
 # Starting, compiling, twenty evaluations, and the audit of the finished run.
 _ONCE = {"mnist-cnn": 40.0, "cifar-cnn": 240.0, "mlp": 20.0, "dense-top": 90.0}

@@ -18,7 +18,7 @@ Q, NOISE, DELTA = 0.01, 2.0, 1e-5
 _FORMULAS: dict[str, Callable[..., acc.Claim]] = {
     "moments accountant, closed form": claims.moments_closed_form,
     "zCDP": claims.zcdp,
-    # Of the two readings of its RDP, only the second lies below the MMA, as the text says.
+    # Of the two readings of its RDP, only the second is below the MMA, as the text says.
     "RDP, AdaDp's Theorem 1": claims.adadp_theorem_1,
     "RDP, Poisson, integer orders": claims.sa_dpsgd_theorem_1,
     "MMA (PIGDO)": claims.modified_moments_accountant,
@@ -41,8 +41,8 @@ def moments() -> tuple[Figure, str]:
     style.title(axes, f"q = {Q:g}, σ = {NOISE:g}")
     axes.legend()
     ends = {n: f(Q, NOISE, 40_000, DELTA).value for n, f in _FORMULAS.items()}
-    told = ", ".join(f"{name} {value:.2f}" for name, value in ends.items())
-    return drawn, f"epsilon after 400 epochs: {told}, exact {truth[-1]:.2f}"
+    sentences = ", ".join(f"{name} {value:.2f}" for name, value in ends.items())
+    return drawn, f"epsilon after 400 epochs: {sentences}, exact {truth[-1]:.2f}"
 
 
 def _exact(steps: int) -> float:
@@ -51,7 +51,7 @@ def _exact(steps: int) -> float:
 
 
 def schedules() -> dict[str, np.ndarray]:
-    """Factors of the noise, one an epoch: the four settings that DP-SBCD's Section 4.3 tells of."""
+    """Factors of the noise, one an epoch: the four settings of DP-SBCD's Section 4.3."""
     falling = np.linspace(2.0, 0.5, EPOCHS)
     return {
         "constant": np.ones(EPOCHS),
@@ -94,7 +94,7 @@ def block_coordinate() -> tuple[Figure, str]:
     left.set(yscale="log", xlabel="epochs", ylabel="Rényi divergence over its order")
     style.title(left, "Constant noise, batch j0 holds the record")
     left.legend(loc="lower right")
-    told = []
+    sentences = []
     for i, (name, factors) in enumerate(schedules().items()):
         every = range(1, EPOCHS + 1)
         worst = {
@@ -107,11 +107,11 @@ def block_coordinate() -> tuple[Figure, str]:
             every, worst[hs.log_sobolev], "-", color=style.COLOURS[i], label=name, linewidth=width
         )
         right.plot(every, worst[hs.shifted], "--", color=style.COLOURS[i])
-        told.append(f"{name} {worst[hs.log_sobolev][-1]:.3f} and {worst[hs.shifted][-1]:.3f}")
+        sentences.append(f"{name} {worst[hs.log_sobolev][-1]:.3f} and {worst[hs.shifted][-1]:.3f}")
     right.set(yscale="log", xlabel="epochs")
     style.title(right, "Four schedules of the noise, worst batch")
     right.legend(loc="upper left", title="solid: log-Sobolev; dashed: shifted")
     return drawn, (
         f"divergence over its order after {EPOCHS} epochs, by log-Sobolev inequalities and by the "
-        "shifted bound: " + ", ".join(told)
+        "shifted bound: " + ", ".join(sentences)
     )

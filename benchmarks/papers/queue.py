@@ -18,9 +18,9 @@ from benchmarks.papers.rows import ROWS as ROWS
 from jaxdp import arguments, data
 from jaxdp.ledger.durable import open_locked, write_atomically
 from jaxdp.ledger.seeds import Secret
+from jaxdp.runs.assemble import RunResult, resume, start
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.loop import RunResult, resume, start
 from jaxdp.runs.report.schema import Report
 from jaxdp.runs.run import Progress
 
@@ -44,9 +44,9 @@ def work(
 
     Args:
         names: keys of ``ROWS``, in the order of running.
-        folder: where the runs lie.
+        folder: where the runs are.
         results: the JSON file of finished rows.
-        data_dir: where prepared data sets lie.
+        data_dir: where prepared data sets are.
         report: from a finished run to its report.
         progress: from a row to a context manager of its progress function.
         runs: how often each is run; all rows once before any row twice.
@@ -96,7 +96,7 @@ def work_through(
         one: makes a line.
         runs: how often each is run; all rows once before any row twice.
         indent: of the file; None writes one line a row.
-        shown: told how many runs are done, at first and after each.
+        shown: called with how many runs are done, at first and after each.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open_locked(folder / "worker.lock", "w", f"queue is in use by another worker: {folder}")
@@ -199,7 +199,7 @@ def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, ResultRow]:
 
 def line_of(row: Row, report: Report) -> dict[str, Any]:
     """The result row of a finished run."""
-    counts, told = report.counts, report.to_dict()
+    counts, written = report.counts, report.to_dict()
     return {
         "name": row.name,
         "dataset": row.dataset,
@@ -207,9 +207,9 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "model": report.model,
         "activation": report.activation,
         "test_accuracy": report.value,
-        "proven_epsilon": told["guarantee"]["epsilon"],
+        "proven_epsilon": written["guarantee"]["epsilon"],
         "delta": report.guarantee.delta,
-        "claimed_epsilon": told["claim"] and told["claim"]["epsilon"],
+        "claimed_epsilon": written["claim"] and written["claim"]["epsilon"],
         **audited_columns(report.audited),
         "accepted": counts.accepted if counts else None,
         "acceptance_rate": counts.accepted / counts.proposals if counts else None,
@@ -220,11 +220,11 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "machine": report.machine,
         "jaxdp": report.jaxdp,
         "config": report.config,
-        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in told["history"]],
+        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in written["history"]],
         # Of the same public test examples; beside the curve, which earlier rows have without it.
-        "test_losses": [at.get("test_loss") for at in told["history"]],
+        "test_losses": [at.get("test_loss") for at in written["history"]],
         # What SA-DPSGD's paper charges up to there.
-        "accepted_by": [at.get("accepted") for at in told["history"]] if counts else None,
+        "accepted_by": [at.get("accepted") for at in written["history"]] if counts else None,
         **adadp_phase.columns(report),
     }
 

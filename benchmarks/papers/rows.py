@@ -51,7 +51,7 @@ MLP_SETTINGS = ((8.0, 16.0, 30), (4.0, 7.0, 100), (2.0, 4.0, 260))
 # PIGDO's Figure 5 on MNIST, and Figure 9 on Fashion-MNIST, compare PIAdam with these.
 BASELINES = ("dp-sgd", "exp", "adadp")
 FASHION = ("piadam", *BASELINES)
-# Its Figure 3 compares the three, at one noise: near that of 4 its figures for PIAdam lie.
+# Its Figure 3 compares the three, at one noise: near that of 4 its figures for PIAdam are.
 OTHER_PIGDO = ("pirmsprop", "piadagrad")
 FIGURE_3_NOISE = 4.0
 PARETO = (

@@ -49,7 +49,7 @@ def _annealing(base: Row, setting: str, records: int | None) -> list[tuple[Sweep
 def _adadp(
     base: Row, setting: str, lots: tuple[int, ...], noises: tuple[float, ...]
 ) -> list[tuple[Sweep, list[Row]]]:
-    """The four sweeps of AdaDp; its rate is held, Figure 5 (a) moves it from 0.0008 to 0.005."""
+    """The four sweeps of AdaDp; its rate is fixed, Figure 5 (a) moves it from 0.0008 to 0.005."""
     noise = base.given["noise_multiplier"]
     rates: Values = {v: {"learning_rate": v} for v in (0.0008, 0.0014, 0.003, 0.005)}
     return [

@@ -55,6 +55,11 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         dataset_size: n >= 1, public and exact.
     """
 
+    words = (
+        "{event}, each of {dataset_size:,} records drawn with probability {sampling_prob:.4g} and "
+        "at most {cap:,} of them kept"
+    )
+
     sampling_prob: float
     cap: int
     dataset_size: int
@@ -108,13 +113,6 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
             largest = np.maximum(largest, np.where(logs.max(axis=0) < 600, small, large))
         return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            f"{self.event.describe()}, each of {self.dataset_size:,} records drawn with "
-            f"probability {self.sampling_prob:.4g} and at most {self.cap:,} of them kept"
-        )
-
 
 def batch_branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
     """(probability of fewer than ``cap`` others, of more, that the record is kept with more).
@@ -147,6 +145,8 @@ class ShuffledEpoch(_GaussianOnBatches):
         steps: T >= 1, batches of the epoch.
     """
 
+    words = "an epoch of {steps:,} steps over shuffled records: {event}"
+
     steps: int
 
     def __post_init__(self) -> None:
@@ -176,11 +176,6 @@ class ShuffledEpoch(_GaussianOnBatches):
         """As ``PairedEvent.renyi``."""
         # Those of the one batch with the record.
         return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        epoch = f"an epoch of {self.steps:,} steps over shuffled records"
-        return f"{epoch}: {self.event.describe()}"
 
 
 def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
@@ -235,6 +230,10 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         participations: k in 1..t.
     """
 
+    words = (
+        "an epoch of {steps:,} steps, each record in {participations:,} of them at random: {event}"
+    )
+
     steps: int
     participations: int = 1
 
@@ -280,10 +279,3 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         """
         z = self.event.noise_multiplier
         return np.asarray(orders * self.participations / (2 * z * z))
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            f"an epoch of {self.steps:,} steps, each record in {self.participations:,} of them at "
-            f"random: {self.event.describe()}"
-        )

@@ -124,10 +124,12 @@ class Event:
     Attributes:
         types: every event class by its ``type_name``.
         type_name: as ``to_dict`` writes it; that of the class unless it says another.
+        words: for reports, with {fields}; an event without any is shown by its ``repr``.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
     type_name: ClassVar[str] = "Event"
+    words: ClassVar[str] = ""
 
     @property
     def block(self) -> int:
@@ -139,8 +141,10 @@ class Event:
         return ""
 
     def describe(self) -> str:
-        """One such release in words, for a report."""
-        return repr(self)
+        """One such release in words, for a report: ``words`` with the values of the fields."""
+        values = vars(self).items()
+        fields = {k: v.describe() if isinstance(v, Event) else v for k, v in values}
+        return self.words.format(**fields) if self.words else repr(self)
 
     def __init_subclass__(cls, type_name: str = "") -> None:
         super().__init_subclass__()
@@ -175,19 +179,17 @@ class Gaussian(Event):
             (infinite loss).
     """
 
+    words = (
+        "a sum of clipped contributions with Gaussian noise of {noise_multiplier:.4g} times the "
+        "largest one"
+    )
+
     noise_multiplier: float
 
     def __post_init__(self) -> None:
         check.fields(self, noise_multiplier=check.non_negative)
         if self.noise_multiplier > 1e30:
             raise ValueError(f"noise_multiplier={self.noise_multiplier!r}: expected at most 1e30")
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        z = self.noise_multiplier
-        return (
-            f"a sum of clipped contributions with Gaussian noise of {z:.4g} times the largest one"
-        )
 
 
 @dataclass(frozen=True)
@@ -202,16 +204,13 @@ class PoissonSampled(Event):
         sampling_prob: q in [0, 1].
     """
 
+    words = "{event}, each record drawn with probability {sampling_prob:.4g}"
+
     event: Event
     sampling_prob: float
 
     def __post_init__(self) -> None:
         check.fields(self, event=require_event, sampling_prob=check.share)
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        inner = self.event.describe()
-        return f"{inner}, each record drawn with probability {self.sampling_prob:.4g}"
 
 
 @dataclass(frozen=True)
@@ -226,6 +225,8 @@ class FixedSizeSampled(Event):
         dataset_size: n >= 1, public.
         batch_size: b with 0 <= b <= n.
     """
+
+    words = "{event}, over {batch_size} of {dataset_size} records drawn without replacement"
 
     event: Event
     dataset_size: int
@@ -245,11 +246,6 @@ class FixedSizeSampled(Event):
             "batches of a fixed size only have neighbours of equal size; ask with relation "
             "replace_one or replace_special"
         )
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        drawn = f"{self.batch_size} of {self.dataset_size} records drawn without replacement"
-        return f"{self.event.describe()}, over {drawn}"
 
 
 @dataclass(frozen=True)
@@ -309,6 +305,11 @@ class GridNoise(Event):
         distance: in [0, 1), of one occurrence: all coordinates of all its steps.
     """
 
+    words = (
+        "{event}, on an integer grid: the noise is within {distance:.2g} of it in total variation, "
+        "charged to delta"
+    )
+
     event: Event
     distance: float
 
@@ -321,13 +322,6 @@ class GridNoise(Event):
     def block(self) -> int:
         """As ``Event.block``."""
         return self.event.block
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            f"{self.event.describe()}, on an integer grid: the noise is within "
-            f"{self.distance:.2g} of it in total variation, charged to delta"
-        )
 
 
 @dataclass(frozen=True)
@@ -342,6 +336,8 @@ class PerUser(Event):
         records: k >= 1, the most records of one user that enter a step; public.
     """
 
+    words = "{event}, where a user with at most {records:,} records is one record"
+
     event: Event
     records: int
 
@@ -352,11 +348,6 @@ class PerUser(Event):
     def block(self) -> int:
         """As ``Event.block``."""
         return self.event.block
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        most = f"at most {self.records:,} records"
-        return f"{self.event.describe()}, where a user with {most} is one record"
 
 
 @dataclass(frozen=True)
@@ -381,6 +372,11 @@ class CorrelatedNoise(Event):
         steps: n >= 1, of the whole run.
     """
 
+    words = (
+        "a run of {steps:,} steps with correlated noise over records in a public order, together "
+        "{event}"
+    )
+
     event: Gaussian
     steps: int
 
@@ -395,13 +391,6 @@ class CorrelatedNoise(Event):
             "records are taken by their position, and one removed record shifts every position "
             "after it; ask with relation replace_special, or with replace_one, under which a "
             "record moves the sums twice as far"
-        )
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            f"a run of {self.steps:,} steps with correlated noise over records in a public order, "
-            f"together {self.event.describe()}"
         )
 
 
@@ -430,6 +419,12 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         steps: n >= 1, of the whole run.
     """
 
+    words = (
+        "a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn over "
+        "{bands:,} groups of records, each record of the group drawn with probability "
+        "{sampling_prob:.4g}; every draw of a record costs what it does in {event}"
+    )
+
     event: Gaussian
     sampling_prob: float
     bands: int
@@ -448,15 +443,6 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
             "relation add_or_remove_one or replace_special"
         )
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            f"a run of {self.steps:,} steps with noise correlated over {self.bands:,} of them, in "
-            f"turn over {self.bands:,} groups of records, each record of the group drawn with "
-            f"probability {self.sampling_prob:.4g}; every draw of a record costs what it does in "
-            f"{self.event.describe()}"
-        )
-
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
@@ -466,15 +452,13 @@ class NonPrivate(Event):
         reason: one sentence for the report, e.g. "a line search read the un-noised loss".
     """
 
+    words = "something without any guarantee: {reason}"
+
     reason: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
             raise ValueError(f"reason={self.reason!r}: expected a non-empty sentence")
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return f"something without any guarantee: {self.reason}"
 
 
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:

@@ -11,7 +11,6 @@ shift of the vector, and is one.
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -74,6 +73,11 @@ class Laplace(PairedEvent):
         noise_multiplier: b >= 0, Laplace scale divided by c; 0 means no noise (infinite loss).
     """
 
+    words = (
+        "a sum of clipped contributions with Laplace noise of {noise_multiplier:.4g} times the "
+        "largest one"
+    )
+
     noise_multiplier: float
 
     def __post_init__(self) -> None:
@@ -101,11 +105,6 @@ class Laplace(PairedEvent):
         slack = 16 * _U * (4 + orders * a + np.abs(np.log(orders - 1)))
         return np.minimum((np.logaddexp(up, down) + slack) / (orders - 1), a * (1 + 4 * _U))
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        b = self.noise_multiplier
-        return f"a sum of clipped contributions with Laplace noise of {b:.4g} times the largest one"
-
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
         return Laplace(self.noise_multiplier / records)
@@ -114,8 +113,6 @@ class Laplace(PairedEvent):
 @dataclass(frozen=True)
 class _IntegerNoise(PairedEvent):
     """Base of noise on the integers: the sums are integers, and so is the distance."""
-
-    noise: ClassVar[str]
 
     scale: float
     sensitivity: int = 1
@@ -134,11 +131,6 @@ class _IntegerNoise(PairedEvent):
     def _shift(self, relation: Relation) -> int:
         return int(relation.separation) * self.sensitivity
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        moved = f"up to {self.sensitivity} of a record"
-        return f"a sum of integers, {moved}, with {self.noise} noise of scale {self.scale:.4g}"
-
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
         return replace(self, sensitivity=self.sensitivity * records)
@@ -156,7 +148,10 @@ class DiscreteLaplace(_IntegerNoise):
         sensitivity: the largest l1 norm of ONE record's integer contribution, in 1..1e5.
     """
 
-    noise = "discrete Laplace"
+    words = (
+        "a sum of integers, up to {sensitivity} of a record, with discrete Laplace noise of scale "
+        "{scale:.4g}"
+    )
 
     def pure(self, relation: Relation) -> float:
         """As ``PairedEvent.pure``."""
@@ -193,7 +188,10 @@ class DiscreteGaussian(_IntegerNoise):
         sensitivity: as of ``DiscreteLaplace``, and the range of ``scale`` too.
     """
 
-    noise = "discrete Gaussian"
+    words = (
+        "a sum of integers, up to {sensitivity} of a record, with discrete Gaussian noise of scale "
+        "{scale:.4g}"
+    )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``."""
@@ -362,6 +360,8 @@ class EpsilonDelta(_StatedEvent):
             REPLACE_ONE was proven (the null record being among the records).
     """
 
+    words = "a release that is stated to be ({epsilon:.4g}, {delta:.4g})-private"
+
     epsilon: float
     delta: float = 0.0
 
@@ -394,10 +394,6 @@ class EpsilonDelta(_StatedEvent):
             return super().renyi(relation, orders)
         return finite_renyi(*self._losses(), orders)
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return f"a release that is stated to be ({self.epsilon:.4g}, {self.delta:.4g})-private"
-
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
         # Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded.
@@ -421,6 +417,8 @@ class ExponentialMechanism(_StatedEvent):
         epsilon: > 0.
         relation: under which u changes by at most D; others are refused as in ``EpsilonDelta``.
     """
+
+    words = "a choice by an exponential mechanism of epsilon {epsilon:.4g}"
 
     epsilon: float
 
@@ -447,10 +445,6 @@ class ExponentialMechanism(_StatedEvent):
         # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return f"a choice by an exponential mechanism of epsilon {self.epsilon:.4g}"
-
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
         return replace(self, epsilon=records * self.epsilon)
@@ -470,6 +464,8 @@ class ZCDP(_StatedEvent):
         relation: under which it was proven; others are refused as in ``EpsilonDelta``.
     """
 
+    words = "a release that is stated to be ({xi:.4g}, {rho:.4g})-zero-concentrated private"
+
     rho: float
     xi: float = 0.0
 
@@ -480,11 +476,6 @@ class ZCDP(_StatedEvent):
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        stated = f"({self.xi:.4g}, {self.rho:.4g})-zero-concentrated private"
-        return f"a release that is stated to be {stated}"
 
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
@@ -504,6 +495,11 @@ class RandomizedResponse(PairedEvent):
         noise_prob: p in [0, 1], with which the answer is drawn from all buckets (its own too).
         buckets: k >= 2, possible answers.
     """
+
+    words = (
+        "each record's own answer, replaced with probability {noise_prob:.4g} by a random one of "
+        "{buckets}"
+    )
 
     noise_prob: float
     buckets: int = 2
@@ -541,11 +537,6 @@ class RandomizedResponse(PairedEvent):
         """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._losses(), orders)
 
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        chance = f"replaced with probability {self.noise_prob:.4g}"
-        return f"each record's own answer, {chance} by a random one of {self.buckets}"
-
     def of_group(self, records: int) -> Event | None:
         """As ``PairedEvent.of_group``."""
         return Repeated(self, records)
@@ -568,6 +559,11 @@ class ObjectivePerturbation(PairedEvent):
         curvature: R^2 / (4 lambda) > 0, a record's largest second derivative over the ridge's.
     """
 
+    words = (
+        "the minimum of a logistic loss with a random linear term (noise multiplier "
+        "{noise_multiplier:.4g}, curvature {curvature:.4g})"
+    )
+
     noise_multiplier: float
     curvature: float
 
@@ -586,13 +582,6 @@ class ObjectivePerturbation(PairedEvent):
         """As ``PairedEvent.pairs``."""
         found = _profile(self.noise_multiplier, self.curvature) if upper else None
         return () if found is None else (symmetric_pair(*found),)
-
-    def describe(self) -> str:
-        """As ``Event.describe``."""
-        return (
-            "the minimum of a logistic loss with a random linear term (noise multiplier "
-            f"{self.noise_multiplier:.4g}, curvature {self.curvature:.4g})"
-        )
 
 
 @functools.lru_cache(maxsize=64)

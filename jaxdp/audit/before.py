@@ -121,7 +121,7 @@ def check(
         )
     kind, source = type(source), as_source(source)
     inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
-    inner.check_unit(source)
+    inner.check_privacy_unit(source)
 
     # What a gradient is made of: the loss, the records as they are read, or gradients of one's own.
     found: list[Finding | None] = []

@@ -12,7 +12,7 @@ from jaxdp.ledger.durable import StorageError
 with needed("the command jaxdp", "cli", "click", "rich"):
     import click
 
-    from jaxdp.cli.failures import Stopped, last_words, without_stragglers
+    from jaxdp.cli.failures import Stopped, interrupt_message, silence_late_messages
     from jaxdp.ledger.interrupts import guarded
 
 _COMMANDS = {
@@ -63,7 +63,7 @@ def main(args: list[str] | None = None) -> Any:
     Args:
         args: None is the command line of this process, which then ends here.
     """
-    with guarded(last_words), without_stragglers():
+    with guarded(interrupt_message), silence_late_messages():
         status = _status(args)
         if args is None and status not in (0, 2):
             # Not by the usual way: threads that still write would crash the interpreter.
@@ -81,18 +81,18 @@ def _status(args: list[str] | None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
         return 2
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return _said(last_words(), 130)
+        return _fail(interrupt_message(), 130)
     except Stopped as error:
-        return _said(error.message, error.status)
+        return _fail(error.message, error.status)
     except click.ClickException as error:
-        return _said(error.format_message(), 2)
+        return _fail(error.format_message(), 2)
     except (StorageError, MissingExtra) as error:
-        return _said(str(error), 1)
+        return _fail(str(error), 1)
     except ValueError as error:
-        return _said(str(error), 2)
+        return _fail(str(error), 2)
     return 0
 
 
-def _said(message: str, status: int) -> int:
+def _fail(message: str, status: int) -> int:
     click.echo(f"jaxdp: error: {' '.join(message.split())}", err=True)
     return status

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from jaxdp import data
-from jaxdp.cli.failures import in_words
+from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.launch import print_summary, public_numbers
 from jaxdp.cli.options import Option
 from jaxdp.cli.progress import progress_bar
 from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
-from jaxdp.papers.block_coordinate.run import BlockRun
+from jaxdp.papers.block_coordinate.run import block_run, report_of, train
 from jaxdp.papers.block_coordinate.settings import BlockConfig, configured
 from jaxdp.runs import reporting
 from jaxdp.runs.directory import RunDirectory
@@ -47,7 +47,7 @@ _WHY = {
     "model": "the network is made of blocks: --hidden, and --set layers= and channels=",
     "activation": "the closed forms are those of ReLU",
     "physical_batch_size": "a sweep takes its whole draw at once",
-    "sensitive": "a sweep tells nothing un-noised",
+    "sensitive": "a sweep returns nothing un-noised",
     "secure_noise": "noise on a grid is not built for sweeps",
     "recipe": "the best recipes are of other algorithms",
     "dry_run": "`jaxdp epsilon` tells what a budget costs",
@@ -85,7 +85,7 @@ def train_blocks(
     secret: Secret | None,
     data_dir: Path | None,
     as_json: bool,
-    words: Mapping[str, Option] | None,
+    typed: Mapping[str, Option] | None,
     set_aside_unreadable: bool = False,
 ) -> None:
     """Trains, writes the report and prints a summary.
@@ -97,9 +97,9 @@ def train_blocks(
         given: those of them that were on the command line.
         stored: the configuration of the run that is resumed; None for a new one.
         secret: of a new run; None resumes.
-        data_dir: where prepared data sets lie.
+        data_dir: where prepared data sets are.
         as_json: the result is one JSON object.
-        words: the options of a new run, for the report; None where it is resumed.
+        typed: the options of a new run, for the report; None where it is resumed.
         set_aside_unreadable: as for ``jaxdp.Run``.
     """
     processes.require_single_process("a run of block coordinate descent")
@@ -125,17 +125,18 @@ def train_blocks(
             )
     dataset = own or data.load(config.dataset, data_dir)
     date = reporting.today()
-    with in_words(directory):
-        with _bar(config) as progress:
-            run = BlockRun(config, directory, dataset, secret, progress, set_aside_unreadable)
-            result = run.result()
-        report = run.report_of(result, date, None if words is None else origin.command(words))
+    with explain_failures(directory):
+        with _progress(config) as progress:
+            run = block_run(config, directory, dataset, secret, progress, set_aside_unreadable)
+            result = train(run, config)
+        asked = None if typed is None else origin.command(typed)
+        report = report_of(config, dataset, result, directory.ledger, date, asked)
         reporting.write(report, directory)
-    _tell(report, directory, result, as_json)
+    _print_result(report, directory, result, as_json)
 
 
 @contextlib.contextmanager
-def _bar(config: BlockConfig) -> Iterator[Any]:
+def _progress(config: BlockConfig) -> Iterator[Any]:
     if config.is_hidden:
         epochs = config.chosen.epochs
         click.echo(
@@ -147,7 +148,7 @@ def _bar(config: BlockConfig) -> Iterator[Any]:
         yield progress
 
 
-def _tell(report: Report, directory: RunDirectory, result: Result, as_json: bool) -> None:
+def _print_result(report: Report, directory: RunDirectory, result: Result, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(public_numbers(report, directory), allow_nan=False))
         return

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 
-def joined(spec: str | None) -> None:
+def join_processes(spec: str | None) -> None:
     """Joins the processes of a run; nothing without a spec.
 
     Args:

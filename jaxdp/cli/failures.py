@@ -19,7 +19,7 @@ _running: list[Path] = []  # folders of the runs under way, innermost last
 
 
 class Stopped(click.ClickException):
-    """An interrupt, in words."""
+    """A command ended with a line on stderr and a status of its own."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -27,26 +27,25 @@ class Stopped(click.ClickException):
 
 
 @contextlib.contextmanager
-def in_words(directory: "RunDirectory | TuneDirectory") -> Iterator[None]:
+def explain_failures(directory: "RunDirectory | TuneDirectory") -> Iterator[None]:
     """Turns interrupts and a folder that cannot be written into one line about the run."""
     _running.append(directory.path)
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Stopped(last_words(), status_of(error)) from error
+        raise Stopped(interrupt_message(), status_of(error)) from error
     except BrokenPipeError:
         raise
     except OSError as error:
         where = error.filename or directory.path
-        raise StorageError(
-            f"{where} cannot be written or read: {error.strerror or error}. {_safe(directory.path)}"
-        ) from error
+        why = f"{where} cannot be written or read: {error.strerror or error}"
+        raise StorageError(f"{why}. {_state(directory.path)}") from error
     finally:
         _running.pop()
 
 
 @contextlib.contextmanager
-def without_stragglers() -> Iterator[None]:
+def silence_late_messages() -> Iterator[None]:
     """Silences later messages of a failed checkpoint's other threads."""
     before = sys.unraisablehook
 
@@ -61,13 +60,13 @@ def without_stragglers() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def last_words() -> str:
-    """One line for somebody who interrupts; takes no locks, as a signal handler may not."""
-    return f"interrupted: {_safe(_running[-1])}" if _running else "interrupted"
+def interrupt_message() -> str:
+    """The line that an interrupt prints; takes no locks, as a signal handler may not."""
+    return f"interrupted: {_state(_running[-1])}" if _running else "interrupted"
 
 
-def _safe(path: Path) -> str:
-    """A line on what of a run is safe, and how to resume it."""
+def _state(path: Path) -> str:
+    """Returns a line that says what of a run is safe, and how to resume it."""
     secret = path / "secret"
     if (secret / "tuning").exists():  # how far it got is secret
         return f"what was done in {path} is safe; the same command continues the tuning"

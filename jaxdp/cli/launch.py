@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from jaxdp.data import Dataset
     from jaxdp.ledger.seeds import Secret
+    from jaxdp.runs.assemble import RunResult
     from jaxdp.runs.config import RunConfig
     from jaxdp.runs.directory import RunDirectory
-    from jaxdp.runs.loop import RunResult
     from jaxdp.runs.report.schema import Report
 
 
@@ -59,7 +59,7 @@ def launch(
             )
         else:
             result = runs.start(config, directory, dataset, secret, progress, mesh)
-    if processes.index():  # process 0 tells of the run
+    if processes.index():  # process 0 prints the summary
         return
     report = _report(result, directory, dataset, date, given)
     reporting.write(report, directory)
@@ -76,7 +76,7 @@ def launch(
 def dry(config: "RunConfig", as_json: bool) -> None:
     """Prints the epsilon and the time of a run; reads no data and charges nothing."""
     from jaxdp import accounting as acc
-    from jaxdp.runs.rehearsal import rehearse
+    from jaxdp.runs.assemble import rehearse
     from jaxdp.runs.report.words import show_epsilon
 
     assert config.steps is not None
@@ -163,7 +163,7 @@ def _finite(value: float) -> float | str:
 
 
 def print_summary(report: "Report", directory: "RunDirectory") -> None:
-    """Prints what was proven, and where the report lies."""
+    """Prints what was proven, and where the report is."""
     from jaxdp.runs.report.words import show_delta, show_epsilon
 
     guarantee, accuracy = report.guarantee, report.value

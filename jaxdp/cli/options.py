@@ -22,7 +22,7 @@ BLOCK_ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 # Of whole runs with noise that is correlated over the steps.
 CANARY_KINDS = ("gradient", "noise", "pixel", "mislabelled")
 CORRELATED = ("cyclic_poisson", "fixed_order")
-# The names of jaxdp.runs.strategies, likewise.
+# The names of jaxdp.runs.strategies, which imports jax.
 STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "identity")
 RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 

@@ -102,8 +102,7 @@ def _check(
 
 def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[], _Row]]]:
     """(name, what makes the row), one for each mechanism."""
-    from jaxdp.correlated import dp_mf
-    from jaxdp.mechanism import dp_sgd
+    from jaxdp.mechanism import dp_mf, dp_sgd
     from jaxdp.noise import Workload
 
     workload = Workload(momentum)
@@ -162,7 +161,7 @@ def _row(
 
 def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tuple[float, float]:
     """(RMS error, largest error) in clip norms, for the batches that were asked for."""
-    from jaxdp.correlated import expected_error
+    from jaxdp.mechanism import expected_error
     from jaxdp.noise import identity
     from jaxdp.noise.errors import ERRORS
 
@@ -179,8 +178,8 @@ def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tu
 
 
 def _best(rows: list[_Row], relation: str) -> _Row | None:
-    among = [row for row in rows if row.relation == relation]
-    return min(among, key=lambda row: row.rms_error, default=None)
+    candidates = [row for row in rows if row.relation == relation]
+    return min(candidates, key=lambda row: row.rms_error, default=None)
 
 
 _LINE = "{:34}{:19}{:>10}{:>11}{:>11}{:>9}{:>8}"

@@ -29,7 +29,7 @@ def progress_bar(
     """
     assert config.steps is not None
     title = name or f"{config.algorithm} on {config.dataset}"
-    with bar.opened(title, config.steps) as (update, console):
+    with bar.progress_bar(title, config.steps) as (update, console):
 
         def progress(step: int, row: Row | None) -> None:
             if row is None:
@@ -50,5 +50,5 @@ def progress_bar(
 @contextlib.contextmanager
 def counting_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A function to be called with how many of ``total`` are done; a bar on a terminal alone."""
-    with bar.opened(title, total) as (update, _):
+    with bar.progress_bar(title, total) as (update, _):
         yield lambda done: update(completed=done)

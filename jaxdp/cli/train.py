@@ -1,6 +1,7 @@
 """``jaxdp train``."""
 
 import dataclasses
+import itertools
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxdp._extras import imports_kept
-from jaxdp.cli.failures import in_words
+from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import (
     BLOCK_ALGORITHMS,
     CANARY_KINDS,
@@ -203,69 +204,15 @@ def train(
     """
     with imports_kept():
         from jaxdp import data
-        from jaxdp.cli.devices import joined, mesh_of
+        from jaxdp.cli.devices import join_processes, mesh_of
         from jaxdp.cli.launch import dry, launch
         from jaxdp.devices import processes
         from jaxdp.ledger.seeds import Secret
-        from jaxdp.runs import RunDirectory
+        from jaxdp.runs import RunConfig, RunDirectory, recipe, resolve
 
         papers()
 
-    _check_together(out, resume, seed, dry_run, set_aside_unreadable)
-    joined(distributed)
-    mesh = mesh_of(devices)
-    options["settings"] = parse_settings(options["settings"]) or None
-    name = options["dataset"] if data_file is None else data_file.stem
-    directory = RunDirectory(processes.from_process_0(lambda: str(out or _free_folder(name))))
-    secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
-    own = _own_data(directory, data_file, classes, dataset_size, resume)
-    stored = directory.load_state().config if resume else None
-    if (stored or options).get("algorithm") in BLOCK_ALGORITHMS:
-        from jaxdp.cli.blocks import train_blocks
-
-        train_blocks(
-            directory,
-            own,
-            options,
-            _named(),
-            stored,
-            None if resume else secret,
-            _data_dir(directory, data_dir, resume),
-            as_json,
-            None if resume else _given(),
-            set_aside_unreadable,
-        )
-        return
-    if named_recipe == "best" and not resume:
-        options |= _best(options, own)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", UserWarning)
-        config = (_stored_config if resume else _new_config)(directory, options, own)
-    for warning in [
-        *(str(w.message) for w in said if w.category is UserWarning),
-        *config.warnings(),
-    ]:
-        click.echo(f"jaxdp: warning: {warning}", err=True)
-    if dry_run:
-        dry(config, as_json)
-        return
-    with in_words(directory):
-        launch(
-            config,
-            directory,
-            own or data.load(config.dataset, _data_dir(directory, data_dir, resume)),
-            None if resume else secret,
-            None if resume else _given(),
-            as_json,
-            mesh,
-            set_aside_unreadable,
-        )
-
-
-def _check_together(
-    out: Path | None, resume: bool, seed: int | None, dry_run: bool, set_aside: bool
-) -> None:
-    if set_aside and not resume:
+    if set_aside_unreadable and not resume:
         raise click.UsageError(
             "--set-aside-unreadable must come with --resume: a new run has no checkpoint"
         )
@@ -275,6 +222,83 @@ def _check_together(
         raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
     if resume and dry_run:
         raise click.UsageError("--dry-run must not come with --resume: it is for a new run")
+
+    # Processes and devices first: what follows has to be the same in all processes, so process 0
+    # alone chooses the folder and the secret.
+    join_processes(distributed)
+    mesh = mesh_of(devices)
+    options["settings"] = parse_settings(options["settings"]) or None
+    name = options["dataset"] if data_file is None else data_file.stem
+    free = (Path("runs") / f"{name}-{number}" for number in itertools.count(1))
+    directory = RunDirectory(
+        processes.from_process_0(
+            lambda: str(out or next(path for path in free if not path.exists()))
+        )
+    )
+    secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
+    own = _own_data(directory, data_file, classes, dataset_size, resume)
+    stored = directory.load_state().config if resume else None
+    given = {name: value for name, value in options.items() if _is_given(name)}
+    asked = None if resume else _given_options()
+
+    if (stored or options).get("algorithm") in BLOCK_ALGORITHMS:
+        from jaxdp.cli.blocks import train_blocks
+
+        params = click.get_current_context().params
+        train_blocks(
+            directory,
+            own,
+            options,
+            {name: value for name, value in params.items() if _is_given(name)},
+            stored,
+            None if resume else secret,
+            _data_dir(directory, data_dir, resume),
+            as_json,
+            asked,
+            set_aside_unreadable,
+        )
+        return
+
+    # The configuration: of a new run from the options and the recipe; of one that goes on its own,
+    # with what is given now, which the run then compares.
+    if named_recipe == "best" and not resume:
+        options |= _best(options, own)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        if stored is not None:
+            given = {name: value for name, value in given.items() if value is not None}
+            config = dataclasses.replace(RunConfig.from_dict(stored), **given)
+        elif resume:
+            raise ValueError(
+                f"--out must be a run of `jaxdp train` to resume, got {directory.path}, whose "
+                "model is in a program: run that again"
+            )
+        elif directory.exists():
+            raise ValueError(
+                f"--out must be a new folder, got {directory.path}, which holds a run: pass "
+                "--resume to continue it"
+            )
+        else:
+            fields = options if own is None else {**options, "dataset": own.spec}
+            config = resolve(recipe(**fields))
+    of_values = [str(w.message) for w in caught if w.category is UserWarning]
+    for warning in [*of_values, *config.warnings()]:
+        click.echo(f"jaxdp: warning: {warning}", err=True)
+
+    if dry_run:
+        dry(config, as_json)
+        return
+    with explain_failures(directory):
+        launch(
+            config,
+            directory,
+            own or data.load(config.dataset, _data_dir(directory, data_dir, resume)),
+            None if resume else secret,
+            asked,
+            as_json,
+            mesh,
+            set_aside_unreadable,
+        )
 
 
 def _own_data(
@@ -318,6 +342,7 @@ def _own_data(
 
 
 def _is_given(name: str) -> bool:
+    """True if an option, by its parameter's name, was given on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return getattr(source, "name", "") == "COMMANDLINE"
 
@@ -349,7 +374,7 @@ def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
     return found
 
 
-def _given() -> dict[str, Any]:
+def _given_options() -> dict[str, Any]:
     """The options that were given on the command line, by their names there."""
     context = click.get_current_context()
     return {
@@ -357,25 +382,6 @@ def _given() -> dict[str, Any]:
         for option in context.command.params
         if option.name is not None and _is_given(option.name)
     }
-
-
-def _named() -> dict[str, Any]:
-    """The options that were given on the command line, by their parameters' names."""
-    context = click.get_current_context()
-    return {name: value for name, value in context.params.items() if _is_given(name)}
-
-
-def _new_config(directory: "RunDirectory", options: dict[str, Any], own: "Dataset | None") -> Any:
-    from jaxdp.runs import recipe, resolve
-
-    if directory.exists():
-        raise ValueError(
-            f"--out must be a new folder, got {directory.path}, which holds a run: pass --resume "
-            "to continue it"
-        )
-    if own is not None:
-        options = {**options, "dataset": own.spec}
-    return resolve(recipe(**options))
 
 
 def _best(options: dict[str, Any], own: "Dataset | None") -> dict[str, Any]:
@@ -396,29 +402,3 @@ def _best(options: dict[str, Any], own: "Dataset | None") -> dict[str, Any]:
     for line in origin.lines():
         click.echo(line)
     return fields
-
-
-def _stored_config(
-    directory: "RunDirectory", options: dict[str, Any], own: "Dataset | None"
-) -> Any:
-    """The run's own configuration, which the options given now must not contradict."""
-    from jaxdp.runs import RunConfig
-
-    state = directory.load_state()
-    if state.config is None:
-        raise ValueError(
-            f"--out must be a run of `jaxdp train` to resume, got {directory.path}, whose model is "
-            "in a program: run that again"
-        )
-    stored = RunConfig.from_dict(state.config)
-    given = {
-        name: value for name, value in options.items() if value is not None and _is_given(name)
-    }
-    return dataclasses.replace(stored, **given)
-
-
-def _free_folder(dataset: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{dataset}-{number}").exists():
-        number += 1
-    return folder

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.failures import in_words
+from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import Filled, papers
 from jaxdp.data.specs import SPECS
 
@@ -20,7 +20,7 @@ _NO_CAP = (
 _TRIES = "geometric:0.1"
 
 
-def _refused(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
+def _refuse_cap(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
     if value is not None:
         raise click.UsageError(f"{param.opts[0]} {_NO_CAP}", ctx)
 
@@ -73,8 +73,8 @@ def _refused(ctx: click.Context, param: click.Parameter, value: float | None) ->
 @click.option(
     "--out", type=Filled(), required=True, help="Folder; the same command again continues there."
 )
-@click.option("--max-trials", hidden=True, callback=_refused, expose_value=False)
-@click.option("--timeout", hidden=True, callback=_refused, expose_value=False)
+@click.option("--max-trials", hidden=True, callback=_refuse_cap, expose_value=False)
+@click.option("--timeout", hidden=True, callback=_refuse_cap, expose_value=False)
 @click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
 def tune(
     data_file: Path | None,
@@ -107,7 +107,7 @@ def tune(
     if epsilon is None and noise_multiplier is None:
         epsilon = 3.0
     law, laws = law_of(tries), dict(spaces.parsed(text) for text in search)
-    own = _own(data_file, classes, dataset_size)
+    own = _own_data(data_file, classes, dataset_size)
     config = configured(
         dataset if own is None else own.spec,
         law,
@@ -119,7 +119,7 @@ def tune(
         "tuning: charged as a whole, before its first try. The number of tries is secret, so "
         "nothing is said until the end"
     )
-    with in_words(TuneDirectory(out)):
+    with explain_failures(TuneDirectory(out)):
         found = tuned(out, config, own or data.load(config.dataset, data_dir), laws, law)
     row = _row(found, out)
     click.echo(json.dumps(row, allow_nan=False) if as_json else _words(found, out))
@@ -149,7 +149,8 @@ def law_of(text: str) -> Any:
         ) from error
 
 
-def _own(path: Path | None, classes: int | None, size: int | None) -> Any:
+def _own_data(path: Path | None, classes: int | None, size: int | None) -> Any:
+    """The data set in a file; None for a built-in one."""
     from jaxdp import data
 
     if path is None:
@@ -162,6 +163,7 @@ def _own(path: Path | None, classes: int | None, size: int | None) -> Any:
 
 
 def _row(found: "TunedConfig", out: Path) -> dict[str, Any]:
+    """The result for ``--json``."""
     return {
         "out": str(out),
         "dataset": found.config.dataset,
@@ -176,6 +178,7 @@ def _row(found: "TunedConfig", out: Path) -> dict[str, Any]:
 
 
 def _words(found: "TunedConfig", out: Path) -> str:
+    """The result in lines for a person."""
     from jaxdp.runs.report.words import show_delta, show_epsilon
 
     spent = (

@@ -110,7 +110,7 @@ def sharded_leaves(place: Placement | None) -> dict[int, ShardedAxis]:
     return found
 
 
-def gather_sharded(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
+def gather_to_devices(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
     """The records [m, ...] at ``indices`` [m], each on the device that will work on it.
 
     Every device looks up what it holds of all, as bits, with zeros elsewhere: their sum is exact.

@@ -13,10 +13,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import arguments
-from jaxdp.clipping import across, losses, options, rounding
+from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
-from jaxdp.clipping.reduce import Clipped, clipped_sum
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
@@ -231,11 +230,12 @@ class ClippedGrad:
         # Parameters and records stay where they are; where that is a mesh, its devices share the
         # rows of each physical batch.
         place = placement.resolve_placement(self.placement, params, *([data] if on_device else []))
+        mesh = None if place is None else place.mesh
         grad_fn, there = self, params
         if place is not None:
             grad_fn, there = dataclasses.replace(self, placement=place), place.put(params)
             data = place.put(data) if on_device else data
-        with placement.using_mesh(place.mesh if place else None):
+        with placement.using_mesh(mesh):
             totals = zero_totals(grad_fn, there)
 
         # Each physical batch: rows gathered by the program from records on the device, else here.
@@ -250,7 +250,7 @@ class ClippedGrad:
             elif source is not None and place is not None:
                 rows = shards.gather_sharded(source.gather, indices, mask, place.row_sharding)
             positions = positions_for_device(indices, draw.num_records, not on_device)
-            with placement.using_mesh(place.mesh if place else None), losses.comparing(rows):
+            with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
                 totals, info = add_physical_batch(
                     *kinds, totals, there, rows, positions, mask, rng, scale, bound
@@ -262,7 +262,7 @@ class ClippedGrad:
         losses.note_assumed(draw.ticket, engines)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
-        with placement.using_mesh(place.mesh if place else None):
+        with placement.using_mesh(mesh):
             total = _compensated(total, lost)
         if place is not None:
             total = placement.sharded_like(total, params)
@@ -298,7 +298,15 @@ class ClippedGrad:
             gathered: True if ``data`` are rows.
             scale: checked, as for a call.
             bound: checked, as for a call.
+
+        Raises:
+            ValueError: the rows are not as many as the mask says.
         """
+        if gathered and indices is not None and count_rows("data", data) != mask.shape[0]:
+            raise ValueError(
+                f"data must hold a row for each of the {mask.shape[0]} positions of a physical "
+                f"batch, got {count_rows('data', data)}: one would count as several records"
+            )
         # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
         # the same axes they are already), each record goes to the device that will work on it.
         place, over = self.placement, None
@@ -308,9 +316,11 @@ class ClippedGrad:
         drawn = indices is not None and (not gathered or (place is not None and place.from_trainer))
         if over is not None and over.records and not gathered:
             assert indices is not None
-            data, gathered = across.gather_sharded(over, data, indices), True
+            data, gathered = across.gather_to_devices(over, data, indices), True
 
-        def of_device(params: PyTree, rows: PyTree, shared: PyTree) -> tuple[Clipped, ClipInfo]:
+        def of_device(
+            params: PyTree, rows: PyTree, shared: PyTree
+        ) -> tuple[reduce.Clipped, ClipInfo]:
             # One device's rows, each with a key of its own.
             (indices, mask, own), (records, scale, bound, rng) = rows, shared
             if indices is None:
@@ -319,7 +329,7 @@ class ClippedGrad:
                 examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
                 batch = examples, None if rng is None else record_keys(rng, indices)
 
-            def microbatch(rows: PyTree, mask: jax.Array) -> tuple[Clipped, ClipInfo]:
+            def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
                 # The plan, then every row's gradients in the form that it says, then the sum of
                 # them clipped.
                 loss, uses, engines = self._planned(
@@ -335,7 +345,7 @@ class ClippedGrad:
                     each = iter(options.scale_leaves(scale, self.trained(params)))
                     flags = options.trained_flags(self.trainable, params)
                     scales = [next(each) if flag else None for flag in flags]
-                clipped = clipped_sum(self.rule, grads, structure, mask, scales, bound)
+                clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
@@ -362,7 +372,7 @@ class ClippedGrad:
             start = zero_totals(self, params)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
             info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-            return Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+            return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
 
         own, records = (data, None) if gathered else (None, data)
         rows, shared = (indices, mask, own), (records, scale, bound, rng)

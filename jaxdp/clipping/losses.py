@@ -71,11 +71,11 @@ _traced_here = jax.make_user_context(False)
 _inspect: contextvars.ContextVar[Any] = contextvars.ContextVar("jaxdp_inspect", default=None)
 # Where a loss of jaxdp's own keeps the arrays that it declares public.
 _CONSTANTS = "_jaxdp_constants"
-# Their code is handed the whole batch under ``vmap``, or other code is run than was traced.
+# Their code sees the whole batch under ``vmap``, or other code is run than was traced.
 _OUTSIDE = ("pure_callback", "io_callback", "buffer_callback", "ffi_call", "custom_vmap_call")
 # Bits of all rows from the first row's key, and kernels whose memory goes from row to row.
 _SHARED = ("rng_bit_generator", "rng_uniform", "pallas_call", "custom_partitioning")
-# Names of the one generator whose keys vmap keeps apart, as an operation's or its operands' type.
+# The one generator whose keys differ from row to row under vmap, as operations or types name it.
 _THREEFRY = ("threefry2x32", "fry", "key<fry>")
 # Gives a constant to each shard: no example sees another by it.
 _HARMLESS = "axis_index"
@@ -347,7 +347,7 @@ def inspect_loss(
 
     check(traced)
     # Gradient rules of its own are functions that are called only when a gradient is taken, and
-    # capture what they like: the gradient by the trained leaves is traced, and checked likewise.
+    # capture what they like: the gradient by the trained leaves is traced, and checked as well.
     if any(flags) and any(
         eqn.primitive.name.startswith(_RULED)
         for function in traced_functions(traced)
@@ -433,7 +433,7 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
             "row (kernels) or not JAX's own rule"
         )
 
-    # The axes that it works over. A number among ``axes`` is an array's; elsewhere it is a name
+    # The axes that it works over. A number in ``axes`` is an array's; elsewhere it is a name
     # like any.
     axes = [axis for axis in _listed(eqn, "axes") if not isinstance(axis, numbers.Integral)]
     named = axes + _listed(eqn, "axis_name")
@@ -693,9 +693,9 @@ def augmented(
 
 
 def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[..., jax.Array]:
-    """The loss of one user: the mean or sum of ``loss_fn`` over her records.
+    """The loss of one user: the mean or sum of ``loss_fn`` over the user's records.
 
-    Her records make one gradient, which is clipped once. ``loss_fn`` sees one record at a time, so
+    These make one gradient, which is clipped once. ``loss_fn`` sees one record at a time, so
     no layer can couple two of them.
 
     Args:

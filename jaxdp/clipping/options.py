@@ -212,8 +212,8 @@ def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, j
         return data.data, jnp.asarray(data.mask)
     require_no_batch(data)
     if not isinstance(mask, str | list | tuple) and not hasattr(mask, "dtype"):
-        size = count_rows("batch", data)
-        found = type(mask).__name__
+        shape = next((getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(data)), ())
+        size, found = shape[0] if shape else "m", type(mask).__name__
         if mask is None:
             found = "None: padding would count as records"
         raise ValueError(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.leaves import Factors, LeafGradients, Slices
-from jaxdp.clipping.rules import CoordinateBox, Rule, bounded_factors
+from jaxdp.clipping.rules import PROVEN, CoordinateBox, Rule, bounded_factors
 from jaxdp.types import PyTree
 
 
@@ -89,10 +89,14 @@ def clipped_sum(
 
     # The rule sees squared norms alone, and answers with a factor for every leaf and row.
     squares = [None if pair is None else jnp.where(keep, pair[1], 0.0) for pair in pairs]
-    float32 = jnp.float32
-    shapes = [leaf and jax.ShapeDtypeStruct(leaf.shape, float32) for leaf in grads]
-    shapes, squares = (jax.tree.unflatten(structure, tree) for tree in (shapes, squares))
-    factors = structure.flatten_up_to(bounded_factors(rule, squares, shapes, bound))
+    tree = jax.tree.unflatten(structure, squares)
+    if type(rule) in PROVEN:
+        tree = rule.factors(tree, bound)
+    else:
+        float32 = jnp.float32
+        shapes = [leaf and jax.ShapeDtypeStruct(leaf.shape, float32) for leaf in grads]
+        tree = bounded_factors(rule, tree, jax.tree.unflatten(structure, shapes), bound)
+    factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
     finite = jnp.isfinite(norms)
     # Written, so that both halves of a weighted bfloat16 factor are made with one number.

@@ -180,7 +180,7 @@ def sums_of_squares(rows: jax.Array) -> tuple[jax.Array, int]:
 def sum_last_axes(terms: jax.Array, axes: int) -> jax.Array:
     """The sum over the last ``axes`` axes, one after another, long ones in groups.
 
-    A barrier keeps them apart: XLA would make one sum of them, with as many roundings as terms.
+    A barrier is between them: XLA would make one sum, with as many roundings as terms.
     """
     for _ in range(axes):
         if terms.shape[-1] > 2 * _GROUP:

@@ -239,14 +239,18 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
     return CoordinateBox(bound)
 
 
+# Their own factors keep their bound: docs/clip_bound.md.
+PROVEN = (Clip, AutoS, Normalize, PerLayer)
+
+
 def bounded_factors(
     rule: Rule, square_norms: PyTree, params: PyTree, bound: jax.Array | None = None
 ) -> PyTree:
-    """The rule's factors [m], with which no record adds more than the rule's ``l2``.
+    """The factors [m] of a rule that is not jaxdp's own, so that no record adds more than its l2.
 
-    For jaxdp's own rules that is proven. Any other is asked about one record at a time, so that no
-    record can change another's factors, and a record that would add more than ``l2`` less the
-    margin for rounding is shortened to it: a rule that is wrong trains badly, and breaks nothing.
+    The rule is asked about one record at a time, so that no record can change another's factors,
+    and a record that would add more than ``l2`` less the margin for rounding is shortened to it: a
+    rule that is wrong trains badly, and breaks nothing.
 
     Args:
         rule: the clipping rule.
@@ -254,8 +258,6 @@ def bounded_factors(
         params: shapes of the trained leaves.
         bound: takes the place of the rule's own.
     """
-    if type(rule) in (Clip, AutoS, Normalize, PerLayer):
-        return rule.factors(square_norms, bound)
     limit = rule.l2(params) if bound is None else bound
     if bound is None:
         check_bound(f"l2 of {type(rule).__name__}", float(limit))

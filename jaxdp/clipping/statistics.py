@@ -86,13 +86,13 @@ def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
     ):
         return None
     array = np.asarray(jax.device_get(value))
-    if not size or not _has_numbers(array):
+    if not size or not _is_numeric(array):
         return None
     if not np.isfinite(array).any():
         return None
     kept = None
     with np.errstate(all="ignore"):
-        found = _of_number(array, records) if size == 1 else _of_array(array, records)
+        found = _match_number(array, records) if size == 1 else _match_array(array, records)
         for made in found:
             if made.certain:
                 return made
@@ -100,27 +100,27 @@ def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
     return kept
 
 
-def _has_numbers(array: np.ndarray) -> bool:
+def _is_numeric(array: np.ndarray) -> bool:
     return array.dtype.kind in "fiub" or array.dtype.name in _SHORT
 
 
-def _plain(rows: np.ndarray) -> np.ndarray:
+def _as_numpy(rows: np.ndarray) -> np.ndarray:
     """Rows in numbers that NumPy computes with."""
     narrow = rows.dtype.kind not in "fiu" or rows.dtype.name in _SHORT
     plain: np.ndarray = rows.astype(np.float32) if narrow else rows
     return plain
 
 
-def _of_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
+def _match_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
     if np.all(value == value.ravel()[0]):
         return
     for leaf in records.leaves:
-        yield from _rows(value, leaf, records.labels)
-        yield from _channels(value, leaf)
+        yield from _match_rows(value, leaf, records.labels)
+        yield from _match_channels(value, leaf)
         if leaf.is_small:
-            yield from _second_moments(value, leaf)
+            yield from _match_second_moments(value, leaf)
     for labels in records.labels:
-        yield from _frequencies(value, labels)
+        yield from _match_frequencies(value, labels)
     if records.number(value.shape[0]):
         yield Match(_TABLE, False)
 
@@ -160,11 +160,11 @@ class Moments:
         count, each = self.count[groups], self.mean[groups]
         share = count / count.sum(1, keepdims=True)
         mean = np.sum(share * each, axis=1, where=count > 0)
-        apart = self.variance[groups] + np.square(each - mean[:, None])
+        squares = self.variance[groups] + np.square(each - mean[:, None])
         return Moments(
             count.sum(1),
             mean,
-            np.sum(share * apart, axis=1, where=count > 0),
+            np.sum(share * squares, axis=1, where=count > 0),
             np.fmin.reduce(self.low[groups], axis=1),
             np.fmax.reduce(self.high[groups], axis=1),
         )
@@ -174,7 +174,7 @@ def _moments(x: np.ndarray) -> Moments:
     """The moments of the finite numbers of rows [n, d], in float64, converted a part at a time."""
     count, about, total, squares = np.zeros((4, x.shape[1]))
     low, high = np.full((2, x.shape[1]), np.nan)
-    for cut in _parts(*x.shape):
+    for cut in _row_slices(*x.shape):
         part = x[cut].astype(np.float64)
         known = np.isfinite(part)
         if not known.all():
@@ -190,13 +190,13 @@ def _moments(x: np.ndarray) -> Moments:
     return Moments(count, about + mean, np.maximum(squares / count - mean**2, 0), low, high)
 
 
-def _parts(count: int, width: int) -> list[slice]:
+def _row_slices(count: int, width: int) -> list[slice]:
     """Slices of rows [count, width] that are converted at a time."""
     size = max(1, _CHUNK // width)
     return [slice(at, at + size) for at in range(0, count, size)]
 
 
-def _table(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
+def _column_statistics(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
     """**The** statistics of columns; nan for a column that is the same for all records."""
     varies, std, more = m.varies, np.sqrt(m.variance), m.count / np.maximum(1, m.count - 1)
     yield "the records' mean", m.mean * varies
@@ -215,11 +215,11 @@ def _table(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
     yield "the records' minimum", m.low * varies
     yield "the records' maximum", m.high * varies
     if len(m.mean) > 1 and m.low.min() >= 0 and m.high.max() <= 1:
-        for words, _, found in _of_shares(m.mean):
+        for words, _, found in _functions_of_shares(m.mean):
             yield words, found * varies
 
 
-def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
+def _functions_of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
     """(words, True if it is a logarithm, what is made of shares such as those of classes)."""
     odds = share / (1 - share)
     for found in (share, 1 / share, odds, 1 / odds, np.sqrt(share), 1 / np.sqrt(share)):
@@ -228,38 +228,39 @@ def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
         yield f"the logarithm of {_SHARES}", True, found
 
 
-def _columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Match]:
+def _match_columns(row: np.ndarray, leaf: "_Leaf", single: bool) -> Iterator[Match]:
     """Statistics of the columns of a leaf, of which ``row`` [kept] may be one."""
     flat, low, high = row.astype(np.float64), leaf.moments.low, leaf.moments.high
-    candidates = [each for m in (leaf.moments, leaf.rounded) if m for each in _table(m)]
+    candidates = [each for m in (leaf.moments, leaf.rounded) if m for each in _column_statistics(m)]
     if single:  # not beside others
         between = (flat >= low) & (flat <= high)
         if leaf.is_small and np.mean(between) > 0.9:
             candidates += zip(_LEVELS, leaf.quantiles, strict=True)
         near = np.all(np.abs(leaf.prefixes - flat) <= 1e-3 * np.max(np.abs(flat)), axis=1)
         if len(flat) >= _WIDE:  # up to a scale and a shift
-            apart, around = leaf.prefixes - leaf.prefixes.mean(1, keepdims=True), flat - flat.mean()
-            lengths = np.linalg.norm(apart, axis=1) * np.linalg.norm(around)
-            near = np.abs(apart @ around) > 0.999 * lengths
+            means = leaf.prefixes - leaf.prefixes.mean(1, keepdims=True)
+            centred = flat - flat.mean()
+            lengths = np.linalg.norm(means, axis=1) * np.linalg.norm(centred)
+            near = np.abs(means @ centred) > 0.999 * lengths
         means = leaf.prefixes[near] * leaf.moments.varies
         candidates += [(_FIRST, mean) for mean in means]
     for words, found in candidates:
-        certain = _agree(flat if words == _FIRST else row, found, leaf.scalings)
+        certain = _agrees(flat if words == _FIRST else row, found, leaf.scalings)
         if certain and words in _EXTREMES + _LEVELS:
             ends = (low, high) if "range" in words else (found,)
-            certain = (words in _LEVELS or is_telling(flat)) and not _chosen(leaf.x.T, *ends)
+            certain = (words in _LEVELS or is_specific(flat)) and not _are_bounds(leaf.x.T, *ends)
         if certain is not None:
             yield Match(words, certain)
 
 
-def _chosen(columns: Iterable[np.ndarray], *ends: np.ndarray) -> bool:
+def _are_bounds(columns: Iterable[np.ndarray], *ends: np.ndarray) -> bool:
     """True for bounds that many records reach in most columns: they were chosen before them."""
     each = zip(columns, *ends, strict=True)
     times = [min(np.sum(np.abs(x - e) <= 1e-6 * np.abs(e)) for e in those) for x, *those in each]
     return bool(np.median(times) > 3)
 
 
-def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
+def _match_channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     """Statistics of the channels of a leaf, of all records where a sample's are like them."""
     if len(leaf.shape) < 2:
         return
@@ -270,20 +271,25 @@ def _channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
         by = np.moveaxis(np.arange(leaf.width).reshape(leaf.shape), axis, 0)
         flat, groups = value.ravel().astype(np.float64), by.reshape(len(by), -1)
         over = leaf.sample.over(groups)
-        like = any(_like(flat, found, over.variance, leaf.scalings) for _, found in _table(over))
+        like = any(
+            _resembles(flat, found, over.variance, leaf.scalings)
+            for _, found in _column_statistics(over)
+        )
         if like and leaf.whole is not None:
             over = leaf.whole.over(groups)
-            for words, found in _table(over):
-                certain = _agree(value.ravel(), found, leaf.scalings)
+            for words, found in _column_statistics(over):
+                certain = _agrees(value.ravel(), found, leaf.scalings)
                 if certain and words in _EXTREMES:
                     ends = (over.low, over.high) if "range" in words else (found,)
                     columns = (leaf.full[:, group] for group in groups)
-                    certain = is_telling(flat) and not _chosen(columns, *ends)
+                    certain = is_specific(flat) and not _are_bounds(columns, *ends)
                 if certain is not None:
                     yield Match(f"{words} by channel", certain)
 
 
-def _like(flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _Scalings) -> bool:
+def _resembles(
+    flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _Scalings
+) -> bool:
     """True for an array that may be a statistic of which a sample's is ``found``."""
     known = np.isfinite(found) & np.isfinite(flat)
     flat, found, room = flat[known], found[known], np.sqrt(variance[known])
@@ -295,7 +301,7 @@ def _like(flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _
     return any(np.mean(np.abs(flat - a * found - b) <= abs(a) * room) > 0.9 for a, b in scalings)
 
 
-def _agree(flat: np.ndarray, found: np.ndarray, scalings: _Scalings = _PLAIN) -> bool | None:
+def _agrees(flat: np.ndarray, found: np.ndarray, scalings: _Scalings = _PLAIN) -> bool | None:
     """None where an array is not the statistic; else True if that can be no chance.
 
     Many numbers are compared up to any scale and shift, few up to the usual ones.
@@ -318,34 +324,34 @@ def _agree(flat: np.ndarray, found: np.ndarray, scalings: _Scalings = _PLAIN) ->
     if not fits and len(found) >= _WIDE and levels >= 6:
         # The rest beside the best fit by any scale and shift, of the typical distance between the
         # numbers, not of one that stands far out.
-        apart, around = found - found.mean(), flat - flat.mean()
-        error = np.abs(around - apart * (apart @ around) / (apart @ apart))
+        wanted, centred = found - found.mean(), flat - flat.mean()
+        error = np.abs(centred - wanted * (wanted @ centred) / (wanted @ wanted))
         typical = np.median(np.abs(flat - np.median(flat)))
-        if typical > 0 and np.all(error <= _CLOSE * (typical + np.abs(around))):
+        if typical > 0 and np.all(error <= _CLOSE * (typical + np.abs(centred))):
             fits = [error]
     if not fits:
         return None
     exact = any(np.all(e <= _EXACT * size) for e in fits)
-    return is_telling(flat) or (exact and levels >= 16 and not _is_even(flat))
+    return is_specific(flat) or (exact and levels >= 16 and not _is_evenly_spaced(flat))
 
 
-def is_telling(value: np.ndarray) -> bool:
+def is_specific(value: np.ndarray) -> bool:
     """True for numbers that nobody writes down by chance: no grids, no zeros, no few digits."""
     flat = value.ravel().astype(np.float64)
     distinct = np.unique(flat[:_SMALL])
-    if len(distinct) < 3 or _is_even(flat):
+    if len(distinct) < 3 or _is_evenly_spaced(flat):
         return False
     if np.all(distinct == np.round(distinct)):
         return flat.size >= 16 and len(distinct) >= 5
-    return bool(np.mean(~_rounded(distinct)) >= 0.5)
+    return bool(np.mean(~_has_few_digits(distinct)) >= 0.5)
 
 
-def _is_even(flat: np.ndarray) -> bool:
+def _is_evenly_spaced(flat: np.ndarray) -> bool:
     steps = np.diff(flat)
     return bool(np.allclose(steps, steps[0], rtol=1e-3)) if len(steps) else True
 
 
-def _rounded(numbers: np.ndarray) -> np.ndarray:
+def _has_few_digits(numbers: np.ndarray) -> np.ndarray:
     """True for numbers of at most five digits, or three behind the point."""
     size = np.maximum(np.abs(numbers), 1e-30)
     error = np.full(numbers.shape, np.inf)
@@ -357,7 +363,7 @@ def _rounded(numbers: np.ndarray) -> np.ndarray:
 # Second moments -------------------------------------------------------------------------------
 
 
-def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
+def _match_second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     """Covariances, and matrices that were fitted to them: directions, projections, whitening."""
     # A matrix that was chosen without the records has none of these relations to their moments,
     # unless these are alike in all directions: balanced one-hot records have any orthogonal matrix
@@ -370,12 +376,12 @@ def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     for words, moments in zip(("covariance", "second moments"), leaf.scatter, strict=False):
         if (
             value.shape == moments.shape
-            and _agree(value.ravel(), moments.ravel())
-            and is_telling(value)
+            and _agrees(value.ravel(), moments.ravel())
+            and is_specific(value)
         ):
             yield Match(f"the records' {words}", True)
         for rows in ways if width >= 3 else ():
-            if (fitted := _fitted(rows, moments)) and is_telling(value):
+            if (fitted := _name_fit(rows, moments)) and is_specific(value):
                 # A direction is fixed where its eigenvalue is not 0, and of no other.
                 values = np.linalg.eigvalsh(moments)
                 least = 1e-6 * values[-1]
@@ -384,7 +390,7 @@ def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
                     yield Match(fitted, True)
 
 
-def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
+def _name_fit(rows: np.ndarray, moments: np.ndarray) -> str:
     """Words for directions [k, d] that moments [d, d] explain; "" for others.
 
     Matrices are compared by their products with a few random directions, which is cheap: those of
@@ -397,7 +403,7 @@ def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
     def near(left: np.ndarray, right: np.ndarray) -> bool:
         return bool(np.linalg.norm(left - right) <= _FIT * np.linalg.norm(right))
 
-    def apart(directions: np.ndarray) -> np.ndarray:
+    def excess(directions: np.ndarray) -> np.ndarray:
         """The moments of these directions, without what is alike in all, which fixes none."""
         return moments @ directions - mean * directions
 
@@ -409,14 +415,14 @@ def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
         rotated = near(squares, np.sum(rows**2) / count * one)
         return "" if rotated else "a whitening of the records"
     if near(squares, one) and count == width:  # each is stretched alike in every direction
-        left, right = rows @ apart(rows.T @ one) * two, rows @ apart(rows.T @ two) * one
+        left, right = rows @ excess(rows.T @ one) * two, rows @ excess(rows.T @ two) * one
         return "the records' principal directions" if near(left, right) else ""
     if near(squares, one):
-        lead = apart(rows.T @ one)
+        lead = excess(rows.T @ one)
         found = near(rows.T @ (rows @ lead), lead)
         return "principal directions of the records" if found else ""
     if count == width and near(rows @ one, rows.T @ one) and near(rows @ (rows @ one), rows @ one):
-        found = near(rows @ apart(one), apart(rows @ one))
+        found = near(rows @ excess(one), excess(rows @ one))
         return "a projection on principal directions of the records" if found else ""
     return ""
 
@@ -424,12 +430,12 @@ def _fitted(rows: np.ndarray, moments: np.ndarray) -> str:
 # Rows -----------------------------------------------------------------------------------------
 
 
-def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iterator[Match]:
+def _match_rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iterator[Match]:
     """Records and their statistics among the rows or columns of an array."""
     shape, width, inner = value.shape, leaf.width, len(leaf.shape)
     if width == 1:  # most entries must be some, for one is found by chance
         flat = value.ravel()
-        if max(shape) == value.size >= 8 and leaf.x.dtype.kind == "f" and is_telling(flat):
+        if max(shape) == value.size >= 8 and leaf.x.dtype.kind == "f" and is_specific(flat):
             known = np.isin(flat.astype(np.float32), leaf.x[:, 0].astype(np.float32))
             if np.mean(known) > 0.5:
                 yield Match("numbers that are records", True)
@@ -444,21 +450,21 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
     for rows in ways:
         rows, single = rows[:, leaf.places], len(rows) == 1
         if not (single and width < 4):
-            found = leaf.marks.found(rows)
+            found = leaf.index.find(rows)
             least = min(3, len(rows))
             if found.any() and (single or found.sum() >= least):
                 words = f"{'one' if single else 'several'} of the records"
-                told = sum(_is_telling_row(row) for row in rows[found][:_SOME])
-                yield Match(words, told >= least)
+                specific = sum(_is_specific_row(row) for row in rows[found][:_SOME])
+                yield Match(words, specific >= least)
         # A few statistics in one array, such as a mean beside a deviation.
         for row in rows[: _WIDE * (len(rows) <= _WIDE)]:
-            yield from _columns(row, leaf, single)
+            yield from _match_columns(row, leaf, single)
         for each in labels:
-            yield from _class_means(rows, leaf, each)
+            yield from _match_class_means(rows, leaf, each)
 
 
-class _Marks:
-    """Two numbers of every row, by which equal rows are found, up to a scale and a shift.
+class _RowIndex:
+    """Rows looked up by two numbers of each (marks), up to a scale and a shift.
 
     Rows of few numbers are compared as they are.
     """
@@ -481,12 +487,12 @@ class _Marks:
         return rows
 
     def _of(self, rows: np.ndarray) -> np.ndarray:
-        parts = [self._prepared(rows[cut]) @ self.weights for cut in _parts(*rows.shape)]
+        parts = [self._prepared(rows[cut]) @ self.weights for cut in _row_slices(*rows.shape)]
         marks: np.ndarray = np.concatenate(parts)
         marks[~np.isfinite(marks).all(1)] = np.nan
         return marks
 
-    def found(self, rows: np.ndarray) -> np.ndarray:
+    def find(self, rows: np.ndarray) -> np.ndarray:
         """bool [m]: rows that are records, but for those that many records share."""
         marks, near = self._of(rows), np.full(len(rows), 1e-4 * rows.shape[1] ** 0.5)
         if not self.wide:
@@ -502,7 +508,7 @@ class _Marks:
         whose, places = whose[close], self.order[places[close]]
 
         same = np.zeros(len(whose), bool)
-        for cut in _parts(len(whose), rows.shape[1]):
+        for cut in _row_slices(len(whose), rows.shape[1]):
             left, right = self._prepared(rows[whose[cut]]), self._prepared(self.x[places[cut]])
             room = (1e-5 if self.wide else 1e-6) * np.max(np.abs(right), axis=1, keepdims=True)
             same[cut] = np.all(np.abs(left - right) <= room, axis=1)
@@ -512,20 +518,20 @@ class _Marks:
         return found
 
 
-def _is_telling_row(row: np.ndarray) -> bool:
+def _is_specific_row(row: np.ndarray) -> bool:
     """True for a row that is no pattern: many digits, or a long and uneven one of few numbers."""
     row = row.astype(np.float64)
     levels, places = len(np.unique(row)), np.flatnonzero(np.diff(row))
-    if levels < 2 or (len(row) > 2 and _is_even(row)):
+    if levels < 2 or (len(row) > 2 and _is_evenly_spaced(row)):
         return False
-    if np.mean(~_rounded(np.unique(row))) >= 0.5:
+    if np.mean(~_has_few_digits(np.unique(row))) >= 0.5:
         return levels >= (5 if len(row) >= _WIDE else min(3, len(row)))
     if levels < 5:  # such as black and white: neither bars, nor waves, nor single points
         return len(places) >= 12 and len(np.unique(np.diff(places))) >= 4
     return len(row) >= 16 and len(places) >= 12
 
 
-def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator[Match]:
+def _match_class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator[Match]:
     """Means of records by class: all of them in their order, or one."""
     there = np.flatnonzero(labels.counts)
     if len(rows) not in (1, len(there), len(labels.counts)):
@@ -533,7 +539,7 @@ def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator
     means = leaf.class_means(labels)[there]
     rows = (rows[there] if len(rows) == len(labels.counts) else rows).astype(np.float64)
     pairs = zip(np.broadcast_to(rows, means.shape), means, strict=True)
-    found = [c for r, m in pairs if (c := _agree(r, m, leaf.scalings)) is not None]
+    found = [c for r, m in pairs if (c := _agrees(r, m, leaf.scalings)) is not None]
     least = min(3, len(rows))
     if len(found) >= least:
         yield Match("the records' means by class", sum(found) >= least)
@@ -542,7 +548,7 @@ def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator
 # Classes and single numbers -------------------------------------------------------------------
 
 
-def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Match]:
+def _match_frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Match]:
     """Frequencies of classes and weights made of them, up to a factor; logarithms, up to a sum."""
     there, size = np.flatnonzero(labels.counts), value.size
     if size != max(value.shape) or len(there) < 2 or not len(labels.counts) <= size <= _CLASSES:
@@ -553,33 +559,33 @@ def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Match]:
     if np.ptp(flat) == 0 or np.ptp(share) == 0:
         return
     whole = np.all(flat == np.round(flat))
-    plain = np.abs(flat).max() < 100 if whole else np.all(_rounded(flat))
-    for words, is_log, found in _of_shares(share):
-        apart = flat - found if is_log else flat / found
-        room = _EXACT * np.abs(apart).max()
+    plain = np.abs(flat).max() < 100 if whole else np.all(_has_few_digits(flat))
+    for words, is_log, found in _functions_of_shares(share):
+        factor = flat - found if is_log else flat / found
+        room = _EXACT * np.abs(factor).max()
         if is_log:
             room = max(_EXACT * np.ptp(found), 2e-7 * np.abs(flat).max())
-        if np.ptp(apart) <= room:
+        if np.ptp(factor) <= room:
             yield Match(words, not (labels.are_round.all() or plain))
 
 
-def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
+def _match_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
     """Statistics that are one number: certain if it is a class ratio, a mean or a deviation."""
     value = float(array.ravel()[0])
     if not np.isfinite(value) or _is_common(value):
         return
     for labels in records.labels:
-        share, told = labels.share[labels.counts > 0], ~labels.are_round
+        share, uneven = labels.share[labels.counts > 0], ~labels.are_round
         if not 2 <= len(share) <= _FEW:
             continue
         if np.any(np.abs(value - np.divide.outer(share, share)) <= 5e-7 * abs(value)):
             words = "the ratio of two classes among the records"
-            yield Match(words, len(share) == 2 and bool(told.all()))
-        made = np.array([found for *_, found in _of_shares(share)])
+            yield Match(words, len(share) == 2 and bool(uneven.all()))
+        made = np.array([found for *_, found in _functions_of_shares(share)])
         made = np.concatenate([made, -made, [1 / share / len(share)]])
         if (same := np.any(np.abs(value - made) <= 5e-7 * max(1.0, abs(value)), axis=0)).any():
             words = "a share of a class among the records, or a weight or a logarithm made of it"
-            yield Match(words, bool(told[same].any()))
+            yield Match(words, bool(uneven[same].any()))
     for leaf in records.leaves:
         if any(labels.leaf is leaf and len(labels.share) == 2 for labels in records.labels):
             continue
@@ -588,7 +594,7 @@ def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
         def near(moments: Moments, share: float, leaf: _Leaf = leaf) -> list[str]:
             return [
                 words
-                for words, found in _table(moments)
+                for words, found in _column_statistics(moments)
                 for a, b in leaf.scalings
                 if np.all(np.abs(value - a * found - b) <= share * abs(value))
             ]
@@ -607,7 +613,7 @@ def _of_number(array: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
 def _is_common(value: float) -> bool:
     """True for numbers that any program may have: few digits, 1/k, √k, log k, and some of π, e."""
     size = np.float64(abs(value))
-    if _rounded(np.array(size)):
+    if _has_few_digits(np.array(size)):
         return True
     # Functions of the number, and how much larger than the number's their relative errors are.
     plain = np.array([size, 1 / size, size**2, 1 / size**2, np.exp(size), np.exp(1 / size)])
@@ -638,13 +644,13 @@ class KnownRecords:
     def __init__(self, columns: Sequence[ArrayLike]) -> None:
         known = [np.asarray(jax.device_get(column)) for column in columns]
         self.count = len(known[0]) if known else 0
-        known = [x for x in known if x.size and _has_numbers(x)]
+        known = [x for x in known if x.size and _is_numeric(x)]
         # A table whose columns are leaves: those of floats, and all.
         single = [x.reshape(-1, 1) for x in known if x.size == len(x)]
-        floats = [x for x in single if _plain(x[:1]).dtype.kind == "f"]
+        floats = [x for x in single if _as_numpy(x[:1]).dtype.kind == "f"]
         for table in (floats, single) if len(floats) < len(single) else (floats,):
             if len(table) > 2 and self.count * len(table) <= _LARGE:
-                known.append(np.concatenate([_plain(x) for x in table], axis=1))
+                known.append(np.concatenate([_as_numpy(x) for x in table], axis=1))
         self.leaves = [_Leaf(x) for x in known]
 
     def number(self, rows: int) -> bool:
@@ -712,7 +718,7 @@ class _Leaf:
         """The columns that are kept, [n, kept]; of very many rows a sample."""
         rows = self.full[:: max(1, -(-len(self.full) * len(self.places) // _LARGE))]
         whole = len(self.places) == self.width
-        return _plain(rows if whole else np.take(rows, self.places, axis=1))
+        return _as_numpy(rows if whole else np.take(rows, self.places, axis=1))
 
     @functools.cached_property
     def moments(self) -> Moments:
@@ -729,12 +735,12 @@ class _Leaf:
     @functools.cached_property
     def sample(self) -> Moments:
         """Moments of all columns over all rows, or a sample of them, evenly spaced."""
-        return _moments(_plain(self.full[:: max(1, -(-self.full.size // _SMALL))]))
+        return _moments(_as_numpy(self.full[:: max(1, -(-self.full.size // _SMALL))]))
 
     @functools.cached_property
     def each(self) -> Moments:
         """Moments of all numbers of single records, of a few records."""
-        return _moments(_plain(self.full[:: max(1, len(self.full) // _WIDE)]).T)
+        return _moments(_as_numpy(self.full[:: max(1, len(self.full) // _WIDE)]).T)
 
     @functools.cached_property
     def whole(self) -> Moments | None:
@@ -781,9 +787,9 @@ class _Leaf:
         return means
 
     @functools.cached_property
-    def marks(self) -> _Marks:
-        """Marks of the rows, by which equal ones are found."""
-        return _Marks(self.x)
+    def index(self) -> _RowIndex:
+        """The rows, looked up by two numbers of each."""
+        return _RowIndex(self.x)
 
     @functools.cached_property
     def prefixes(self) -> np.ndarray:

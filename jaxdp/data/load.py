@@ -38,7 +38,7 @@ class Dataset:
     test_y: np.ndarray
 
     def fingerprint(self, key: bytes) -> str:
-        """A keyed hash of all arrays; without the key it tells nothing about them."""
+        """A keyed hash of all arrays; without the key it reveals nothing about them."""
         digest = hashlib.blake2b(key=key, digest_size=16)
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(repr((array.shape, array.dtype.str)).encode())
@@ -51,7 +51,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
     Args:
         name: one of ``jaxdp.data.specs.SPECS``.
-        data_dir: where prepared data sets lie; None means tensorflow-datasets' own default.
+        data_dir: where prepared data sets are; None means tensorflow-datasets' own default.
 
     Raises:
         ImportError: a package that it is read by is not installed; the message names the extra.
@@ -74,8 +74,8 @@ def _digits(chosen: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     images = np.round(images * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int32)
     # The split is by position: the last rows, by other writers, are the test set.
-    cut = chosen.dataset_size
-    return {"train": (images[:cut], labels[:cut]), "test": (images[cut:], labels[cut:])}
+    count = chosen.dataset_size
+    return {"train": (images[:count], labels[:count]), "test": (images[count:], labels[count:])}
 
 
 def _digits_csv() -> bytes:
@@ -92,7 +92,7 @@ def _digits_csv() -> bytes:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(
-            f"dataset 'digits' must lie in an installed scikit-learn, got {error}: install it anew"
+            f"dataset 'digits' must be in an installed scikit-learn, got {error}: install it anew"
         ) from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != _DIGITS_SHA256:

@@ -93,7 +93,7 @@ def _checked(
             f"{y_name} must be at least 0 and below {num_classes}, the number of classes, got a "
             "label outside"
         )
-    with np.errstate(over="ignore"):  # told below, in words
+    with np.errstate(over="ignore"):  # refused below
         values = x.astype(np.float32)
     if x.dtype == np.uint8:
         values /= np.float32(255)

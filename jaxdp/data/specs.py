@@ -15,7 +15,7 @@ class SourceFile:
 
     Attributes:
         path: relative to the source folder.
-        md5: of the file as it lies there; for the CIFAR-10 mosaics, of the original binary batch
+        md5: of the file as it is there; for the CIFAR-10 mosaics, of the original binary batch
             (label byte and planar RGB) that the decoded mosaic must reproduce.
     """
 

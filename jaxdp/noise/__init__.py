@@ -4,10 +4,20 @@ Correlated noise is described on the host: a strategy C, a workload A, the error
 the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
-from jaxdp.noise.gaussian import Axes, IndependentNoise, Noise, Paid, PrivatizeState, privatize
-from jaxdp.noise.grid import IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
+from jaxdp.noise.gaussian import (
+    Axes,
+    IndependentNoise,
+    Noise,
+    NoiseRequest,
+    PrivatizeState,
+    privatize,
+)
+from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import (
     Cyclic,
@@ -28,8 +38,32 @@ from jaxdp.noise.strategies import (
     identity,
     square_root,
 )
+from jaxdp.schedules import NoiseSchedule
+
+
+class NoiseKind(NamedTuple):
+    """A kind of noise that ``jaxdp.Mechanism`` takes by name.
+
+    Attributes:
+        independent: from the noise multiplier, the noise whose steps are independent.
+        correlated: from the noise multiplier and a strategy, noise correlated over the steps; None
+            where the kind has none.
+        distance: a proven bound on the total variation between a step's noisy sum and the Gaussian
+            mechanism that it is charged as; the event of a step has it added.
+    """
+
+    independent: Callable[[float | NoiseSchedule], Noise]
+    correlated: Callable[[float, Strategy], Noise] | None = None
+    distance: float = 0.0
+
+
+NOISES = {
+    "gaussian": NoiseKind(IndependentNoise, MatrixNoise),
+    "grid": NoiseKind(IntegerNoise, IntegerMatrixNoise, DISTANCE),
+}
 
 __all__ = [
+    "NOISES",
     "Axes",
     "BandedInverse",
     "Buffered",
@@ -42,7 +76,8 @@ __all__ = [
     "IntegerNoise",
     "MatrixNoise",
     "Noise",
-    "Paid",
+    "NoiseKind",
+    "NoiseRequest",
     "Participation",
     "PrivatizeState",
     "Single",

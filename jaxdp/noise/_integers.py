@@ -29,7 +29,7 @@ _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _ROUNDS = 20
 
 
-def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) -> Words:
+def chacha20_block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) -> Words:
     """The 16 words of every block: the key stream of RFC 8439, each word uint32 like ``counter``.
 
     Args:
@@ -67,7 +67,7 @@ def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) 
     return tuple(a + b for a, b in zip(last, first, strict=True))
 
 
-def subkey(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
+def derive_key(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
     """A key uint32 [8] of its own for each ``place``: half of a block that no stream uses.
 
     Args:
@@ -75,7 +75,7 @@ def subkey(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
         place: uint32 scalar.
         kind: the purpose; different kinds give unrelated keys.
     """
-    made = block(key, jnp.asarray(place, jnp.uint32), (0xFFFFFFFF, 0xFFFFFFFF, kind))
+    made = chacha20_block(key, jnp.asarray(place, jnp.uint32), (0xFFFFFFFF, 0xFFFFFFFF, kind))
     return jnp.stack(made[:8])
 
 
@@ -113,7 +113,7 @@ class AliasTable:
 
 
 @functools.lru_cache(maxsize=8)
-def table(sigma: int = 2560, slot_bits: int = 16) -> AliasTable:
+def alias_table(sigma: int = 2560, slot_bits: int = 16) -> AliasTable:
     """The table of the discrete Gaussian on the integers, P(z) ~ exp(-z^2 / (2 sigma^2)).
 
     Args:
@@ -197,7 +197,7 @@ class IntegerLaw:
     slot_bits: int = 16
 
     def __post_init__(self) -> None:
-        if not self.joints or min(self.joints) < _LEAST:
+        if not self.joint_widths or min(self.joint_widths) < _LEAST:
             raise ValueError(
                 f"factors must be below {self.sigma / _LEAST:g}, got {self.factors} for sigma "
                 f"{self.sigma}"
@@ -214,7 +214,7 @@ class IntegerLaw:
         return math.sqrt(self._variances()[0])
 
     @property
-    def joints(self) -> tuple[float, ...]:
+    def joint_widths(self) -> tuple[float, ...]:
         """r' of every addition x + f y: s0 s_y / sqrt(s0^2 + f^2 s_y^2)."""
         rest = self._variances()[1:]
         return tuple(
@@ -225,11 +225,11 @@ class IntegerLaw:
     @property
     def distance(self) -> float:
         """A proven bound on the total-variation distance of one integer from D(s)."""
-        joined = sum(2 * gap(r) for r in self.joints)
+        joined = sum(2 * summation_error(r) for r in self.joint_widths)
         return (self.draws * self.table.distance + joined) * (1 + 1e-9)
 
     @property
-    def most(self) -> int:
+    def largest(self) -> int:
         """The largest magnitude of an integer: every draw is of the table."""
         factors = [math.prod(self.factors[:n]) for n in range(self.draws)]
         return sum(factors) * self.table.half
@@ -237,7 +237,7 @@ class IntegerLaw:
     @property
     def table(self) -> AliasTable:
         """The alias table, made on the host."""
-        return table(self.sigma, self.slot_bits)
+        return alias_table(self.sigma, self.slot_bits)
 
     def _variances(self) -> list[int]:
         """The variance of the sum from each draw on, the innermost last."""
@@ -247,7 +247,7 @@ class IntegerLaw:
         return found
 
 
-def gap(r: float) -> float:
+def summation_error(r: float) -> float:
     """e: sum_z exp(-(z - y)^2 / (2 r^2)) is r sqrt(2 pi) up to a factor 1 +- e, for every real y.
 
     Poisson summation: e = 2 sum_{j >= 1} exp(-2 pi^2 r^2 j^2), less than 2.1 times its first term
@@ -256,7 +256,9 @@ def gap(r: float) -> float:
     return 2.1 * math.exp(-2 * math.pi**2 * r * r) * (1 + 1e-9)
 
 
-def made(key: jax.Array, size: int, law: IntegerLaw, fine: bool = False) -> tuple[jax.Array, ...]:
+def integers(
+    key: jax.Array, size: int, law: IntegerLaw, fine: bool = False
+) -> tuple[jax.Array, ...]:
     """(independent integers int32 [size] of the law; with ``fine`` one more draw for each).
 
     Args:
@@ -274,36 +276,43 @@ def made(key: jax.Array, size: int, law: IntegerLaw, fine: bool = False) -> tupl
     count = max(1, -(-size // (blocks * _WORDS)))
     numbers = jnp.arange(count, dtype=jnp.uint32)
 
-    def chunks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+    # Block after block in a loop, whose memory stays small; in parallel over CPU devices.
+    def of_blocks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        """The integers of these runs of blocks, one after the other."""
         draws = law.draws + fine
-        one = lambda n: _chunk(key, n * np.uint32(blocks), blocks, law, draws)  # noqa: E731
+        one = lambda n: _integers_of_blocks(key, n * np.uint32(blocks), blocks, law, draws)  # noqa: E731
         found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
         return found
 
-    found = placement.generate_sharded(chunks, numbers, key)
+    found = placement.generate_sharded(of_blocks, numbers, key)
     return tuple(part.reshape(-1)[:size] for part in found)
 
 
-def _chunk(
+def _integers_of_blocks(
     key: jax.Array, start: jax.Array, blocks: int, law: IntegerLaw, draws: int
 ) -> tuple[jax.Array, ...]:
-    """The integers [16 · blocks] of ``blocks`` counters from ``start``: word by word."""
+    """The integers [16 · blocks] of ``blocks`` counters from ``start``.
+
+    Draw d of counter c is looked up by the words of block (c, nonce d): a block has 16 words, and
+    so each counter makes 16 integers.
+    """
     lanes = np.arange(draws * blocks, dtype=np.uint32)
 
     def words(lane: jax.Array, level: jax.Array) -> jax.Array:
         """Words uint32 [16, ...] of the lanes: a draw and a counter each."""
         draw, counter = lane // np.uint32(blocks), start + lane % np.uint32(blocks)
-        return jnp.stack(block(key, counter, (draw, level, 0)))
+        return jnp.stack(chacha20_block(key, counter, (draw, level, 0)))
 
+    # The first word of every draw; three more are made only for a lane that needs them.
     levels = jnp.arange(1, 4, dtype=jnp.uint32)
     first = words(jnp.asarray(lanes), jnp.zeros_like(lanes))
-    found = drawn(law.table, first, lambda lane: words(jnp.broadcast_to(lane, 3), levels))
+    found = look_up(law.table, first, lambda lane: words(jnp.broadcast_to(lane, 3), levels))
     found = found.reshape(_WORDS, draws, blocks)
-    whole = summed(law, [found[:, draw] for draw in range(law.draws)])
+    whole = combine(law, [found[:, draw] for draw in range(law.draws)])
     return whole.reshape(-1), *(found[:, draw].reshape(-1) for draw in range(law.draws, draws))
 
 
-def drawn(
+def look_up(
     tabled: AliasTable, first: jax.Array, deeper: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
     """Draws from the table, int32 [words, lanes] like ``first``.
@@ -318,15 +327,17 @@ def drawn(
     """
     bits, low = np.uint32(tabled.slot_bits), np.uint32((1 << tabled.slot_bits) - 1)
 
-    def taken(values: np.ndarray, slot: jax.Array) -> jax.Array:
+    def entries(values: np.ndarray, slot: jax.Array) -> jax.Array:
+        """The table's entries at slots, which are in bounds: they have as many bits."""
         return jnp.asarray(values).at[slot].get(mode="promise_in_bounds")
 
     def looked_up(first: jax.Array) -> tuple[jax.Array, ...]:
         """Slot, alias, leading bits of the comparison, and what these must be below."""
         slot = first & low
-        entry = taken(tabled.first, slot)
+        entry = entries(tabled.first, slot)
         return slot, entry & low, first >> bits, entry >> bits
 
+    # Walker's choice: the slot where the comparison's bits are below its threshold, else the alias.
     slot, alias, lead, wanted = looked_up(first)
     chosen = jnp.where(lead < wanted, slot, alias)
     # Row by row: one pass, where a reduction over the rows is slower than the look-ups.
@@ -341,7 +352,7 @@ def drawn(
         words = deeper(lane)
         below = slot < np.uint32(0)  # False; in a shard_map it varies as they do
         for level in (2, 1, 0):
-            found, threshold = words[:, level], taken(tabled.deeper[level], slot)
+            found, threshold = words[:, level], entries(tabled.deeper[level], slot)
             below = (found < threshold) | ((found == threshold) & below)
         full = jnp.where((lead < wanted) | ((lead == wanted) & below), slot, alias)
         return tied.at[lane].set(False), chosen.at[:, lane].set(full)
@@ -350,8 +361,9 @@ def drawn(
     return chosen.astype(jnp.int32) - np.int32(tabled.half)
 
 
-def summed(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
+def combine(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
     """x0 + f0 (x1 + f1 (x2 + ...)) of draws, each an int32 array."""
+    # Horner's rule, from the innermost draw outwards.
     found = draws[-1]
     for n, factor in reversed(list(enumerate(law.factors))):
         found = draws[n] + np.int32(factor) * found

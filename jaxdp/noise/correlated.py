@@ -15,13 +15,13 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.ledger.tickets import NoiseKey
-from jaxdp.noise.gaussian import Axes, Noise, Paid
-from jaxdp.noise.normals import noised
+from jaxdp.noise.gaussian import Axes, Noise, NoiseRequest
+from jaxdp.noise.normals import add_normals
 from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
 from jaxdp.types import PyTree, Summed
 
-_MOST_CARRIED = 2.0**12
-_DIAGONAL = 2.0**30  # and its inverse: further off, float32 flushes rows of noise to none
+_MOST_CANCELLED = 2.0**12
+_LARGEST_DIAGONAL = 2.0**30  # and its inverse: further off, float32 flushes rows of noise to none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Recurrence:
         lags = jnp.mod(step - 1 - jnp.arange(self.size), max(self.size, 1)) + 1
         return jnp.take(row, lags), 1 / row[0]
 
-    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
+    def next_buffers(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
         """The buffers [m, ...] after a step whose row (y, or z) is [...]."""
         if self.decays is not None:
             decays = jnp.asarray(self.decays.reshape(-1, *(1,) * row.ndim))
@@ -83,17 +83,17 @@ def check_stable(strategy: Strategy) -> None:
     """
     if isinstance(strategy, Dense):
         diagonal = strategy.matrix().diagonal()
-        if not 1 / _DIAGONAL <= diagonal.min() <= diagonal.max() <= _DIAGONAL:
+        if not 1 / _LARGEST_DIAGONAL <= diagonal.min() <= diagonal.max() <= _LARGEST_DIAGONAL:
             raise ValueError(
                 "strategy must have a diagonal between 1e-9 and 1e9, got one from "
                 f"{diagonal.min():.3g} to {diagonal.max():.3g}: a common factor changes nothing"
             )
-    found = strategy.carried()
-    if not found <= _MOST_CARRIED:
+    found = strategy.cancelled()
+    if not found <= _MOST_CANCELLED:
         raise ValueError(
             f"strategy must have an inverse that stays within float32, got {strategy!r}, whose "
             f"noise of earlier steps is {found:.3g} times that of a step and would round it away: "
-            f"at most {_MOST_CARRIED:g}. Take one whose inverse decays, such as "
+            f"at most {_MOST_CANCELLED:g}. Take one whose inverse decays, such as "
             "jaxdp.noise.optimal_banded makes"
         )
 
@@ -123,7 +123,7 @@ def recurrence(strategy: Strategy) -> Recurrence:
     return Recurrence(table.shape[1] - 1, table.astype(np.float32), keeps_inputs=inverse)
 
 
-_LEAST = 1e-30
+_LEAST = 1e-30  # a standard deviation below would be flushed to none
 
 
 class CorrelatedState(NamedTuple):
@@ -131,7 +131,7 @@ class CorrelatedState(NamedTuple):
 
     Attributes:
         last: uint32 [2], the tag of the last key that was used.
-        leaves: int32 scalar; how many parameters it was made for, to tell frozen ones apart.
+        leaves: int32 scalar; how many parameters it was made for, to recognise frozen ones.
         step: int32 scalar; the step that comes next. On a grid -1 after a refused one.
         buffers: pytree like the parameters, float32 [m, ...], on an integer grid int32: of the
             noise so far, what the noise to come depends on.
@@ -177,19 +177,21 @@ class MatrixNoise(Noise):
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, sharded as the parameters are."""
-        return first_state(params, self._rows.size, jnp.float32)
+        return initial_state(params, self._rows.size, jnp.float32)
 
     def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
         """Raises ValueError for the sum of another step than the state's next."""
-        check_next(summed, state)
+        check_sum_follows(summed, state)
 
-    def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
+    def add(self, state: CorrelatedState, request: NoiseRequest) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
-        value, l2 = paid.summed.value, jnp.asarray(paid.summed.l2, jnp.float32)
+        value, l2 = request.summed.value, jnp.asarray(request.summed.l2, jnp.float32)
         rows, step = self._rows, state.step
         weights, scale = rows.weights(step)
 
+        # The part of C⁻¹Z that follows from the rows before.
         def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
+            """The weighted sum of a leaf's buffers."""
             # Zero, but with a lane for every sum (and sensitivity) of a vmap, and a part for every
             # shard of a mesh: each needs normals of its own, also where the past is one for all.
             zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf + l2, 0.0).astype(jnp.float32)
@@ -201,19 +203,26 @@ class MatrixNoise(Noise):
             return zero + jnp.tensordot(weights, kept, axes=1, precision=full)
 
         past = jax.tree.map(from_past, state.buffers, value)
-        # Into the noise itself: what goes on from a wrong state stays NaN.
-        one = jnp.where(continues(state, paid.key, self.strategy.steps), 1.0, jnp.nan)
-        noise = jax.tree.map(lambda row: row * scale, noised(past, one, paid.words, *paid.axes))
-        # The normals are what the noise has beyond the past: made apart from it they would not wait
-        # for the past to be read, and XLA would copy all buffers before one of them is written.
-        kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
-        buffers = jax.tree.map(lambda b, row: rows.kept(b, row, step), state.buffers, kept)
 
-        std = paid.multiplier * l2
-        # Below, float32 would flush noise to none.
-        std = jnp.where((std < _LEAST) & (paid.multiplier > 0), jnp.nan, std)
+        # The step's own normals on top. Where the state is not that of the step before, the noise
+        # itself is NaN, and so is all that goes on from it.
+        one = jnp.where(follows_state(state, request.key, self.strategy.steps), 1.0, jnp.nan)
+        noise = jax.tree.map(
+            lambda row: row * scale, add_normals(past, one, request.words, *request.axes)
+        )
+
+        # What later steps need: the noise, or its normals. These are what the noise has beyond the
+        # past: generated by themselves they would not wait for the past to be read, and XLA would
+        # copy all buffers before one of them is written.
+        kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
+        buffers = jax.tree.map(lambda b, row: rows.next_buffers(b, row, step), state.buffers, kept)
+
+        # Scaled by l2 only here, for it may differ from step to step. Below _LEAST float32 would
+        # flush noise to none.
+        std = request.multiplier * l2
+        std = jnp.where((std < _LEAST) & (request.multiplier > 0), jnp.nan, std)
         noisy = jax.tree.map(lambda value, row: value + std * row, value, noise)
-        return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step + 1, buffers)
+        return noisy, CorrelatedState(jnp.asarray(request.key.tag), state.leaves, step + 1, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, times the multiplier and ``l2``."""
@@ -221,6 +230,7 @@ class MatrixNoise(Noise):
 
     @functools.cached_property
     def _rows(self) -> Recurrence:
+        """The recurrence by which a row of the noise follows from those before."""
         return recurrence(self.strategy)
 
 
@@ -230,10 +240,11 @@ def row_norm(strategy: Strategy, step: int | jax.Array) -> jax.Array:
     return jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
 
-def first_state(params: PyTree, size: int, dtype: type) -> CorrelatedState:
+def initial_state(params: PyTree, size: int, dtype: type) -> CorrelatedState:
     """The state before the first step: buffers of zeros [size, ...], sharded as the parameters."""
 
     def zeros(param: jax.typing.ArrayLike) -> jax.Array:
+        """The buffers of one parameter."""
         like = jnp.zeros_like(param, dtype=dtype)
         return jnp.broadcast_to(like[None], (size, *like.shape))
 
@@ -242,20 +253,21 @@ def first_state(params: PyTree, size: int, dtype: type) -> CorrelatedState:
     return CorrelatedState(*nothing, jax.tree.map(zeros, params))
 
 
-def continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
+def follows_state(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
     """bool scalar: True if the key is of the step after the state's, and no more than there are."""
+    # A first step has a tag of zeros before it; any other must be the ticket after the state's.
     before = jnp.asarray(key.previous_tag)
     follows = jnp.all(before == 0) | jnp.all(before == state.last)
     return (jnp.asarray(key.step) == state.step) & follows & (state.step < steps)
 
 
-def check_next(summed: Summed, state: CorrelatedState) -> None:
+def check_sum_follows(summed: Summed, state: CorrelatedState) -> None:
     """Refuses, where it can be seen, a state that the ticket does not go on from."""
     if summed.ticket is not None and not isinstance(state.step, jax.core.Tracer):
-        check_step(summed.ticket.step, int(state.step))
+        check_step_follows(summed.ticket.step, int(state.step))
 
 
-def check_step(ticket: int, state: int) -> None:
+def check_step_follows(ticket: int, state: int) -> None:
     """Raises ValueError if a step with correlated noise does not go on from the state.
 
     Args:

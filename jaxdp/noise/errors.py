@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise.strategies import Buffered, Strategy, ToeplitzStrategy, filtered, impulse
+from jaxdp.noise.strategies import Buffered, Strategy, ToeplitzStrategy, impulse, times_series
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Workload:
     def __post_init__(self) -> None:
         arguments.fields(self, momentum=arguments.decay)
 
-    def applied(self, series: np.ndarray) -> np.ndarray:
+    def apply(self, series: np.ndarray) -> np.ndarray:
         """float64 [n, ...]: A times ``series`` [n, ...], along the first axis."""
         if self.momentum:
-            series = filtered([1.0], [1.0, -self.momentum], series)
+            series = times_series([1.0], [1.0, -self.momentum], series)
         return np.asarray(np.cumsum(series, axis=0))
 
     def toeplitz(self, steps: int) -> np.ndarray:
         """float64 [n]: the coefficients of A, which is Toeplitz."""
-        return self.applied(impulse(arguments.integer("steps", steps, least=1)))
+        return self.apply(impulse(arguments.integer("steps", steps, least=1)))
 
     def matrix(self, steps: int) -> np.ndarray:
         """float64 [n, n]: A."""
-        return self.applied(np.eye(arguments.integer("steps", steps, least=1)))
+        return self.apply(np.eye(arguments.integer("steps", steps, least=1)))
 
 
 PREFIX_SUMS = Workload()
@@ -62,29 +62,29 @@ def step_errors(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> np.ndar
         ValueError: when the strategy is unstable.
     """
     if isinstance(strategy, ToeplitzStrategy):
-        response = workload.applied(strategy.first_inverse_column())
+        response = workload.apply(strategy.first_inverse_column())
         return np.asarray(np.sqrt(np.cumsum(np.square(response))))
-    return np.asarray(np.sqrt(np.square(workload.applied(strategy.inverse())).sum(axis=1)))
+    return np.asarray(np.sqrt(np.square(workload.apply(strategy.inverse())).sum(axis=1)))
 
 
 def rms_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
     """The root mean square of ``step_errors``; of a buffered strategy in O(log n)."""
     if isinstance(strategy, Buffered):
-        return math.sqrt(_buffered(strategy, workload)[1] / strategy.steps)
+        return math.sqrt(_buffered_squares(strategy, workload)[1] / strategy.steps)
     return float(np.sqrt(np.mean(np.square(step_errors(strategy, workload)))))
 
 
 def max_error(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> float:
     """The largest of ``step_errors``; of a buffered strategy in O(log n)."""
     if isinstance(strategy, Buffered):
-        return math.sqrt(_buffered(strategy, workload)[0])
+        return math.sqrt(_buffered_squares(strategy, workload)[0])
     return float(step_errors(strategy, workload).max())
 
 
 ERRORS = {"rms": rms_error, "max": max_error}
 
 
-def _buffered(strategy: Buffered, workload: Workload) -> tuple[float, float]:
+def _buffered_squares(strategy: Buffered, workload: Workload) -> tuple[float, float]:
     """The squares of the last step's error, which is the largest, and of all steps' together."""
     scales, decays = np.asarray(strategy.scales), np.asarray(strategy.decays)
     last, total = square_sums(scales, decays, workload.momentum, strategy.steps)
@@ -116,7 +116,8 @@ def square_sums(
         two arrays [...].
     """
 
-    def around(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
+    def conjugated(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
+        """F^r P (F^r)^T."""
         return moved @ square @ np.swapaxes(moved, -1, -2)
 
     # F: the noise of a step is y = -sum_k scales_k s_k; every state but the parameter decays, and
@@ -129,16 +130,18 @@ def square_sums(
     once[..., buffers:, buffers] = momentum
     once[..., -1, -1] = 1
 
+    # Doubling, and one more step where a binary digit of n is 1; it starts at n = 1, where the
+    # states are all 1.
     one = np.ones((1, 1), scales.dtype)
     moved, square = once, np.broadcast_to(one, once.shape)
     total, length = square, 1
     with np.errstate(over="ignore", invalid="ignore"):
         for bit in bin(steps)[3:]:
-            total = total + length * square + around(moved, total)
-            square = square + around(moved, square)
+            total = total + length * square + conjugated(moved, total)
+            square = square + conjugated(moved, square)
             moved, length = moved @ moved, 2 * length
             if bit == "1":
-                total = (1 + length) * one + around(once, total)
-                square = one + around(once, square)
+                total = (1 + length) * one + conjugated(once, total)
+                square = one + conjugated(once, square)
                 moved, length = moved @ once, length + 1
     return square[..., -1, -1], total[..., -1, -1]

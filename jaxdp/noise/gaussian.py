@@ -20,7 +20,7 @@ from jaxdp import arguments
 from jaxdp.devices import shards
 from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey, Ticket
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import ExtraArgument, PyTree, Summed
 
@@ -48,7 +48,7 @@ class Axes(NamedTuple):
     replicated_over: tuple[str, ...] = ()
 
 
-class Paid(NamedTuple):
+class NoiseRequest(NamedTuple):
     """A release whose ticket is spent, as ``Noise.add`` takes it.
 
     Attributes:
@@ -104,12 +104,16 @@ class Noise(abc.ABC):
         """Raises ValueError for a sum that it cannot be added to, before the ticket is spent."""
 
     @abc.abstractmethod
-    def add(self, state: PyTree, paid: Paid) -> tuple[PyTree, PyTree]:
+    def add(self, state: PyTree, request: NoiseRequest) -> tuple[PyTree, PyTree]:
         """Returns (the noisy sum, the next state)."""
 
     @abc.abstractmethod
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """Standard deviation on the sum, of shapes ``params`` and sensitivity ``l2``; public."""
+
+    def description(self, parameters: int) -> str:
+        """A sentence on the noise of so many parameters, for reports; "" where none is needed."""
+        return ""
 
     def multiplier(self, step: int) -> float:
         """The noise multiplier of a step."""
@@ -238,7 +242,7 @@ def privatize(
         agreed = jnp.where(same, multiplier, jnp.nan)
 
         # The noisy mean, unscaled, with the parameters' dtypes.
-        noisy, state = adds.add(state, Paid(updates, key, words, agreed, axes))
+        noisy, state = adds.add(state, NoiseRequest(updates, key, words, agreed, axes))
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
             mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
@@ -260,11 +264,12 @@ class IndependentNoise(Noise):
         leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
         return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
-    def add(self, state: PrivatizeState, paid: Paid) -> tuple[PyTree, PrivatizeState]:
+    def add(self, state: PrivatizeState, request: NoiseRequest) -> tuple[PyTree, PrivatizeState]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
-        tag, summed = jnp.asarray(paid.key.tag), paid.summed
-        std = paid.multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        return noised(summed.value, std, paid.words, *paid.axes), PrivatizeState(tag, state.leaves)
+        tag, summed = jnp.asarray(request.key.tag), request.summed
+        std = request.multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
+        noisy = add_normals(summed.value, std, request.words, *request.axes)
+        return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """The multiplier times ``l2``."""

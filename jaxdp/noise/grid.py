@@ -24,18 +24,18 @@ from jaxdp import arguments
 from jaxdp.clipping import rounding
 from jaxdp.devices import placement
 from jaxdp.ledger.tickets import ON_GRID
-from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
+from jaxdp.noise._integers import IntegerLaw, derive_key, integers, summation_error
 from jaxdp.noise.correlated import (
     CorrelatedState,
     Recurrence,
-    check_next,
     check_stable,
-    continues,
-    first_state,
+    check_sum_follows,
+    follows_state,
+    initial_state,
     row_norm,
 )
-from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
-from jaxdp.noise.normals import by_member, cut_over
+from jaxdp.noise.gaussian import Axes, Noise, NoiseRequest, PrivatizeState
+from jaxdp.noise.normals import over_vmap, sharded_axes
 from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree, Summed
@@ -59,7 +59,7 @@ _LAWS = (
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
 _SLACK = 1 - 2.0**-18
-# Integers before the noise end here: a clip of every coordinate, far from wrapping around.
+# Integers before the noise end here: a clip of every coordinate, far from overflow.
 LARGEST = 2**30
 # Keeps 12 digits of a float32: products of two such are exact.
 _UPPER = np.uint32(0xFFFFF000)
@@ -94,7 +94,7 @@ class IntegerNoise(Noise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        largest, least = _extremes(self.noise_multiplier)
+        largest, least = _largest_and_least(self.noise_multiplier)
         if not 1e-6 <= least <= largest <= 1e6:
             raise ValueError(
                 "noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got "
@@ -115,15 +115,18 @@ class IntegerNoise(Noise):
                     f"the sum must be of {', '.join(map(str, _EXACT))} for noise on a grid, got "
                     f"{found}: rounding it to float32 would move it farther than l2 says"
                 )
-        self.law(over_devices(summed.value, axes)[1])
+        self.law(sharding_and_size(summed.value, axes)[1])
 
-    def add(self, state: PyTree, paid: Paid) -> tuple[PyTree, PyTree]:
+    def add(self, state: PyTree, request: NoiseRequest) -> tuple[PyTree, PyTree]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
-        cuts, count = over_devices(paid.summed.value, paid.axes)
-        law, tag = self.law(count), jnp.asarray(paid.key.tag)
+        # The law and the cells for so many coordinates; a key that was used before has no scale.
+        cuts, count = sharding_and_size(request.summed.value, request.axes)
+        law, tag = self.law(count), jnp.asarray(request.key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * fresh
-        noisy, _ = noised(paid.summed.value, scale, jnp.asarray(paid.key.long), law, cuts)
+        scale = grid_scale(law, request.multiplier, count, request.summed.l2) * fresh
+        noisy, _ = add_integers(
+            request.summed.value, scale, jnp.asarray(request.key.long), law, cuts
+        )
         return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
@@ -132,15 +135,15 @@ class IntegerNoise(Noise):
         law = self.law(count)
         return np.float32(law.std) / grid_scale(law, self.multiplier_at(step), count, l2)
 
-    def in_words(self, parameters: int) -> str:
+    def description(self, parameters: int) -> str:
         """A sentence on the grid: its widest cell, gamma, and the inequality that it follows from.
 
         Args:
             parameters: the number of coordinates of the sum.
         """
-        (largest, _), law = _extremes(self.noise_multiplier), self.law(parameters)
+        (largest, _), law = _largest_and_least(self.noise_multiplier), self.law(parameters)
         cell = 1 / float(grid_scale(law, np.float32(largest), parameters, 1.0))
-        most = grid_range(self.noise_multiplier, parameters, self.carried)
+        most = grid_range(self.noise_multiplier, parameters, self.growth)
         return (
             f"discrete Gaussian integers of s = {law.std:,.0f} from ChaCha20, added to the sum "
             f"rounded to cells of gamma = {cell:.3g} clip norms: z (1 / gamma + sqrt(d) (1 + "
@@ -150,13 +153,13 @@ class IntegerNoise(Noise):
         )
 
     @property
-    def carried(self) -> float:
-        """The most by which an integer grows over the steps; see ``law_for``."""
+    def growth(self) -> float:
+        """The most by which an integer grows over the steps; see ``integer_law``."""
         return 1.0
 
     def law(self, count: int) -> IntegerLaw:
         """The law of the integers for so many coordinates; ValueError where there is none."""
-        return law_for(_extremes(self.noise_multiplier)[0], count, self.carried)
+        return integer_law(_largest_and_least(self.noise_multiplier)[0], count, self.growth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,19 +196,20 @@ class IntegerMatrixNoise(IntegerNoise):
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, int32, sharded as the parameters are."""
         super().init(params)  # refuses too many coordinates
-        return first_state(params, self._rows.size, jnp.int32)
+        return initial_state(params, self._rows.size, jnp.int32)
 
     def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
         """Raises ValueError for a sum of another step, of another precision, or too large."""
-        check_next(summed, state)
+        check_sum_follows(summed, state)
         super().check(summed, state, axes)
 
-    def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
+    def add(self, state: CorrelatedState, request: NoiseRequest) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
-        cuts, count = over_devices(paid.summed.value, paid.axes)
-        law, goes_on = self.law(count), continues(state, paid.key, self.strategy.steps)
+        # As of independent noise; a state that the ticket does not go on from has no scale.
+        cuts, count = sharding_and_size(request.summed.value, request.axes)
+        law, goes_on = self.law(count), follows_state(state, request.key, self.strategy.steps)
         one, rows = jnp.where(goes_on, 1.0, jnp.nan), self._rows
-        scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * one
+        scale = grid_scale(law, request.multiplier, count, request.summed.l2) * one
 
         # The sum of c_j N_(i-j) in cells of 2^-8, as 2^16 high + low; none for one band.
         past = None
@@ -213,6 +217,7 @@ class IntegerMatrixNoise(IntegerNoise):
             weights, _ = rows.weights(state.step)
 
             def weighed(kept: jax.Array) -> jax.Array:
+                """The weighted sum of a leaf's buffers, int32: exact."""
                 each = weights.reshape(-1, *(1,) * (kept.ndim - 1)) * kept
                 return jnp.sum(each, axis=0, dtype=jnp.int32)
 
@@ -220,26 +225,31 @@ class IntegerMatrixNoise(IntegerNoise):
             low = jax.tree.map(lambda kept: weighed(kept & np.int32(0xFFFF)), state.buffers)
             past = high, low
 
-        noisy, noise = noised(paid.summed.value, scale, jnp.asarray(paid.key.long), law, cuts, past)
+        noisy, noise = add_integers(
+            request.summed.value, scale, jnp.asarray(request.key.long), law, cuts, past
+        )
         buffers = state.buffers
         if noise is not None:
-            buffers = jax.tree.map(lambda b, row: rows.kept(b, row, state.step), buffers, noise)
+            buffers = jax.tree.map(
+                lambda b, row: rows.next_buffers(b, row, state.step), buffers, noise
+            )
+        # Integers have no NaN: the step says that a state is refused from now on.
         step = jnp.where(goes_on, state.step + 1, _NEVER)
-        return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step, buffers)
+        return noisy, CorrelatedState(jnp.asarray(request.key.tag), state.leaves, step, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, in integers over the scale."""
         return super().std(params, l2, step) * row_norm(self.strategy, step)
 
-    def in_words(self, parameters: int) -> str:
+    def description(self, parameters: int) -> str:
         """A sentence on the grid for so many parameters: cell and inequality."""
-        found = super().in_words(parameters)
+        found = super().description(parameters)
         return f"{found}; what a step takes back of earlier noise is an integer too"
 
     @functools.cached_property
-    def carried(self) -> float:
-        """The most by which an integer grows over the steps; see ``law_for``."""
-        return carried(self.strategy)
+    def growth(self) -> float:
+        """The most by which an integer grows over the steps; see ``integer_law``."""
+        return growth(self.strategy)
 
     @functools.cached_property
     def _rows(self) -> Recurrence:
@@ -267,7 +277,7 @@ def dyadic(strategy: Strategy) -> Toeplitz:
         >>> dyadic(Toeplitz((1.0, 0.41, 0.2), steps=10)).coefficients
         (1.0, 0.41015625, 0.19921875)
     """
-    exact = _weights(strategy)
+    exact = _whole_coefficients(strategy)
     whole = np.round(exact)
     below = np.abs(exact) < 2**DIGITS
     whole = np.where(below, np.clip(whole, 1 - 2**DIGITS, 2**DIGITS - 1), whole)
@@ -282,7 +292,7 @@ def check_dyadic(strategy: Strategy) -> np.ndarray:
     Raises:
         ValueError: a strategy that noise on an integer grid does not take.
     """
-    whole = _weights(strategy)
+    whole = _whole_coefficients(strategy)
     if (whole != np.round(whole)).any():
         raise ValueError(
             f"strategy must have coefficients of {DIGITS} binary digits for noise on a grid, got "
@@ -293,11 +303,11 @@ def check_dyadic(strategy: Strategy) -> np.ndarray:
             f"strategy must have coefficients that add up to at most {_MOST_WEIGHTS / 2**DIGITS:g} "
             f"in magnitude beside the first for noise on a grid, got {strategy!r}: take fewer bands"
         )
-    law_for(1e-6, 1, carried(strategy))
+    integer_law(1e-6, 1, growth(strategy))
     return whole
 
 
-def _weights(strategy: Strategy) -> np.ndarray:
+def _whole_coefficients(strategy: Strategy) -> np.ndarray:
     """float64 [b]: the coefficients in units of the last digit, exactly; ValueError without any."""
     if not isinstance(strategy, Toeplitz):
         raise ValueError(
@@ -308,7 +318,7 @@ def _weights(strategy: Strategy) -> np.ndarray:
     return np.asarray(strategy.coefficients) * 2**DIGITS
 
 
-def carried(strategy: Strategy) -> float:
+def growth(strategy: Strategy) -> float:
     """At least sum_i |(C^-1)_i0|: the most by which the largest integer grows over the steps.
 
     The computed column d has C d = (1, 0, ...) + e with every |e_i| at most (b + 3) roundings of
@@ -326,33 +336,34 @@ def carried(strategy: Strategy) -> float:
     return float(np.abs(strategy.first_inverse_column()).sum()) / (1 - off) * (1 + 2.0**-30)
 
 
-def over_devices(tree: PyTree, axes: Axes) -> tuple[list[list[str]], int]:
+def sharding_and_size(tree: PyTree, axes: Axes) -> tuple[list[list[str]], int]:
     """(the mesh axes over which devices hold other parts of each leaf, coordinates on all)."""
     leaves, sizes = jax.tree.leaves(tree), dict(jax.sharding.get_abstract_mesh().shape)
-    cuts = [cut_over(leaf, *axes) for leaf in leaves]
+    cuts = [sharded_axes(leaf, *axes) for leaf in leaves]
     each = (math.prod(sizes[axis] for axis in cut) for cut in cuts)
     return cuts, sum(leaf.size * parts for leaf, parts in zip(leaves, each, strict=True))
 
 
-def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> IntegerLaw:
+def integer_law(multiplier: float, coordinates: int, growth: float = 1.0) -> IntegerLaw:
     """The law of the integers: the least noise, in grid cells, beside which rounding is small.
 
     Args:
         multiplier: the largest noise multiplier.
         coordinates: of the whole sum.
-        carried: the most by which noise grows over the steps, sum_i |(C^-1)_i0|; 1 where every
+        growth: the most by which noise grows over the steps, sum_i |(C^-1)_i0|; 1 where every
             step has its own.
 
     Raises:
         ValueError: there are too many of them.
     """
+    # Rounding moves two sums apart by up to sqrt(d) cells: the law has to be wide beside that.
     moved = math.sqrt(coordinates) * multiplier
-    laws = [law for law in _LAWS if carried * (law.most + _FINE) < 2**31]
+    laws = [law for law in _LAWS if growth * (law.largest + _FINE) < 2**31]
     if not laws:
         raise ValueError(
             "strategy must have an inverse whose first column adds up, in magnitude, to at most "
-            f"{2**31 // (_LAWS[0].most + _FINE)}, got {carried:.4g}: its noise would leave the 32 "
-            "bits of the grid. Take more bands, or noise='gaussian'"
+            f"{2**31 // (_LAWS[0].largest + _FINE)}, got {growth:.4g}: its noise would leave the "
+            "32 bits of the grid. Take more bands, or noise='gaussian'"
         )
     if moved > _MOST * laws[-1].std or coordinates > COORDINATES:
         raise ValueError(
@@ -373,7 +384,7 @@ def distance(digits: int = 0) -> float:
         digits: of a correlated strategy, whose integers have one draw more; 0 for none.
     """
     each = [IntegerLaw((2**digits, *law.factors)) if digits else law for law in _LAWS]
-    return max(law.distance for law in each) + 2 * gap(_JOINT)
+    return max(law.distance for law in each) + 2 * summation_error(_JOINT)
 
 
 def grid_scale(
@@ -384,29 +395,30 @@ def grid_scale(
     multiplier · (c · l2 + sqrt(coordinates) (1 + 2^-22)) <= sqrt(s^2 - r^2). NaN outside of
     [2^-100, 2^100].
     """
+    # Each number is rounded towards more noise; the slack covers what float32 does to the others.
     std = np.float32(math.sqrt(law.std**2 - _JOINT**2) * (1 - 2.0**-22))
     rounding = np.float32(math.sqrt(coordinates) * (1 + 2.0**-21))
     moved = std / jnp.asarray(multiplier, jnp.float32) - rounding
     exact = moved / jnp.asarray(l2, jnp.float32) * np.float32(_SLACK)
-    scale = shortened(exact)
+    scale = with_12_digits(exact)
     return jnp.where((scale >= 2.0**-100) & (scale <= 2.0**100), scale, jnp.nan)
 
 
 def grid_range(
-    noise_multiplier: float | NoiseSchedule, coordinates: int, carried: float = 1.0
+    noise_multiplier: float | NoiseSchedule, coordinates: int, growth: float = 1.0
 ) -> float:
     """The number of clip norms that a coordinate of the sum may have; beyond, it is clipped.
 
     Args:
         noise_multiplier: as for ``IntegerNoise``, or ``Mechanism.fresh`` of correlated noise.
         coordinates: of the whole sum.
-        carried: as for ``law_for``.
+        growth: as for ``integer_law``.
     """
-    largest, least = _extremes(noise_multiplier)
-    return LARGEST * least / law_for(largest, coordinates, carried).std
+    largest, least = _largest_and_least(noise_multiplier)
+    return LARGEST * least / integer_law(largest, coordinates, growth).std
 
 
-def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
+def _largest_and_least(given: float | NoiseSchedule) -> tuple[float, float]:
     """The largest and the least noise multiplier."""
     if not isinstance(given, NoiseSchedule):
         number = arguments.positive("noise_multiplier", given)
@@ -415,7 +427,7 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     return max(levels), min(levels)
 
 
-def on_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
+def to_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
     """``value`` · ``scale``, rounded to int32; off by at most 1/2 + 2^-23, whatever the value.
 
     Coordinates beyond 2^30 / scale are clipped to it first. Both factors of every product have 12
@@ -423,7 +435,7 @@ def on_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
     """
     limit = jnp.minimum(np.float32(LARGEST) / scale, np.finfo(np.float32).max)
     value = jnp.clip(jnp.where(jnp.isnan(value), 0.0, value), -limit, limit)
-    upper = shortened(value)
+    upper = with_12_digits(value)
     parts = upper * scale, (value - upper) * scale
     whole = [jnp.round(part) for part in parts]
     rest = (parts[0] - whole[0]) + (parts[1] - whole[1])
@@ -431,13 +443,13 @@ def on_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
     return first + second + third
 
 
-def shortened(value: jax.Array) -> jax.Array:
+def with_12_digits(value: jax.Array) -> jax.Array:
     """``value`` towards zero with 12 digits in place of 24."""
     bits = jax.lax.bitcast_convert_type(value, jnp.uint32) & _UPPER
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def noised(
+def add_integers(
     tree: PyTree,
     scale: jax.Array,
     key: jax.Array,
@@ -463,17 +475,18 @@ def noised(
     if not leaves:
         return tree, None if past is None else tree
     axes = sorted(jax.sharding.get_abstract_mesh().manual_axes)
+    # Devices that hold other parts of a leaf have other keys.
     keys = []
     for cut in cuts:
         own = key
         for axis in cut:
-            own = subkey(own, jax.lax.axis_index(axis), axes.index(axis))
+            own = derive_key(own, jax.lax.axis_index(axis), axes.index(axis))
         keys.append(own)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     groups = tuple(map(tuple, cuts))
     mesh = placement.current_mesh(values)
     with placement.using_mesh(mesh, override=False):
-        add = _add(law, past is not None, groups, mesh)
+        add = _compiled_add(law, past is not None, groups, mesh)
         found = add(keys, scale, *values, *jax.tree.leaves(past))
     noisy, noise = (
         jax.tree.unflatten(structure, part) if part else None
@@ -483,15 +496,15 @@ def noised(
 
 
 @functools.lru_cache(maxsize=64)
-def _add(
+def _compiled_add(
     law: IntegerLaw, fine: bool, groups: Groups, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., list[jax.Array]]:
     """The addition, compiled as a whole also where nothing is around it: for one ``mesh``."""
-    added: Callable[..., list[jax.Array]] = functools.partial(_added, law, fine, groups)
-    return jax.jit(by_member(added))
+    added: Callable[..., list[jax.Array]] = functools.partial(_add_integers, law, fine, groups)
+    return jax.jit(over_vmap(added))
 
 
-def _added(
+def _add_integers(
     law: IntegerLaw,
     fine: bool,
     groups: Groups,
@@ -499,25 +512,27 @@ def _added(
     scale: jax.Array,
     *leaves: jax.Array,
 ) -> list[jax.Array]:
-    """Each leaf with its noise. Leaves that are cut alike have one key, and one stream of it."""
+    """Each leaf with its noise. Leaves that are sharded alike share a key and its stream."""
     count = len(groups)
     # Both halves of a number are taken of one and the same (docs/clip_bound.md, assumption 3).
     values = tuple(rounding.materialized(leaves[:count]))
+    # One stream for all leaves of a key, taken in their order.
     found: dict[int, jax.Array] = {}
     for group in dict.fromkeys(groups):
         members = [n for n, own in enumerate(groups) if own == group]
         ends = np.cumsum([values[n].size for n in members])
-        drawn = made(keys[members[0]], int(ends[-1]), law, fine)
+        drawn = integers(keys[members[0]], int(ends[-1]), law, fine)
         parts = [jnp.split(part, ends[:-1]) for part in drawn]
         for place, n in enumerate(members):
             own = [part[place].reshape(values[n].shape) for part in parts]
-            found[n] = _row(own, leaves[n + count :: count]) if fine else own[0]
-    noisy = [on_grid(values[n], scale) + found[n] for n in range(count)]
+            found[n] = _correlated_row(own, leaves[n + count :: count]) if fine else own[0]
+    # Integers to integers; the floats that leave are functions of the noisy integers alone.
+    noisy = [to_grid(values[n], scale) + found[n] for n in range(count)]
     floats = [cells.astype(jnp.float32) * (1 / scale) for cells in noisy]
     return floats + [found[n] for n in range(count)] if fine else floats
 
 
-def _row(own: list[jax.Array], past: tuple[jax.Array, ...]) -> jax.Array:
+def _correlated_row(own: list[jax.Array], past: tuple[jax.Array, ...]) -> jax.Array:
     """The noise of a step, int32: (its own - the past) / 2^8, rounded to the nearest cell.
 
     Exact modulo 2^32: of the past only the low part is divided, and what is divided fits in int32.

@@ -24,7 +24,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _LOWEST = np.nextafter(np.float32(-1), np.float32(0))
 
 
-def noised(
+def add_normals(
     tree: PyTree,
     std: ArrayLike,
     words: jax.Array,
@@ -38,7 +38,7 @@ def noised(
         std: scalar.
         words: uint32 [2], a threefry key.
         sharded_over: see ``jaxdp.privatize``.
-        replicated_over: likewise.
+        replicated_over: see ``jaxdp.privatize``.
 
     Raises:
         ValueError: members of a ``vmap`` share the key (two equal keys give NaN); a mesh axis of a
@@ -50,22 +50,22 @@ def noised(
     keys = []  # another one for each part of a leaf that devices hold
     for leaf in leaves:
         own = words
-        for axis in cut_over(leaf, sharded_over, replicated_over):
+        for axis in sharded_axes(leaf, sharded_over, replicated_over):
             index = jax.lax.axis_index(axis).astype(jnp.uint32)
             own = jnp.stack(_threefry(own[0], own[1], jnp.uint32(0xFFFFFFFF), index))
         keys.append(own)
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     with placement.using_mesh(placement.current_mesh(values), override=False):
-        return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
+        return jax.tree.unflatten(structure, over_vmap(_add_normals)(keys, std, *values))
 
 
-def _together(
+def _small_leaves(
     words: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
 ) -> dict[int, jax.Array]:
     """The normals of the small leaves, by the leaf's number; none where a leaf would be alone.
 
-    They are made in one piece, with the same values: XLA takes a second to compile each.
+    They are generated in one array, with the same values: XLA takes a second to compile each.
     """
     found: dict[int, jax.Array] = {}
     groups: dict[frozenset[str], list[int]] = {}
@@ -88,7 +88,7 @@ def _together(
     return found
 
 
-def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
+def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
     """``leaf`` and its noise, in a computation of its own.
 
     XLA would otherwise run the generator again in everything that takes the result, and make the
@@ -97,18 +97,20 @@ def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array)
     """
 
     def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        """The leaf and its noise."""
         # Scalar keys: XLA would write broadcast ones to memory.
         bits = _bits(words[0], words[1], jnp.uint32(number), *_counters(leaf.shape))
         return leaf + std * _from_bits(bits).reshape(leaf.shape)
 
-    def nothing(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+    def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        """NaN, as what a deviation of NaN would make."""
         return leaf * jnp.nan + std
 
     return jax.lax.platform_dependent(
         words,
         std,
         leaf,
-        cpu=lambda *each: jax.lax.cond(jnp.isnan(std), nothing, added, *each),
+        cpu=lambda *each: jax.lax.cond(jnp.isnan(std), all_nan, added, *each),
         default=lambda *each: jax.lax.optimization_barrier(added(*each)),
     )
 
@@ -118,7 +120,7 @@ def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 
     Both words of a counter are used, by the same places of the upper and the lower half of the
     rows. Each element makes its own pair: nothing is joined, so that XLA does all in one loop, and
-    in no more than a shard of a mesh where the leaf is cut.
+    in no more than a shard of a mesh where the leaf is sharded.
 
     Raises:
         ValueError: more elements or rows than counters.
@@ -143,6 +145,7 @@ def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 def _bits(
     key: jax.Array, other: jax.Array, leaf: jax.Array, counter: jax.Array, second: jax.Array
 ) -> jax.Array:
+    """uint32, the random word of every element: one of the two of its counter."""
     first, last = _threefry(key, other, leaf, counter)
     return jnp.where(second, last, first)
 
@@ -156,7 +159,7 @@ def _from_bits(bits: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def by_member(
+def over_vmap(
     one: Callable[..., list[jax.Array]], lanes: int = 0
 ) -> Callable[..., list[jax.Array]]:
     """``one``, for each member of a ``vmap`` around it; the members' keys must differ.
@@ -171,11 +174,12 @@ def by_member(
 
     @custom_vmap
     def add(keys: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        """``one`` over all lanes; NaN where two of them have one key."""
         mapped = one
         for _ in range(lanes):
             mapped = jax.vmap(mapped)
         if lanes:
-            # Two equal keys, in any lanes, have no noise that could be told apart.
+            # Two equal keys, in any lanes, have noise that cannot be distinguished.
             words = keys[0].reshape(-1, keys[0].shape[-1]).T
             ordered = jax.lax.sort(list(words), num_keys=len(words))
             same = [word[1:] == word[:-1] for word in ordered]
@@ -190,6 +194,7 @@ def by_member(
         std: jax.Array,
         *leaves: jax.Array,
     ) -> tuple[list[jax.Array], list[bool]]:
+        """The same with one lane more; ValueError for one key for all of its members."""
         if not all(mapped[0]):
             raise ValueError(
                 "key must be another one for every member of a vmap, got one for all: they would "
@@ -199,27 +204,28 @@ def by_member(
             x if m else jnp.broadcast_to(x[None], (size, *x.shape))
             for x, m in zip((std, *leaves), mapped[1:], strict=True)
         ]
-        found = by_member(one, lanes + 1)(keys, *full)
+        found = over_vmap(one, lanes + 1)(keys, *full)
         return found, [True] * len(found)
 
     return add
 
 
-def _added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+def _add_normals(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
     """Each leaf with its noise."""
 
     @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
     def added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        small = _together(words, [leaf.shape for leaf in leaves])
+        """The leaves and their noise: small ones together, large ones each by itself."""
+        small = _small_leaves(words, [leaf.shape for leaf in leaves])
         return [
-            leaf + std * small[n] if n in small else _added_apart(words[n], std, n, leaf)
+            leaf + std * small[n] if n in small else _add_separately(words[n], std, n, leaf)
             for n, leaf in enumerate(leaves)
         ]
 
     return added(words, std, *leaves)
 
 
-def cut_over(
+def sharded_axes(
     leaf: jax.Array, sharded_over: tuple[str, ...], replicated_over: tuple[str, ...]
 ) -> list[str]:
     """The axes of a ``shard_map`` or ``pmap`` around over which devices hold other parts, sorted.

@@ -12,8 +12,17 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload, square_sums
-from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, repeats
-from jaxdp.noise.strategies import Buffered, Dense, Toeplitz, filtered, square_root
+from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, step_pattern
+from jaxdp.noise.strategies import (
+    Buffered,
+    Dense,
+    Strategy,
+    Toeplitz,
+    banded_inverse_square_root,
+    identity,
+    square_root,
+    times_series,
+)
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -21,14 +30,56 @@ Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 INFEASIBLE = 1e4
 
 
+# Strategies by name, as ``jaxdp.dp_mf`` takes them. Cyclic Poisson sampling amplifies the banded
+# ones alone; noise on an integer grid takes those whose rounded coefficients are as good.
+STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "dense", "identity")
+BANDED = ("banded", "identity")
+ON_GRID = ("banded", "square_root", "identity")
+
+
+def strategy_by_name(
+    name: str,
+    steps: int,
+    bands: int,
+    participation: Participation,
+    workload: Workload,
+    error: str,
+) -> Strategy:
+    """The strategy of a name and so many bands, the best where it is optimised.
+
+    Args:
+        name: one of ``STRATEGIES``.
+        steps: n.
+        bands: of "banded"; of "banded_inverse" those of the inverse; of "buffered" its buffers.
+        participation: the steps in which one record takes part, for "buffered" and "dense".
+        workload: A.
+        error: "rms" or "max".
+
+    Raises:
+        ValueError: more bands than steps, or what an optimiser refuses.
+    """
+    if name == "buffered":
+        return optimal_buffered(steps, bands, participation, workload, error)
+    if name == "dense":
+        return optimal_dense(steps, participation, workload)
+    if bands > steps:
+        raise ValueError(f"bands must be at most steps ({steps}), got {bands}")
+    if name == "banded_inverse":
+        return banded_inverse_square_root(steps, bands)
+    if name == "banded":
+        return optimal_banded(steps, bands, workload, error)
+    return square_root(steps) if name == "square_root" else identity(steps)
+
+
 def _refuse_cyclic(participation: Participation) -> None:
+    """Raises ValueError for a cyclic participation, under which only banded strategies are used."""
     if isinstance(participation, Cyclic):
         raise ValueError(
             f"participation must not be cyclic, which takes bands, got {participation!r}"
         )
 
 
-def lowest(
+def minimize(
     loss: Loss,
     starts: Iterable[np.ndarray],
     name: str,
@@ -50,6 +101,7 @@ def lowest(
     from scipy import optimize  # slow to import
 
     limits = {"maxiter": 5_000, "maxfun": 20_000, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-7}
+    # The losses have several local minima; of equal ones the first start's is taken.
     runs = [
         optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=limits | options)
         for start in starts
@@ -98,11 +150,13 @@ def optimal_banded(
     while lengths[-1] > 64 * start.bands:
         lengths.append(lengths[-1] // 8)
     for length in lengths[::-1] if len(found) else ():
-        found = lowest(_banded(target[:length], error), [found], f"{bands} bands, {length} steps")
+        found = minimize(
+            _banded_loss(target[:length], error), [found], f"{bands} bands, {length} steps"
+        )
     return Toeplitz((1.0, *found.tolist()), start.steps)
 
 
-def _banded(target: np.ndarray, error: str) -> Loss:
+def _banded_loss(target: np.ndarray, error: str) -> Loss:
     """log(sum_t w_t b_t^2) + log |c|^2 for b = a / c, and its gradient but for c_0 = 1.
 
     The derivative of b_t in c_j is -(b / c)_(t-j), so that of the sum is -2 sum_t w_t b_t
@@ -112,9 +166,10 @@ def _banded(target: np.ndarray, error: str) -> Loss:
     weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss of c = (1, *free), and its gradient."""
         coefficients = np.concatenate([[1.0], free])
-        response = filtered([1.0], coefficients, target)
-        again = filtered([1.0], coefficients, response)
+        response = times_series([1.0], coefficients, target)
+        again = times_series([1.0], coefficients, response)
         if not np.abs(again).max() < 1e100:
             return INFEASIBLE, np.zeros(len(free))
         weighted = weights * response
@@ -156,10 +211,11 @@ def optimal_buffered(
     buffers = arguments.integer("buffers", buffers, least=1)
     arguments.one_of("error", error, tuple(ERRORS))
     _refuse_cyclic(participation)
-    often = repeats(participation, steps)
+    pattern = step_pattern(participation, steps)
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _buffered_loss(free, steps, often, workload.momentum, error)
+        """The loss of unconstrained scales and decays, and its gradient."""
+        return _buffered_loss(free, steps, pattern, workload.momentum, error)
 
     # From sums near the square root's coefficients, over several ranges of decays: j^(-1/2) is the
     # integral of s^(-1/2) exp(-s j) over s, divided by the square root of pi, and its sum over a
@@ -171,32 +227,34 @@ def optimal_buffered(
         scales = np.sqrt(rates) * np.log(edges[1] / edges[0]) / np.pi
         scales *= min(1.0, 0.5 / scales.sum())
         starts.append(np.concatenate([np.log(scales), np.log((1 - rates) / rates)]))
-    scales, decays = _parameters(lowest(loss, starts, f"{buffers} buffers, {steps} steps"))
+    scales, decays = _scales_and_decays(minimize(loss, starts, f"{buffers} buffers, {steps} steps"))
+    # The longest memory first, within what the strategy's float32 numbers can be.
     order = np.argsort(-decays)
     scales = np.maximum(scales[order], _LEAST_SCALE)
     decays = np.minimum(decays[order], _LONGEST_MEMORY)
     return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
 
 
-def _parameters(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scales_and_decays(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds."""
     half = free.shape[-1] // 2
     return np.exp(free[..., :half]), 1 / (1 + np.exp(-free[..., half:]))
 
 
 def _buffered_loss(
-    free: np.ndarray, steps: int, often: tuple[int, int], momentum: float, error: str
+    free: np.ndarray, steps: int, pattern: tuple[int, int], momentum: float, error: str
 ) -> tuple[float, np.ndarray]:
     """log error^2 + log sensitivity^2 and its gradient, by a complex step in every direction.
 
     The loss is analytic and real on real numbers, so its imaginary part at a step of 1e-30 i is
     the derivative times 1e-30, to full precision.
     """
+    # Row k is moved in direction k; all are evaluated at once.
     moved = free + 1e-30j * np.eye(len(free))
     with np.errstate(all="ignore"):
-        scales, decays = _parameters(moved)
+        scales, decays = _scales_and_decays(moved)
         last, total = square_sums(scales, decays, momentum, steps)
-        square = _pattern_square(scales, decays, steps, often)
+        square = _pattern_square(scales, decays, steps, pattern)
         values = np.log(total if error == "rms" else last) + np.log(square)
     if not np.isfinite(values).all():
         return INFEASIBLE, np.zeros(len(free))
@@ -204,7 +262,7 @@ def _buffered_loss(
 
 
 def _pattern_square(
-    scales: np.ndarray, decays: np.ndarray, steps: int, often: tuple[int, int]
+    scales: np.ndarray, decays: np.ndarray, steps: int, pattern: tuple[int, int]
 ) -> np.ndarray:
     """The square of the norm of the sum of columns 0, b, 2 b, ..., [...], in closed form.
 
@@ -212,7 +270,7 @@ def _pattern_square(
     columns is 1 + scales . s there, and scales . (decays^(j-1) t) a further j steps on, where t
     is decays s + 1, until the next.
     """
-    count, separation = often
+    count, separation = pattern
     before = np.arange(count)
     lengths = np.full(count, separation)
     lengths[-1] = steps - (count - 1) * separation
@@ -252,17 +310,17 @@ def optimal_dense(
     """
     steps = arguments.integer("steps", steps, least=1)
     _refuse_cyclic(participation)
-    count, separation = repeats(participation, steps)
+    count, separation = step_pattern(participation, steps)
     # The entries of X below the diagonal that are free, and bands that leave the others 0.
-    apart = np.subtract.outer(np.arange(steps), np.arange(steps))
-    met = (apart % separation == 0) & (apart < count * separation)
-    free: Free = np.nonzero((apart > 0) & ~met)
+    lags = np.subtract.outer(np.arange(steps), np.arange(steps))
+    fixed = (lags % separation == 0) & (lags < count * separation)
+    free: Free = np.nonzero((lags > 0) & ~fixed)
     found = _dense_start(steps, workload.momentum, min(steps, separation))[free]
     if len(found):
         loss, name = _dense_loss(workload, free, steps), f"dense, {steps} steps"
         # The gap is what tells that it is the optimum.
-        found = lowest(loss, [found], name, steepest=np.inf, ftol=1e-10, maxcor=10)
-        gap = _gap(workload.matrix(steps), _square(found, free, steps), free)
+        found = minimize(loss, [found], name, steepest=np.inf, ftol=1e-10, maxcor=10)
+        gap = _duality_gap(workload.matrix(steps), _gram(found, free, steps), free)
         if gap > _LARGEST_GAP:
             warnings.warn(
                 f"{name}: the squared error is up to a factor of {1 + gap:.6g} above the least",
@@ -270,7 +328,7 @@ def optimal_dense(
                 stacklevel=2,
             )
     # The lower-triangular C with C^T C = X: a Cholesky factor from the last row backwards.
-    square = _square(found, free, steps)
+    square = _gram(found, free, steps)
     return Dense.of(np.ascontiguousarray(np.linalg.cholesky(square[::-1, ::-1])[::-1, ::-1].T))
 
 
@@ -283,13 +341,14 @@ def _dense_start(steps: int, momentum: float, width: int) -> np.ndarray:
     return np.asarray(columns.T @ columns)
 
 
-def _gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
+def _duality_gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
     """A bound on the relative distance from the least trace(A X^-1 A^T), by duality.
 
     For any positive semi-definite Y that is 0 where X is free, the least trace is at least
     2 |A Y^(1/2)|_* - trace(Y), with the sum of the singular values. At the optimum that is an
     equality with Y = X^-1 A^T A X^-1; here the free entries of that are set to 0.
     """
+    # Y = X^-1 A^T A X^-1, made feasible: zeros where X is free, no negative eigenvalues.
     moved = np.linalg.solve(square, matrix.T)
     total = float(np.vdot(matrix.T, moved))
     dual = moved @ moved.T
@@ -300,7 +359,8 @@ def _gap(matrix: np.ndarray, square: np.ndarray, free: Free) -> float:
     return total / float(2 * nuclear - np.square(root).sum()) - 1
 
 
-def _square(found: np.ndarray, free: Free, steps: int) -> np.ndarray:
+def _gram(found: np.ndarray, free: Free, steps: int) -> np.ndarray:
+    """X = C^T C float64 [n, n] with these free entries, ones on the diagonal, else zeros."""
     square = np.eye(steps)
     square[free] = found
     square[free[::-1]] = found
@@ -318,11 +378,13 @@ def _dense_loss(workload: Workload, free: Free, steps: int) -> Loss:
     matrix = workload.matrix(steps)
 
     def loss(found: np.ndarray) -> tuple[float, np.ndarray]:
-        factor, wrong = lapack.dpotrf(_square(found, free, steps), lower=1)
+        """The loss of the free entries of X, and its gradient."""
+        # By Cholesky's factor, which fails where X is not positive definite.
+        factor, wrong = lapack.dpotrf(_gram(found, free, steps), lower=1)
         if wrong:
             return INFEASIBLE, np.zeros_like(found)
         inverse = np.tril(lapack.dpotri(factor, lower=1)[0])
-        moved = workload.applied(inverse + np.tril(inverse, -1).T)
+        moved = workload.apply(inverse + np.tril(inverse, -1).T)
         total = float(np.vdot(matrix, moved))
         return float(np.log(total)), -2 * (moved.T @ moved)[free] / total
 

@@ -8,7 +8,7 @@ No value is below the truth, rounding included. All of them are square roots of 
 n k^2 products of numbers that are not negative. A sum or product of such numbers is off by a
 relative 2^-53 for each operation that a term passes through: less than 4 (n + k) of them here, and
 k <= n. Every value is therefore multiplied by 1 + (n + 16) 2^-49. Where numbers of either sign are
-summed, in C^T C, the absolute error has its own term (``_of_any_matrix``).
+summed, in C^T C, the absolute error has its own term (``_square_of_matrix``).
 """
 
 import dataclasses
@@ -17,9 +17,7 @@ import math
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp import sampling as rules
 from jaxdp.noise.strategies import BandedInverse, Buffered, Strategy, ToeplitzStrategy
-from jaxdp.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,28 +67,7 @@ Participation = Single | FixedEpochOrder | Cyclic
 SINGLE = Single()
 
 
-def participation(sampling: Sampling, dataset_size: int) -> Participation:
-    """The participation that a sampling rule of a whole run keeps to.
-
-    Args:
-        sampling: cyclic Poisson, or a fixed order.
-        dataset_size: the number of records.
-
-    Raises:
-        ValueError: another rule.
-    """
-    if isinstance(sampling, rules.CyclicPoisson):
-        return Cyclic(sampling.bands)
-    if isinstance(sampling, rules.FixedOrder):
-        passes = sampling.separation(dataset_size)
-        times = -(-sampling.steps // passes)
-        return Single() if times == 1 else FixedEpochOrder(passes, times)
-    raise ValueError(
-        f"sampling must be CyclicPoisson or FixedOrder for correlated noise, got {sampling}"
-    )
-
-
-def repeats(participation: Participation, steps: int) -> tuple[int, int]:
+def step_pattern(participation: Participation, steps: int) -> tuple[int, int]:
     """The most steps that one release counts a record in, at least 1, and their distance.
 
     Raises:
@@ -134,7 +111,9 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
             f"strategy must have at most bands={participation.bands} under {participation!r}, got "
             f"{strategy.bands} of {strategy!r}"
         )
-    count, separation = repeats(participation, strategy.steps)
+    # One record takes part in at most ``count`` steps, ``separation`` apart. Gradients of norm 1 in
+    # them move C G by a sum of as many columns of C, each times a unit vector.
+    count, separation = step_pattern(participation, strategy.steps)
     if isinstance(strategy, ToeplitzStrategy):
         # Columns 0, b, 2 b, ... are the worst, for later ones are shorter. Where they have no row
         # in common their squares add up, whatever the signs. For c >= 0, C^T C >= 0, so that equal
@@ -152,15 +131,15 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
         known = not isinstance(strategy, BandedInverse | Buffered)
         signed = known and not disjoint and not strategy.non_negative
         if signed and strategy.steps <= _LARGEST_GRAM:
-            square = min(square, _of_any_matrix(strategy, count, separation))
+            square = min(square, _square_of_matrix(strategy, count, separation))
     else:
-        square = _of_any_matrix(strategy, count, separation)
+        square = _square_of_matrix(strategy, count, separation)
     if not math.isfinite(square):
         raise ValueError(f"strategy must have a sensitivity within float64, got {strategy!r}")
     return math.sqrt(square) * (1 + (strategy.steps + 16) * 2.0**-49)
 
 
-def _of_any_matrix(strategy: Strategy, count: int, separation: int) -> float:
+def _square_of_matrix(strategy: Strategy, count: int, separation: int) -> float:
     """The square of the sensitivity of any C, or of a bound above it."""
     matrix = strategy.matrix()
     squares = np.square(matrix).sum(axis=0)

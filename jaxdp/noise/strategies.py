@@ -35,6 +35,7 @@ class Strategy(ABC):
     steps: int
 
     def __init_subclass__(cls) -> None:
+        # A class name stands for a strategy in JSON, see ``from_dict``.
         Strategy.types[cls.__name__] = cls
 
     @property
@@ -58,7 +59,7 @@ class Strategy(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
 
-    def carried(self) -> float:
+    def cancelled(self) -> float:
         """max_i sum_j |C_ij| s_j, where s_j is the standard deviation of the noise of step j.
 
         The size of what has to cancel for a step's own normals to be left; infinite where the noise
@@ -68,9 +69,9 @@ class Strategy(ABC):
             deviations = self.inverse_row_norms()
         except ValueError:
             return math.inf
-        return float(np.max(self.weighed(deviations)))
+        return float(np.max(self.times_magnitudes(deviations)))
 
-    def weighed(self, values: np.ndarray) -> np.ndarray:
+    def times_magnitudes(self, values: np.ndarray) -> np.ndarray:
         """float64 [n]: |C| times the values [n]."""
         return np.asarray(np.abs(self.matrix()) @ values)
 
@@ -97,13 +98,13 @@ class ToeplitzStrategy(Strategy):
 
     def matrix(self) -> np.ndarray:
         """float64 [n, n]: C."""
-        return _lower(self.first_column())
+        return _lower_toeplitz(self.first_column())
 
     def inverse(self) -> np.ndarray:
         """float64 [n, n]: C^-1."""
-        return _lower(self.first_inverse_column())
+        return _lower_toeplitz(self.first_inverse_column())
 
-    def weighed(self, values: np.ndarray) -> np.ndarray:
+    def times_magnitudes(self, values: np.ndarray) -> np.ndarray:
         """float64 [n]: |C| times the values [n]."""
         from scipy import signal
 
@@ -120,7 +121,7 @@ class ToeplitzStrategy(Strategy):
         return {"type": type(self).__name__, **fields}
 
 
-def _lower(first: np.ndarray) -> np.ndarray:
+def _lower_toeplitz(first: np.ndarray) -> np.ndarray:
     """float64 [n, n]: the lower-triangular Toeplitz matrix of this first column."""
     from scipy import linalg  # slow to import
 
@@ -144,7 +145,7 @@ class _Series(ToeplitzStrategy):
 
     def __post_init__(self) -> None:
         arguments.fields(self, steps=arguments.size)
-        coefficients = float32s("coefficients", self.coefficients)
+        coefficients = to_float32("coefficients", self.coefficients)
         if coefficients[0] != 1:
             raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
         if len(coefficients) > self.steps:
@@ -161,13 +162,13 @@ class _Series(ToeplitzStrategy):
             shown = f"<{len(given)} float32, blake2b {text}>"
         return f"{type(self).__name__}(coefficients={shown}, steps={self.steps})"
 
-    def _given(self) -> np.ndarray:
+    def _padded(self) -> np.ndarray:
         """float64 [n]: the coefficients, and zeros."""
         return np.pad(self.coefficients, (0, self.steps - len(self.coefficients)))
 
-    def _inverted(self) -> np.ndarray:
+    def _inverse_series(self) -> np.ndarray:
         """float64 [n]: the coefficients of the inverse series; ValueError beyond float64."""
-        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
+        return _require_finite(self, times_series([1.0], self.coefficients, impulse(self.steps)))
 
 
 class Toeplitz(_Series):
@@ -192,7 +193,7 @@ class Toeplitz(_Series):
 
     def first_column(self) -> np.ndarray:
         """float64 [n]: c, exactly."""
-        return self._given()
+        return self._padded()
 
     def column_bound(self) -> np.ndarray:
         """float64 [n]: |c|, exactly."""
@@ -200,7 +201,7 @@ class Toeplitz(_Series):
 
     def first_inverse_column(self) -> np.ndarray:
         """float64 [n]: the first column of C^-1; ValueError where it exceeds float64."""
-        return self._inverted()
+        return self._inverse_series()
 
 
 class BandedInverse(_Series):
@@ -225,7 +226,7 @@ class BandedInverse(_Series):
 
     def first_column(self) -> np.ndarray:
         """float64 [n]: c; ValueError where it exceeds float64."""
-        return self._inverted()
+        return self._inverse_series()
 
     def column_bound(self) -> np.ndarray:
         """float64 [n]: at least |c|.
@@ -240,7 +241,7 @@ class BandedInverse(_Series):
         """
         found = np.abs(self.first_column())
         width = len(self.coefficients)
-        moved = filtered(np.abs(self.coefficients), [1.0], found).max()
+        moved = times_series(np.abs(self.coefficients), [1.0], found).max()
         most = 2 * (width + 4) * _UNIT * moved  # twice, for the rounding of this very line
         if self.steps * most > 1e-7:
             raise ValueError(f"{self!r} has a column that rounding leaves unknown: use fewer steps")
@@ -248,7 +249,7 @@ class BandedInverse(_Series):
 
     def first_inverse_column(self) -> np.ndarray:
         """float64 [n]: the coefficients, exactly."""
-        return self._given()
+        return self._padded()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +273,7 @@ class Buffered(ToeplitzStrategy):
     def __post_init__(self) -> None:
         arguments.fields(self, steps=arguments.size)
         for name in ("scales", "decays"):
-            object.__setattr__(self, name, float32s(name, getattr(self, name)))
+            object.__setattr__(self, name, to_float32(name, getattr(self, name)))
         if len(self.scales) != len(self.decays):
             raise ValueError(
                 f"decays must have one number per scale ({len(self.scales)}), got {self.decays!r}"
@@ -325,7 +326,7 @@ class Buffered(ToeplitzStrategy):
             for value, weight in zip(values, np.square(v @ vectors), strict=True):
                 powers = value ** np.arange(self.steps - 1, dtype=np.float64)
                 column[1:] -= weight * powers
-        return _within(self, column)
+        return _require_finite(self, column)
 
 
 def identity(steps: int) -> Toeplitz:
@@ -343,7 +344,7 @@ def square_root(steps: int, bands: int | None = None) -> Toeplitz:
         steps: n.
         bands: how many coefficients are kept, 1..n; None for all.
     """
-    return Toeplitz(_binomial(-1.0, steps, bands), steps)
+    return Toeplitz(_power_series(-1.0, steps, bands), steps)
 
 
 def banded_inverse_square_root(steps: int, bands: int) -> BandedInverse:
@@ -355,7 +356,7 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverse:
         steps: n.
         bands: how many coefficients the inverse has, 1..n.
     """
-    return BandedInverse(_binomial(-3.0, steps, bands), steps)
+    return BandedInverse(_power_series(-3.0, steps, bands), steps)
 
 
 def from_dict(description: dict[str, object]) -> Strategy:
@@ -374,7 +375,7 @@ def from_dict(description: dict[str, object]) -> Strategy:
         raise ValueError(f"description of a {kind}: {error}") from None
 
 
-def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
+def _power_series(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
     """Coefficients of a power of 1 - x: each is (first + 2 j) / (2 j) of the one before."""
     steps = arguments.integer("steps", steps, least=1)
     width = steps if bands is None else arguments.integer("bands", bands, least=1)
@@ -384,7 +385,8 @@ def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
     return tuple(np.concatenate([[1.0], np.cumprod((first + 2 * j) / (2 * j))]).tolist())
 
 
-def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
+def _require_finite(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
+    """Returns the column; ValueError where a number of it is beyond float64."""
     if not np.isfinite(column).all():
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
     return column
@@ -416,7 +418,7 @@ class Dense(Strategy):
                 f"entries must be {2 * self.steps * (self.steps + 1)} bytes for steps="
                 f"{self.steps}, got {len(self.entries)}"
             )
-        numbers = rounded("entries", np.frombuffer(self.entries, "<f4"))
+        numbers = nearest_float32("entries", np.frombuffer(self.entries, "<f4"))
         diagonal = numbers[np.cumsum(np.arange(1, self.steps + 1)) - 1]
         if not (diagonal > 0).all():
             raise ValueError(f"the diagonal must be above 0 in float32, got {diagonal.min()!r}")
@@ -440,7 +442,7 @@ class Dense(Strategy):
                 f"matrix must be lower-triangular [n, n], got {matrix.dtype} {matrix.shape}, or "
                 "entries above the diagonal"
             )
-        lower = rounded("matrix", matrix[np.tril_indices(len(matrix))])
+        lower = nearest_float32("matrix", matrix[np.tril_indices(len(matrix))])
         return cls(lower.astype("<f4").tobytes(), len(matrix))
 
     def __repr__(self) -> str:
@@ -475,7 +477,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _SHOWN = 8
 
 
-def float32s(name: str, values: Iterable[float]) -> tuple[float, ...]:
+def to_float32(name: str, values: Iterable[float]) -> tuple[float, ...]:
     """The numbers as a tuple of Python floats, each rounded to float32.
 
     What float32 holds only as a subnormal becomes 0, for accelerators read it as 0.
@@ -492,10 +494,10 @@ def float32s(name: str, values: Iterable[float]) -> tuple[float, ...]:
         plain = isinstance(values, tuple | list)
         shown = repr(values)[:80] if plain else arguments.described(values)
         raise ValueError(f"{name} must be a sequence of numbers, got {shown}")
-    return tuple(rounded(name, given).astype(np.float64).tolist())
+    return tuple(nearest_float32(name, given).astype(np.float64).tolist())
 
 
-def rounded(name: str, given: np.ndarray) -> np.ndarray:
+def nearest_float32(name: str, given: np.ndarray) -> np.ndarray:
     """float32: the numbers rounded, subnormal ones to 0; ValueError where one is not finite."""
     with np.errstate(over="ignore"):
         near = given.astype(np.float32)
@@ -515,7 +517,7 @@ def impulse(length: int) -> np.ndarray:
     return np.eye(1, length)[0]
 
 
-def filtered(top: ArrayLike, bottom: ArrayLike, series: np.ndarray) -> np.ndarray:
+def times_series(top: ArrayLike, bottom: ArrayLike, series: np.ndarray) -> np.ndarray:
     """``series`` times the power series top / bottom, along the first axis, to as many terms.
 
     Args:

@@ -15,7 +15,7 @@ import optax
 from jaxdp import arguments
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
+from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
@@ -39,7 +39,7 @@ class AdaDpState(NamedTuple):
     local: jax.Array
 
 
-def counted(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -> AdaDpState:
+def count_step(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -> AdaDpState:
     """The state after one more step, whose sides differed if ``local``."""
     step = optax.safe_increment(state.step)
     began = jnp.where(local & (state.began == 0), step, state.began)
@@ -50,7 +50,7 @@ def counted(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -
 class Box:
     """The constants that turn E′ into the clip interval [-s_i, s_i] of each coordinate.
 
-    s_i = β r_i, held between ``floor`` and ``cap`` times C/√m, in the local phase: while the
+    s_i = β r_i, clipped to ``floor`` and ``cap`` times C/√m, in the local phase: while the
     variance of the r_i over the coordinates is above ``threshold``. Else all sides are C/√m, whose
     noise is that of global clipping to C. r_i = √(L · max(E′_i, 0)) is the size of one example's
     gradient, for which the paper states β and G.
@@ -81,20 +81,22 @@ class Box:
         arguments.positive("beta", self.beta)
         for name in ("bound", "floor"):
             # A side that float32 takes for zero would turn a gradient of zero into NaN, unlike any
-            # other: the release would tell them apart.
+            # other: the release would distinguish them.
             if not 1e-10 <= arguments.positive(name, getattr(self, name)) <= 1e10:
                 raise ValueError(f"{name} must be in [1e-10, 1e10], got {getattr(self, name)!r}")
         arguments.non_negative("threshold", self.threshold)
         if arguments.positive("cap", self.cap) < self.floor:
             raise ValueError(f"cap must be at least floor ({self.floor}), got {self.cap!r}")
 
-    def even(self, like: PyTree) -> float:
+    def even_side(self, like: PyTree) -> float:
         """C/√m, m the number of coordinates."""
         return self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(like)))
 
     def sides(self, moment: PyTree) -> PyTree:
         """The sides s_i, shaped like the parameters, positive and finite."""
-        even = self.even(moment)
+        # The same side everywhere until the estimates differ; then each follows its own, within
+        # public limits.
+        even = self.even_side(moment)
         sizes, local = self.sizes(moment), self.local(moment)
         return jax.tree.map(
             lambda r: jnp.where(
@@ -114,7 +116,7 @@ class Box:
 
     def first_moment(self, params: PyTree) -> PyTree:
         """E′ before the first step: public, the same for every coordinate."""
-        start = (self.even(params) / (self.beta * math.sqrt(self.batch_size))) ** 2
+        start = (self.even_side(params) / (self.beta * math.sqrt(self.batch_size))) ** 2
         return jax.tree.map(lambda p: jnp.full(p.shape, start, jnp.float32), params)
 
 
@@ -143,10 +145,11 @@ def scale_by_adadp(
         ValueError: an argument is out of its range; at init, parameters of which
             ``optax.multi_transform`` or ``optax.masked`` hides some.
     """
-    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
-    eps = _check.positive("eps", eps)
+    gamma, keep = hyper.decay("rate_decay", rate_decay), hyper.decay("moment_decay", moment_decay)
+    eps = hyper.positive("eps", eps)
 
     def init(params: PyTree) -> AdaDpState:
+        """E of zeros, and the public E′ of ``Box.first_moment``."""
         # Noise of a box follows the number of all coordinates.
         hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
         if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
@@ -161,7 +164,10 @@ def scale_by_adadp(
     def update(
         updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaDpState]:
+        """Both moments with the noisy gradient, and the gradient over the root of E."""
         del extra
+        # E′ less the noise of each coordinate: that on the unit box, times the side that it was
+        # scaled by, which came from the moment before this step.
         std = mechanism.noise_std(updates if params is None else params, state.step)
         moment = jax.tree.map(
             lambda e, g, s: keep * e + (1 - keep) * (jnp.square(g) - jnp.square(std * s)),
@@ -169,8 +175,9 @@ def scale_by_adadp(
             updates,
             box.sides(state.moment),
         )
+        # E keeps its noise, as the paper's RMSProp step has it.
         out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
-        return out, counted(state, box.local(state.moment), moment, rate)
+        return out, count_step(state, box.local(state.moment), moment, rate)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -214,9 +221,10 @@ def adadp(
             "mechanism must clip each coordinate to ±1, by jaxdp.coordinate_box(1.0), got "
             f"{mechanism.rule!r}"
         )
+    # Clipped to the unit box after a division by the sides, which are read from the state.
     box = Box(bound, mechanism.batch_size, beta, threshold, floor, cap)
     scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
-    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    rate = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     return Algorithm(
         mechanism,
         optax.chain(scaled, rate),
@@ -227,6 +235,7 @@ def adadp(
 
 def variance(tree: PyTree) -> jax.Array:
     """The variance over all coordinates of a tree, float32 scalar."""
+    # In two passes: the mean of squares less the squared mean would cancel in float32.
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size

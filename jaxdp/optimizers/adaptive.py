@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
+from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
@@ -62,7 +62,7 @@ def scale_by_dp_adam_bc(
         ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
     """
     return scale_by_moments(
-        AdaptiveMoments(_check.decay("b2", b2), eps, noise_floor, _check.decay("b1", b1)), noise_std
+        AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1)), noise_std
     )
 
 
@@ -71,7 +71,7 @@ def scale_by_dp_rmsprop(
 ) -> optax.GradientTransformationExtraArgs:
     """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
     return scale_by_moments(
-        AdaptiveMoments(_check.decay("decay", decay), eps, noise_floor), noise_std
+        AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor), noise_std
     )
 
 
@@ -92,7 +92,7 @@ def sgd(
         learning_rate: a number or an optax schedule.
         momentum: momentum of SGD.
     """
-    rate, momentum = _check.learning_rate(learning_rate), _check.decay("momentum", momentum)
+    rate, momentum = hyper.learning_rate(learning_rate), hyper.decay("momentum", momentum)
     return Algorithm(mechanism, optax.sgd(rate, momentum=momentum or None))
 
 
@@ -117,10 +117,10 @@ def dp_adam(
         2.85
     """
     for name in ("b1", "b2"):
-        _check.decay(name, adam.get(name, 0.0))
+        hyper.decay(name, adam.get(name, 0.0))
     for name in ("eps", "eps_root"):
-        _check.non_negative(name, adam.get(name, 0.0))
-    return Algorithm(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
+        hyper.non_negative(name, adam.get(name, 0.0))
+    return Algorithm(mechanism, optax.adam(hyper.learning_rate(learning_rate), **adam))
 
 
 def dp_adam_bc(
@@ -133,7 +133,7 @@ def dp_adam_bc(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
-    moments = AdaptiveMoments(_check.decay("b2", b2), eps, noise_floor, _check.decay("b1", b1))
+    moments = AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1))
     return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
@@ -146,7 +146,7 @@ def dp_rmsprop(
     noise_floor: float = 0.1,
 ) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
-    moments = AdaptiveMoments(_check.decay("decay", decay), eps, noise_floor)
+    moments = AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor)
     return adaptive_algorithm(mechanism, learning_rate, moments)
 
 
@@ -180,11 +180,11 @@ class AdaptiveMoments:
 
     def __post_init__(self) -> None:
         if self.b1 is not None:
-            _check.decay("b1", self.b1)
+            hyper.decay("b1", self.b1)
         if self.decay is not None:
-            _check.decay("decay" if self.b1 is None else "b2", self.decay)
-        eps = _check.non_negative("eps", self.eps)
-        floor = _check.non_negative("noise_floor", self.noise_floor)
+            hyper.decay("decay" if self.b1 is None else "b2", self.decay)
+        eps = hyper.non_negative("eps", self.eps)
+        floor = hyper.non_negative("noise_floor", self.noise_floor)
         injected = any(isinstance(value, jax.Array) for value in (eps, floor))
         if not injected and eps == floor == 0:
             raise ValueError(
@@ -198,10 +198,15 @@ class AdaptiveMoments:
         mu = None if self.b1 is None else zeros
         return AdaptiveState(jnp.zeros([], jnp.int32), mu, zeros, zeros)
 
-    def take_in(self, state: AdaptiveState, grads: PyTree, variance: PyTree) -> AdaptiveState:
+    def with_gradients(
+        self, state: AdaptiveState, grads: PyTree, variance: PyTree
+    ) -> AdaptiveState:
         """The state after noisy gradients whose noise has this variance in each coordinate."""
 
+        # Squares less the noise's variance, which is averaged in the same way: it says how small a
+        # corrected moment can be and still mean something.
         def average(old: PyTree, new: PyTree, decay: float | None) -> PyTree:
+            """The moving average with ``new``, or the sum."""
             if decay is None:
                 return jax.tree.map(jnp.add, old, new)
             return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
@@ -215,6 +220,7 @@ class AdaptiveMoments:
 
     def denominator(self, state: AdaptiveState) -> PyTree:
         """√max(corrected moment, floor) + eps; before the first update, eps."""
+        # Not below a share of the noise's variance: what is left there is the noise's fluctuation.
         nu, noise = state.nu, state.noise
         if self.b1 is not None:
             step = jnp.maximum(state.step, 1)
@@ -243,21 +249,24 @@ def scale_by_moments(
         scale: from the state **before** an update to the diagonal that its noise was multiplied by.
     """
     if not callable(noise_std):
-        noise_std = _check.non_negative("noise_std", noise_std)
+        noise_std = hyper.non_negative("noise_std", noise_std)
 
     def update(
         updates: PyTree, state: AdaptiveState, params: PyTree | None = None, **extra: PyTree
     ) -> tuple[PyTree, AdaptiveState]:
+        """The moments with the noisy gradient, and the step by them."""
         del extra
         if callable(noise_std) and params is None:
             raise ValueError("params must be passed to update, to know the noise; got None")
         given = noise_std(params, state.step) if callable(noise_std) else noise_std
+        # In the units of the gradient: where it was divided before clipping, noise was multiplied
+        # back with it.
         std = jnp.asarray(given, jnp.float32)
         if scale is None:
             variance = jax.tree.map(lambda g: jnp.full(g.shape, jnp.square(std)), updates)
         else:
             variance = jax.tree.map(lambda s: jnp.square(std * s), scale(state))
-        state = moments.take_in(state, updates, variance)
+        state = moments.with_gradients(state, updates, variance)
         direction = moments.direction(state, updates)
         out = jax.tree.map(jnp.divide, direction, moments.denominator(state))
         return jax.tree.map(lambda o, g: o.astype(g.dtype), out, updates), state
@@ -266,6 +275,7 @@ def scale_by_moments(
 
 
 def _debiased(average: PyTree, decay: float | None, step: jax.Array) -> PyTree:
+    """An average that began at 0, over the weight of what is in it (Kingma and Ba 2015)."""
     assert decay is not None
     weight = 1 - decay ** step.astype(jnp.float32)
     return jax.tree.map(lambda leaf: leaf / weight, average)
@@ -279,6 +289,6 @@ def adaptive_algorithm(
 ) -> Algorithm:
     """An adaptive algorithm; ``diagonal`` is what divides its gradients before they are clipped."""
     scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
-    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    rate = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     scale = None if diagonal is None else lambda state: diagonal(state[0])
     return Algorithm(mechanism, optax.chain(scaled, rate), scale=scale)

@@ -129,6 +129,8 @@ class Algorithm:
         Raises:
             ValueError: it is no energy, or not what the algorithm charges, to this ledger.
         """
+        if energy is None and self.energy is None:
+            return StepHook()
         found = StepHook() if energy is None else energy
         if not isinstance(found, StepHook):
             raise ValueError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
+from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, Judge
 from jaxdp.types import PyTree, Summed
@@ -83,8 +83,8 @@ def annealing(
             update, an energy of another kind, such as a bare function, which nothing charges, or an
         un-noised ``Summed``: the noise inside would be used again after every rejection.
     """
-    temperature = _check.non_negative("temperature", temperature)
-    limit = _check.at_least_one("max_rejections", max_rejections)
+    temperature = hyper.non_negative("temperature", temperature)
+    limit = hyper.at_least_one("max_rejections", max_rejections)
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
@@ -199,7 +199,7 @@ def sa_dpsgd(
             "that are rejected"
         )
     sgd = optax.sgd(
-        _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
+        hyper.learning_rate(learning_rate), momentum=hyper.decay("momentum", momentum) or None
     )
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
     counted = ("proposals", "accepted", "forced")

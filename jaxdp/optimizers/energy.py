@@ -13,7 +13,7 @@ from jaxdp.clipping import losses, rounding
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
@@ -292,7 +292,7 @@ class DrawnEnergy(OfTicket, ExtraArgument):
         self.once()
         std = self.noise_multiplier * self.l2
         words = jnp.asarray(self.words)
-        noisy = noised(self.clipped_sum(candidate, current), std, words)
+        noisy = add_normals(self.clipped_sum(candidate, current), std, words)
         rise = noisy / self.batch_size
         return rise, rise
 

@@ -39,6 +39,8 @@ class Preconditioner:
 
     def __call__(self, state: AdaptiveState) -> PyTree:
         """The diagonal, shaped like the parameters; all ones before the first update."""
+        # Shape alone: over the root mean square, and within the spread, which bounds how unevenly
+        # a gradient's coordinates are clipped.
         roots = self.moments.denominator(state)
         leaves = jax.tree.leaves(roots)
         size = sum(leaf.size for leaf in leaves)
@@ -46,6 +48,7 @@ class Preconditioner:
         shape = jax.tree.map(
             lambda r: jnp.clip(r / jnp.maximum(mean, 1e-30), 1 / self.spread, self.spread), roots
         )
+        # Before the first noisy gradient nothing is known of the shape.
         return jax.tree.map(lambda s: jnp.where(state.step > 0, s, jnp.ones_like(s)), shape)
 
 

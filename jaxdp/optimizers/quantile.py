@@ -12,7 +12,7 @@ from jaxdp.ledger import links, returned
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.gaussian import PrivatizeState, check_update, noise_key
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
 from jaxdp.types import PyTree, Summed
@@ -72,9 +72,10 @@ def quantile_clip(
 
     Raises:
         ValueError: an argument is out of its range; at update, a sum without ``votes`` (the bound
-            was not handed to the gradient).
+            was not given to the gradient).
     """
     mechanism = dp_sgd(noise_multiplier, initial_bound, batch_size, dataset_size, sampling)
+    # The count needs little of the budget: it is one number for all coordinates of the gradient.
     if count_noise_multiplier is None:
         count_noise_multiplier = max(batch_size / 10, 2 * noise_multiplier)
     mechanism = dataclasses.replace(mechanism, count_noise_multiplier=count_noise_multiplier)
@@ -85,6 +86,7 @@ def quantile_clip(
     inner = mechanism.privatize()
 
     def init(params: PyTree) -> QuantileState:
+        """The state of the noise, and the public first bound."""
         bound = jnp.array(initial_bound, jnp.float32)
         returned.record_returned(bound, returned.past_of_bound(initial_bound))
         return QuantileState(inner.init(params), bound)
@@ -113,9 +115,11 @@ def quantile_clip(
         words, multiplier = key.part("votes")
         links.record_noise("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
-        count = noised(updates.votes, 0.5 * multiplier * fresh, words)
+        count = add_normals(updates.votes, 0.5 * multiplier * fresh, words)
         spent = dataclasses.replace(updates)  # it has no ticket
         mean, noise_state = inner.update(spent, state.privatize, params, key=key, **extra)
+        # The bound of the next step, from the noisy count alone: post-processing. Votes are
+        # ±½, which the ½ undoes.
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.

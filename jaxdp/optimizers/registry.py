@@ -56,7 +56,7 @@ class Numbers:
         # Rules know it by names of their own.
         check_bound("l2_clip_norm", self.l2_clip_norm)
 
-    def coin(self) -> jax.Array:
+    def acceptance_key(self) -> jax.Array:
         """The key of an annealer's acceptance draws; ValueError where none was given."""
         if self.key is None:
             raise ValueError("key must be given to an annealed algorithm, got None")
@@ -115,7 +115,8 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
         ValueError: an unknown name or setting, or a value out of its range; noise that the
             algorithm would pass over.
     """
-    entry = named(name)
+    entry = entry_of(name)
+    # Settings are the builder's own parameters: no list of them is kept.
     known = settings_of(name)
     for setting in settings or {}:
         if setting not in known:
@@ -123,6 +124,7 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
                 f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
             )
     made = entry.build(numbers, **(settings or {}))
+    # Refused before anything is charged: an algorithm whose claim its entry does not bear out.
     if entry.energy == "train" and not made.mechanism.leak:
         raise ValueError(
             f"mechanism of {name} must name its leak, since un-noised training records judge its "
@@ -136,7 +138,7 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
     return made
 
 
-def named(name: str) -> AlgorithmEntry:
+def entry_of(name: str) -> AlgorithmEntry:
     """The algorithm of that name; ValueError for an unknown one."""
     hint = "; `import jaxdp.papers.algorithms` adds those of the papers"
     return ALGORITHMS[arguments.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
@@ -160,25 +162,33 @@ def settings_of(name: str) -> tuple[str, ...]:
     return tuple(parameters)[1:]  # the first takes the numbers
 
 
+# Builders of what is not just ``make(mechanism, learning_rate, settings...)``, see ``built_from``.
+
+
 def _dp_sgd(n: Numbers) -> Algorithm:
+    """DP-SGD with the momentum of the numbers."""
     return adaptive.sgd(n.mechanism(), n.learning_rate, n.momentum)
 
 
 def _auto_s(n: Numbers, gamma: float = 0.01) -> Algorithm:
+    """DP-SGD with AUTO-S clipping (Bu et al. 2022, arXiv:2206.07136)."""
     rule = rules.auto_s(n.l2_clip_norm, arguments.positive("gamma", gamma))
     return adaptive.sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
 def _normalised(n: Numbers) -> Algorithm:
+    """DP-SGD on normalised gradients."""
     rule = rules.normalize(n.l2_clip_norm)
     return adaptive.sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
 def _dp_adam(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Algorithm:
+    """Adam of optax, of whose arguments three are settings."""
     return adaptive.dp_adam(n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps)
 
 
 def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
+    """SA-DPSGD, whose candidates are judged on public examples."""
     return _annealed(n, temperature, max_rejections)
 
 
@@ -190,6 +200,7 @@ def _sa_private(
     energy_bound: float = 0.001,
     energy_batch_size: int | None = None,
 ) -> Algorithm:
+    """SA-DPSGD, whose candidates are judged by a noisy energy with an event of its own."""
     arguments.positive("energy_noise", energy_noise)
     arguments.positive("energy_bound", energy_bound)
     size = n.batch_size if energy_batch_size is None else energy_batch_size
@@ -207,7 +218,7 @@ def _annealed(
     return sa_dpsgd(
         n.mechanism(),
         n.learning_rate,
-        n.coin(),
+        n.acceptance_key(),
         momentum=n.momentum,
         temperature=temperature,
         max_rejections=max_rejections,
@@ -239,12 +250,14 @@ def _adadp(
     )
 
 
-def built_by(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+def built_from(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     """The builder of an entry from ``make(mechanism, learning_rate, settings...)``."""
 
     def build(n: Numbers, **settings: Setting) -> Algorithm:
+        """The algorithm with flat clipping."""
         return make(n.mechanism(), n.learning_rate, **settings)
 
+    # Its signature is that of ``make``: the settings that the command line offers.
     numbers = inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     settings = tuple(inspect.signature(make).parameters.values())[2:]
     build.__signature__ = inspect.Signature([numbers, *settings])  # type: ignore[attr-defined]
@@ -262,15 +275,15 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "auto-s": AlgorithmEntry(_auto_s, momentum=True),
     "normalised-sgd": AlgorithmEntry(_normalised, momentum=True),
     "dp-adam": AlgorithmEntry(_dp_adam, recipe=_SMALL_RATE),
-    "dp-adam-bc": AlgorithmEntry(built_by(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
-    "dp-rmsprop": AlgorithmEntry(built_by(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
-    "dp-adagrad": AlgorithmEntry(built_by(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
+    "dp-adam-bc": AlgorithmEntry(built_from(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
+    "dp-rmsprop": AlgorithmEntry(built_from(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
+    "dp-adagrad": AlgorithmEntry(built_from(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
     "sa-dpsgd": AlgorithmEntry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
     "sa-dpsgd-private": AlgorithmEntry(
         _sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE
     ),
     "adadp": AlgorithmEntry(_adadp, recipe=ADADP_RECIPE),
-    "piadam": AlgorithmEntry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
-    "pirmsprop": AlgorithmEntry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),
-    "piadagrad": AlgorithmEntry(built_by(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
+    "piadam": AlgorithmEntry(built_from(pigdo.piadam), recipe=_SMALL_RATE),
+    "pirmsprop": AlgorithmEntry(built_from(pigdo.pirmsprop), recipe=_SMALL_RATE),
+    "piadagrad": AlgorithmEntry(built_from(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
 }

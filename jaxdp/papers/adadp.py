@@ -17,8 +17,8 @@ import optax
 from jaxdp import arguments
 from jaxdp.clipping import coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
-from jaxdp.optimizers import _check
-from jaxdp.optimizers.adadp import AdaDpState, counted, rms_step, variance
+from jaxdp.optimizers import hyperparameters as hyper
+from jaxdp.optimizers.adadp import AdaDpState, count_step, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
@@ -41,7 +41,7 @@ def adadp_step_only(
         rate_decay: γ.
         eps: ε0.
     """
-    gamma, eps = _check.decay("rate_decay", rate_decay), _check.positive("eps", eps)
+    gamma, eps = hyper.decay("rate_decay", rate_decay), hyper.positive("eps", eps)
 
     def update(
         updates: PyTree, rate: PyTree, params: PyTree | None = None
@@ -49,7 +49,7 @@ def adadp_step_only(
         return rms_step(updates, rate, gamma, eps, True)
 
     tx = optax.GradientTransformation(optax.tree.zeros_like, update)
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    lr = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     return Algorithm(mechanism, optax.chain(tx, lr))
 
 
@@ -123,7 +123,7 @@ def adadp_as_published(
     for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
         arguments.positive(name, value)
     arguments.non_negative("threshold", threshold)
-    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
+    gamma, keep = hyper.decay("rate_decay", rate_decay), hyper.decay("moment_decay", moment_decay)
     mechanism = with_rule(
         # Its bound √m is that of the contributions below; its clipping is not used.
         coordinate_box(1.0),
@@ -153,9 +153,9 @@ def adadp_as_published(
         out, rate = rms_step(updates, state.rate, gamma, eps, True)
         squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
         moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
-        return out, counted(state, clipping.local(state.moment), moment, rate)
+        return out, count_step(state, clipping.local(state.moment), moment, rate)
 
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    lr = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
     return Algorithm(
         mechanism,

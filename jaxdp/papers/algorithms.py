@@ -13,7 +13,7 @@ from jaxdp.optimizers.registry import (
     ANNEALED_RECIPE,
     AlgorithmEntry,
     Numbers,
-    built_by,
+    built_from,
     register,
 )
 from jaxdp.papers.adadp import adadp_as_published, adadp_step_only
@@ -35,7 +35,7 @@ def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: bo
     return sa_dpsgd_as_published(
         n.mechanism(),
         n.learning_rate,
-        n.coin(),
+        n.acceptance_key(),
         momentum=n.momentum,
         temperature=temperature,
         max_rejections=max_rejections,
@@ -99,7 +99,7 @@ ALGORITHMS = {
         _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
     ),
     "adadp-step-only": AlgorithmEntry(
-        built_by(adadp_step_only), recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
+        built_from(adadp_step_only), recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
     ),
     "adadp-as-published": AlgorithmEntry(_adadp_published, recipe=ADADP_RECIPE),
     "piadam-as-published": AlgorithmEntry(_pigdo_published("adam"), recipe=_PIGDO),

@@ -116,7 +116,7 @@ def zcdp(sampling_prob: float, noise_multiplier: float, steps: int, delta: float
     return Claim(
         "zCDP",
         value,
-        ("the order lies below sigma^2 log(1/(q sigma))", "terms of order q^3 are negligible"),
+        ("the order is below sigma^2 log(1/(q sigma))", "terms of order q^3 are negligible"),
         (small, exact),
         "Bun and Steinke 2016, Proposition 1.3; Yu et al. 2019, Section IV",
         order,

@@ -307,7 +307,7 @@ def averaged_renyi(values: Array, orders: Array) -> Array:
 
 
 def _minorants(gains: Array, variances: Array, shifts: Array, start: float) -> Array:
-    """S [batches] of steps [epochs, batches], whose first one begins ``start`` apart, times c."""
+    """S [batches] of steps [epochs, batches], from starts at distance ``start``, times c."""
     gain = np.exp(gains)
     noise = gain**2 * variances
     # The noise of faded steps is not used; what they moved is carried on, as if by the next ones.
@@ -460,7 +460,7 @@ class HiddenState(DominatedEvent):
             assumed = _ASSUMED + ("; averaged, so all batches must have one size" if even else "")
         name = accountant if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
         note = "; ".join(part for part in (bound.note, assumed) if part)
-        return Bound(0.0, None, bound.upper, name, note)
+        return replace(bound, accountant=name, note=note)
 
 
 def _hidden(run: FlatRun) -> list[tuple[HiddenState, int]]:

@@ -15,7 +15,7 @@ import optax
 
 from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers import _check
+from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
@@ -48,7 +48,7 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
         b1: of Adam.
         b2: of Adam and RMSprop.
     """
-    b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
+    b1, b2 = hyper.decay("b1", b1), hyper.decay("b2", b2)
     rules: dict[str, Rule] = {
         "adam": lambda f, s, g, t: (b1 * f + (1 - b1) * g, b2 * s + (1 - b2) * g * g),
         "rmsprop": lambda f, s, g, t: (g, b2 * s + (1 - b2) * g * g),
@@ -95,9 +95,9 @@ def pigdo_as_published(
         eps: a.
     """
     moved, entering = table_1(name, b1, b2)
-    eps = _check.positive("eps", eps)
+    eps = hyper.positive("eps", eps)
     bound = mechanism.rule.l2(None)
-    leaking = mechanism.leaking("moments of un-noised gradients set every example's contribution")
+    leaking = mechanism.with_leak("moments of un-noised gradients set every example's contribution")
 
     def over(rule: Rule, state: RawMoments, grads: PyTree) -> tuple[PyTree, PyTree]:
         pairs = jax.tree.map(lambda f, s, g: rule(f, s, g, state.step), state.f, state.s, grads)
@@ -127,7 +127,7 @@ def pigdo_as_published(
         f, s = over(moved, state, leaked)
         return updates, RawMoments(optax.safe_increment(state.step), f, s)
 
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    lr = optax.scale_by_learning_rate(hyper.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
     return Algorithm(
         leaking,

@@ -37,7 +37,7 @@ def sa_dpsgd_as_published(
         **settings: ``momentum``, ``temperature`` and ``max_rejections`` of ``sa_dpsgd``.
     """
     if energy_on_private:
-        mechanism = mechanism.leaking(
+        mechanism = mechanism.with_leak(
             "an un-noised loss on training records decided which steps were taken"
         )
     made = sa_dpsgd(mechanism, learning_rate, key, restore_inner=False, **settings)

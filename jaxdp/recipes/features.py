@@ -76,7 +76,7 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     compute, groups = _NAMED[name]
     rows = _rows_at_once(shape, 1, 1) * 8
     found = np.empty((len(images), *shape), np.float32)
-    for start in range(0, len(images), rows):  # both in turn, lest all be held twice
+    for start in range(0, len(images), rows):  # both in turn, so that no image is in memory twice
         part = images[start : start + rows]
         found[start : start + rows] = group_normalised(compute(part), groups)
     return found
@@ -138,7 +138,7 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
 
     Returns:
         float32 [n, ⌈height/2^J⌉, ⌈width/2^J⌉, channels · paths] on the host, where paths is
-        ``number_of_paths(J, L)``. All paths of a channel lie together: the mean, then order 1 by
+        ``number_of_paths(J, L)``. All paths of a channel are together: the mean, then order 1 by
         (j, θ), then order 2 by (j, j', θ, θ').
 
     Raises:
@@ -208,7 +208,7 @@ def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     training with sparse coding and vector quantization"). The patches come from images of a random
     process, opaque leaves one on another, with a public seed (Baradad et al. 2021, "Learning to see
     by looking at noise", arXiv:2106.05963): ``python -m benchmarks.pretrain`` makes them. The
-    recipe lies beside them in jaxdp/recipes/weights, with a digest that is checked.
+    recipe is beside them in jaxdp/recipes/weights, with a digest that is checked.
 
     Privacy: the filters are public constants, made without any data; the features of an image are a
     function of that image alone, in float32, computed one image after the other. It costs nothing.
@@ -216,7 +216,7 @@ def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     Args:
         images: [n, height, width, channels], finite numbers in [0, 1], at least 4 × 4, of 1 or 3
             channels.
-        mirrored: whether the mean with the features of the mirrored image is taken, so that left
+        mirrored: True takes the mean with the features of the mirrored image, so that left
             and right are alike: right for scenes and things, wrong for letters and digits.
 
     Returns:
@@ -360,8 +360,8 @@ def _low_pass(side: int, padded: int, scales: int) -> np.ndarray:
     """
     step = 2**scales * side // padded  # from one cell to the next
     centres = np.arange(step, side - step, step)[:, None]
-    around = np.arange(-_WRAPS * side, (_WRAPS + 1) * side)[None, :]
-    weights = np.exp(-(((around - centres) / (0.4 * step)) ** 2) / 2)
+    places = np.arange(-_WRAPS * side, (_WRAPS + 1) * side)[None, :]
+    weights = np.exp(-(((places - centres) / (0.4 * step)) ** 2) / 2)
     wrapped = weights.reshape(len(centres), -1, side).sum(1)
     return (wrapped / wrapped.sum(1, keepdims=True)).astype(np.float32)
 

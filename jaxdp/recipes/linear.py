@@ -138,7 +138,7 @@ def dp_logistic(
     Formal guarantee: rows are shortened to norm R = ``row_norm``. With w* the exact minimum of sum
     log(1 + e^(-y x.w)) + λ|w|²/2 + b.w, b ~ N(0, (z R)² I), releasing w* is one
     ``acc.ObjectivePerturbation(z, R²/4λ)``. The weights found have a gradient of at most τ =
-    ``gradient_tolerance``, its rounding error included, so they lie within τ/λ of w*: between two
+    ``gradient_tolerance``, its rounding error included, so they are within τ/λ of w*: between two
     data sets the difference moves by 2τ/λ, and noise of 100 times that hides it, one
     ``Gaussian(100)`` composed with the first. Both are ``logistic_event``, under add-or-remove and
     zero-out. Weights whose gradient does not get that small are refused: that it was refused says
@@ -227,7 +227,7 @@ def _minimum(
             return weights  # as exact as it gets
         best, kept = min(best, size), weights
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it would tell a number of the un-noised curvature
+            warnings.simplefilter("ignore")  # it would reveal a number of the un-noised curvature
             try:
                 step = linalg.solve(curvature, gradient, assume_a="pos")
             except linalg.LinAlgError:  # its words are of the un-noised curvature too

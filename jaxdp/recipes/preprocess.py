@@ -213,7 +213,7 @@ def bound(name: str, value: float) -> float:
 
 def shortened(x: np.ndarray, row_norm: float) -> np.ndarray:
     """float64 rows [n, d] of norm ``row_norm`` at most; zeros for one that is not finite."""
-    with np.errstate(all="ignore"):  # a warning would tell of a record
+    with np.errstate(all="ignore"):  # a warning would reveal a record
         rows = np.array(x, np.float64)
         norms = np.linalg.norm(rows, axis=1)
     rows[~np.isfinite(norms)], norms[~np.isfinite(norms)] = 0.0, 0.0

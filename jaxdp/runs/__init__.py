@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from jaxdp._extras import RUN, needed
 
 if TYPE_CHECKING:
+    from jaxdp.runs.assemble import resume, start
     from jaxdp.runs.config import RunConfig, resolve
     from jaxdp.runs.directory import RunDirectory
-    from jaxdp.runs.loop import resume, start
     from jaxdp.runs.recipes import recipe
 
 __all__ = ["RunConfig", "RunDirectory", "recipe", "resolve", "resume", "start"]
@@ -22,8 +22,8 @@ _HOME = {
     "RunDirectory": "directory",
     "recipe": "recipes",
     "resolve": "config",
-    "resume": "loop",
-    "start": "loop",
+    "resume": "assemble",
+    "start": "assemble",
 }
 
 

@@ -10,9 +10,10 @@ from jaxdp.audit.canaries import PARTS
 from jaxdp.audit.one_run import audit_canaries
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import canaries, stored
+from jaxdp.runs import canaries
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.files import writing
 
 if TYPE_CHECKING:  # their package is slow to import
     from jaxdp.runs.report.schema import AuditRow, Report
@@ -126,7 +127,7 @@ def save_audit(folder: Path, row: "AuditRow", found: EpsilonAudit) -> None:
     """
     from jaxdp.runs.report.roc import save_roc
 
-    with stored.writing(folder / "audit.json"):
+    with writing(folder / "audit.json"):
         text = json.dumps(row.to_dict(), indent=1) + "\n"
         (folder / "audit.json").write_text(text, encoding="utf-8")
         save_roc(found, folder / "roc.png", f"Audit of {row.algorithm}, {found.steps:,} steps")

@@ -16,7 +16,7 @@ from rich.progress import (
 
 
 @contextlib.contextmanager
-def opened(title: str, total: int) -> Iterator[tuple[Callable[..., None], Console]]:
+def progress_bar(title: str, total: int) -> Iterator[tuple[Callable[..., None], Console]]:
     """Yields (update, console): ``update(completed=, latest=)`` moves the bar.
 
     Args:
@@ -39,19 +39,19 @@ def opened(title: str, total: int) -> Iterator[tuple[Callable[..., None], Consol
 
 
 @contextlib.contextmanager
-def shown(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | None], None]]:
-    """Yields a function of (steps taken, a row or None); arguments as for ``opened``."""
-    with opened(title, total) as (update, _):
+def row_bar(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | None], None]]:
+    """Yields a function of (steps taken, a row or None); arguments as for ``progress_bar``."""
+    with progress_bar(title, total) as (update, _):
 
         def progress(step: int, row: Mapping[str, float] | None) -> None:
             update(completed=step)
             if row is not None:
-                update(latest=in_words(row))
+                update(latest=_in_words(row))
 
         yield progress
 
 
-def in_words(row: Mapping[str, float]) -> str:
+def _in_words(row: Mapping[str, float]) -> str:
     """The numbers of a row on one line."""
     numbers = {name: value for name, value in row.items() if name not in ("step", "update_norm")}
     return "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())

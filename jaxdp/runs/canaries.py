@@ -19,9 +19,8 @@ from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.files import save_array
+from jaxdp.runs.files import reading, save_array, writing
 from jaxdp.sampling import Source, as_source
 from jaxdp.training.physical_batch import default_rows
 from jaxdp.training.start import inspect_loss
@@ -66,8 +65,8 @@ def found(
         rows: the physical batch size, as the run was given it.
 
     Raises:
-        ValueError: they cannot be told from the records of this run, or the loss captured records
-            or a statistic of them, which canaries would change; or records of another kind.
+        ValueError: they cannot be distinguished from the records of this run, or the loss captured
+            records or a statistic of them, which canaries would change; or records of another kind.
     """
     counted = isinstance(given, int | np.integer)
     shown = str(given) if counted else "records"
@@ -117,10 +116,10 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def placed(directory: RunDirectory, text: str) -> None:
+def write_coins(directory: RunDirectory, text: str) -> None:
     """Writes the coins of a run that charged nothing yet, readable by their owner alone."""
     if not directory.coins.exists():  # a start before this one may have been killed
-        with stored.writing(directory.coins):
+        with writing(directory.coins):
             write_atomically(directory.coins, text, mode=0o600)
 
 
@@ -132,7 +131,7 @@ def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
     """
     if not directory.coins.exists():
         raise ValueError(f"run must hold its canaries' coins, but {directory.coins} is missing")
-    with stored.reading(directory.coins):
+    with reading(directory.coins):
         content = directory.coins.read_bytes()
     try:
         found = np.asarray(json.loads(content.decode())["included"])
@@ -181,7 +180,7 @@ def keep(directory: RunDirectory, first_step: int, rows: list[jax.Array]) -> str
     new = np.stack(jax.device_get(rows))
     old = _loaded(_kept(directory))[:first_step] if first_step else new[:0]
     gradients = np.concatenate([old, new])
-    with stored.writing(_kept(directory)):
+    with writing(_kept(directory)):
         save_array(_kept(directory), gradients, mode=0o600)
     return hashed(gradients)
 
@@ -199,7 +198,7 @@ def publish(directory: RunDirectory, row: Mapping[str, Any]) -> None:
             "checkpoint holds, got others: they are another release, which the ledger does not "
             "hold. Put back the file that the run left, or start a new run in another folder"
         )
-    with stored.writing(directory.canary_gradients):
+    with writing(directory.canary_gradients):
         save_array(directory.canary_gradients, gradients)
 
 

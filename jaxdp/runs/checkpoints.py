@@ -18,8 +18,7 @@ from jax.typing import ArrayLike
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
-from jaxdp.runs.files import broken_seal, make_private, private, seal
-from jaxdp.runs.stored import first_line, remedy
+from jaxdp.runs.files import broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree
 
@@ -66,6 +65,7 @@ class Checkpoints:
 
     @functools.cached_property
     def _manager(self) -> "ocp.CheckpointManager":
+        """Orbax's manager, made at its first use."""
         # Imported here: a run that begins need not wait for it before its first step.
         import orbax.checkpoint as ocp
 
@@ -158,9 +158,11 @@ class Checkpoints:
         """
         if processes.count() > 1:
             _ = self._manager  # made by all together: process 0 needs it to move what is damaged
+
+        # From the last checkpoint on to the first that is whole, can be read, and may be gone on
+        # from. Process 0 looks for a whole one, and all read it: each takes its own shards.
         bad: list[_Bad] = []
         while True:
-            # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
             step = self._latest_whole(give_up is not None, bad)
             if step is None:
                 found = None
@@ -176,11 +178,16 @@ class Checkpoints:
             if usable(found[0], any(each.what == _UNREAD for each in bad)):
                 break
             bad.append(_Bad(step, _AGAIN, "its charge is another one's"))
+
+        # Where no checkpoint can be used, the run begins anew only if its owner sets aside what
+        # cannot be read; never where one holds steps that were done again since.
         lost = [each.step for each in bad if each.what == _UNREAD]
         if found is None:
             if bad and (give_up is None or any(each.what == _AGAIN for each in bad)):
                 raise _none_is_usable(self._folder, bad)
             usable(like, bool(lost))
+
+        # Only now, when it is known what the run goes on from, is anything written or moved.
         if lost and give_up is not None:
             give_up(max(lost))
         then = "from the beginning" if found is None else f"from the one of step {found[0].step}"

@@ -1,4 +1,4 @@
-"""Configurations of runs, and the noise or steps that follow from a budget."""
+"""Configurations of runs: their values, checked, and what follows from a budget."""
 
 import dataclasses
 import math
@@ -15,13 +15,20 @@ from jaxdp.data import models
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.optimizers import rates, registry
+from jaxdp.optimizers import hyperparameters, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
 from jaxdp.recipes import features
-from jaxdp.runs import budget, checks, strategies
+from jaxdp.runs import strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
 
+CANARY_KINDS = ("gradient", "noise", "pixel", "mislabelled")
+OPTIMIZERS = ("sgd", "adam")
+
+_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
+# With probability delta nothing is promised: more is no guarantee. Accountants take minutes at
+# either end.
+_DELTAS = (1e-30, 0.1)
 # Models whose per-example gradients are never held, and their physical batch size: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.
 _DENSE = ("mlp", "logistic")
@@ -66,7 +73,7 @@ class RunConfig:
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
-        canary_kind: one of ``jaxdp.runs.canary_inputs.KINDS``.
+        canary_kind: one of ``CANARY_KINDS``.
         participations: steps of an epoch that a record is in, under random allocation.
         cap: the largest batch of truncated Poisson sampling; None takes the default.
         own: None for a built-in data set; else the example_shape, num_classes and test_size of a
@@ -78,7 +85,7 @@ class RunConfig:
             model sees in its place, at no cost.
         average: None, or the decay of an average of the parameters, which is evaluated and released
             in their place.
-        learning_rate_schedule: None, or how the rate moves, see ``jaxdp.optimizers.rates``.
+        learning_rate_schedule: None, or how the rate moves: ``optimizers.hyperparameters``.
         strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
             filled in by ``resolve``, so that a run goes on with the very same on another machine.
         secure_noise: whether the noise is on an integer grid, from a cryptographic generator
@@ -168,7 +175,7 @@ class RunConfig:
             return self.learning_rate
         if self.steps is None:
             raise ValueError("steps must be given with a learning_rate_schedule, got None")
-        return rates.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
+        return hyperparameters.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
 
     def sampling_rule(self) -> Sampling:
         """The sampling rule; ValueError for numbers that it does not have."""
@@ -266,8 +273,13 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
     """
-    config = _with_whole_steps(config)
-    checks.values(config)
+    # Whole steps of an allocation's epoch make the batch size.
+    if config.sampling == "allocation" and config.strategy is None:
+        arguments.integer("participations", config.participations, least=1)
+        rule = config.sampling_rule()
+        batch_size = rule.expected_size(config.batch_size, config.dataset_size)
+        config = dataclasses.replace(config, batch_size=batch_size)
+    check_values(config)
     given = (config.epsilon, config.noise_multiplier, config.steps)
     if all(value is not None for value in given):
         raise ValueError(
@@ -275,7 +287,7 @@ def resolve(config: RunConfig) -> RunConfig:
             f"{config.epsilon}, {config.noise_multiplier}, {config.steps}"
         )
     config = strategies.resolved(config)
-    checks.parts(config)
+    _check_parts(config)
     config = _with_noise_and_steps(config)
     assert config.steps is not None
     # Refused here, with the event's name, before anything is charged.
@@ -283,16 +295,6 @@ def resolve(config: RunConfig) -> RunConfig:
     block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or rows_of_pass(config)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
-
-
-def _with_whole_steps(config: RunConfig) -> RunConfig:
-    """The configuration with the batch size that whole steps of an allocation's epoch make."""
-    if config.sampling != "allocation" or config.strategy is not None:
-        return config
-    arguments.integer("participations", config.participations, least=1)
-    rule = config.sampling_rule()
-    batch_size = rule.expected_size(config.batch_size, config.dataset_size)
-    return dataclasses.replace(config, batch_size=batch_size)
 
 
 def rows_of_pass(config: RunConfig) -> int:
@@ -326,14 +328,213 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
         if config.noise_schedule is None:
             steps = sampling.rules.whole_epochs(config.steps, block)
             config = dataclasses.replace(config, steps=steps)
-        noise = budget.calibrated_noise(config, relation)
+        noise = _calibrated_noise(config, relation)
         return dataclasses.replace(config, noise_multiplier=noise)
     if config.noise_schedule is not None:
         raise ValueError("steps must be given with a noise_schedule, got None")
-    steps = budget.calibrated_steps(config, relation)
+    steps = _calibrated_steps(config, relation)
     if steps < 1:
         raise ValueError(
             f"epsilon must allow at least one step at noise_multiplier {config.noise_multiplier}, "
             f"got {config.epsilon}"
         )
     return dataclasses.replace(config, steps=steps)
+
+
+def _calibrated_noise(config: RunConfig, relation: acc.Relation) -> float:
+    """The least noise (within 1e-4) whose proven epsilon is at most the one asked for."""
+    assert config.steps is not None
+    assert config.epsilon is not None
+    if _plain(config):
+        return float(
+            acc.calibrate_noise_multiplier(
+                epsilon=config.epsilon,
+                delta=config.delta,
+                steps=config.steps,
+                relation=relation,
+                sampling_prob=config.batch_size / config.dataset_size,
+            )
+        )
+    if (
+        acc.epsilon(_total(config, noise_multiplier=1e9), config.delta, relation).upper
+        > config.epsilon
+    ):
+        raise ValueError(
+            f"epsilon must be within reach of {config.algorithm} at any noise_multiplier, got "
+            f"{config.epsilon}"
+        )
+    return acc.calibrate(
+        lambda noise: _total(config, noise_multiplier=noise), config.epsilon, config.delta, relation
+    )
+
+
+def _calibrated_steps(config: RunConfig, relation: acc.Relation) -> int:
+    """The greatest number of steps whose proven epsilon is at most the one asked for; 0 if none."""
+    assert config.noise_multiplier is not None
+    assert config.epsilon is not None
+    if _plain(config):
+        return int(
+            acc.calibrate_steps(
+                epsilon=config.epsilon,
+                delta=config.delta,
+                relation=relation,
+                sampling_prob=config.batch_size / config.dataset_size,
+                noise_multiplier=config.noise_multiplier,
+            )
+        )
+    return acc.queries.calibrate_count(
+        lambda steps: _total(config, steps=steps), config.epsilon, config.delta, relation
+    )
+
+
+def _plain(config: RunConfig) -> bool:
+    """True if a run is one event repeated, which the accountant calibrates by itself."""
+    if config.strategy or config.noise_schedule is not None or config.once():
+        return False
+    tried = {"noise_multiplier": 1.0, "steps": 1, "learning_rate_schedule": None}
+    made = dataclasses.replace(config, **tried).private_algorithm()  # type: ignore[arg-type]
+    rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)
+    # A registered algorithm may release something else than the noise it is given.
+    plain = released if rate == 1 else acc.PoissonSampled(released, rate)
+    return made.energy is None and made.mechanism.with_leak("").event == plain
+
+
+def _total(config: RunConfig, **tried: Any) -> acc.Event:
+    """The event of everything released; of an algorithm as published, without its leak."""
+    config = dataclasses.replace(config, **tried)
+    algorithm = config.private_algorithm()
+    algorithm = dataclasses.replace(
+        algorithm, mechanism=algorithm.mechanism.with_leak(""), raw=None
+    )
+    assert config.steps is not None
+    return acc.Composed((*config.once(), algorithm.total(config.steps)))
+
+
+def check_values(config: RunConfig) -> None:
+    """Raises ValueError for a value of a wrong kind or out of its range; builds nothing."""
+    registry.entry_of(config.algorithm)
+    arguments.one_of("optimizer", config.optimizer, OPTIMIZERS)
+    arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
+    strategies.check(config)
+    if config.strategy is None:
+        arguments.one_of("sampling", config.sampling, sampling.names())
+    covered = [r.value for r in sampling.relations(config.sampling)]
+    arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
+    arguments.integer("participations", config.participations, least=1)
+    if config.cap is not None:
+        arguments.integer("cap", config.cap, least=1)
+    if arguments.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
+        )
+    if not 0 <= arguments.non_negative("momentum", config.momentum) < 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, got {config.momentum!r}")
+    if not arguments.positive("delta", config.delta) < 1:
+        raise ValueError(f"delta must be above 0 and below 1, got {config.delta!r}")
+    if not _DELTAS[0] <= config.delta <= _DELTAS[1]:
+        raise ValueError(
+            f"delta must be at least {_DELTAS[0]:g} and at most {_DELTAS[1]:g}, well below 1 over "
+            f"the number of records ({config.dataset_size}), got {config.delta!r}"
+        )
+    if config.epsilon is not None:
+        arguments.positive("epsilon", config.epsilon)
+    if config.noise_multiplier is not None:
+        arguments.positive("noise_multiplier", config.noise_multiplier)
+    rows = None if config.physical_batch_size == "auto" else config.physical_batch_size
+    for name, value in (
+        ("steps", config.steps),
+        ("eval_every", config.eval_every),
+        ("physical_batch_size", rows),
+    ):
+        if value is not None:
+            arguments.integer(name, value, least=1)
+    for name in ("noise_schedule", "learning_rate_schedule"):
+        if getattr(config, name) is not None and config.steps is None:
+            raise ValueError(f"steps must be given with a {name}, got None")
+    if config.average is not None:
+        arguments.fraction("average", config.average)
+
+
+def _check_parts(config: RunConfig) -> None:
+    """Raises ValueError if mechanism and model, built once for their own checks, refuse theirs."""
+    noise_multiplier = config.noise_multiplier or 1.0
+    algorithm = dataclasses.replace(config, noise_multiplier=noise_multiplier).private_algorithm()
+    judge = registry.ALGORITHMS[config.algorithm].energy
+    if judge in ("public", "test") and not config.spec.test_size:
+        raise ValueError(
+            f"algorithm {config.algorithm} must come with test records, which judge its "
+            "candidates, got a file without"
+        )
+
+    # Features, and a projection or whitening, which are released before the first step.
+    whitening, dimensions = config.whiten_noise_multiplier, config.pca_dimensions
+    if whitening is not None:
+        arguments.positive("whiten_noise_multiplier", whitening)
+        if config.features is None:
+            raise ValueError(
+                "whiten_noise_multiplier must be None without features, which it whitens; got "
+                f"{whitening}"
+            )
+    if config.features is not None:
+        shape = features.shape_of(config.features, config.spec.example_shape)
+        if dimensions is not None:
+            raise ValueError(
+                f"pca_dimensions must be None with features, of which a record has "
+                f"{math.prod(shape)}: the noise of so large a matrix leaves nothing; got "
+                f"{dimensions} with features {config.features}"
+            )
+    if (dimensions is None) != (config.pca_noise_multiplier is None):
+        raise ValueError(
+            "pca_dimensions and pca_noise_multiplier must be given together, got "
+            f"{dimensions} and {config.pca_noise_multiplier}"
+        )
+    if dimensions is not None:
+        arguments.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+        most = math.prod(config.spec.example_shape)
+        if arguments.integer("pca_dimensions", dimensions, least=1) > most:
+            raise ValueError(
+                f"pca_dimensions must be at most the {most} of an example, got {dimensions}"
+            )
+    for name in ("pca_dimensions", "whiten_noise_multiplier") if config.secure_noise else ():
+        if (found := getattr(config, name)) is not None:
+            raise ValueError(
+                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating "
+                "point, and the guarantee would not be that of noise on an integer grid"
+            )
+
+    # Candidates of an audit.
+    kind = arguments.one_of("canary_kind", config.canary_kind, CANARY_KINDS)
+    count, tests = arguments.integer("canaries", config.canaries, least=0), config.spec.test_size
+    if kind != "gradient" and not count:
+        raise ValueError(f"canaries must be at least 1 with canary_kind {kind}, got 0")
+    if kind != "gradient" and dimensions is not None:
+        raise ValueError(
+            "canary_kind must be gradient with pca_dimensions, whose projection would read them "
+            f"without a charge, got {kind}"
+        )
+    if kind == "mislabelled" and not count <= (tests or 0) // 2:
+        raise ValueError(
+            f"canaries must be at most half of the {tests or 0} test records, which they are taken "
+            f"out of, got {count} mislabelled ones"
+        )
+    if count:
+        if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
+            raise ValueError(
+                "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
+                f"got {count} under {config.relation}"
+            )
+        if config.sensitive:
+            raise ValueError(
+                "sensitive must be False with canaries, whose losses would drown the others', "
+                f"got both, {count} canaries"
+            )
+        audit_canaries.check(algorithm, records=kind != "gradient")
+        config.candidates()
+
+    models.build(
+        config.model,
+        num_classes=config.spec.num_classes,
+        example_shape=config.example_shape(),
+        activation=config.activation,
+        hidden=(arguments.integer("hidden", config.hidden, least=1),),
+    )

@@ -1,5 +1,6 @@
 """The report of a configuration's run, and the command that gives the same run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
+from jaxdp.runs.assemble import RunResult
 from jaxdp.runs.config import RunConfig
-from jaxdp.runs.loop import RunResult
 from jaxdp.runs.report import build, levels, origin, words
 from jaxdp.runs.report.schema import TEST_ACCURACY, Report
 from jaxdp.runs.report.subject import Names, Rows, Subject, steps_in_words
@@ -28,6 +29,23 @@ _FIELDS = (
     "sampling",
     "relation",
 )
+# Written out where they are not what they are usually.
+_UNUSUAL = (
+    "participations",
+    "strategy",
+    "bands",
+    "cap",
+    "features",
+    "noise_schedule",
+    "learning_rate_schedule",
+    "average",
+    "pca_dimensions",
+    "pca_noise_multiplier",
+    "whiten_noise_multiplier",
+    "secure_noise",
+    "canaries",
+    "canary_kind",
+)
 
 
 def report(
@@ -42,7 +60,7 @@ def report(
 
     Args:
         result: of the run.
-        test_labels: int [n] of the test examples that accuracy is told of; public.
+        test_labels: int [n] of the test examples that accuracy is measured on; public.
         ledger: the ledger's file, for its hash.
         date: on which the run began.
         command: that started the run; None writes one with all of its public numbers.
@@ -96,71 +114,45 @@ def command_of(config: RunConfig) -> str:
         options["momentum"] = config.momentum
     if config.model == "mlp":
         options["hidden"] = config.hidden
-    if config.participations > 1:
-        options["participations"] = config.participations
-    for name in (
-        "strategy",
-        "bands",
-        "cap",
-        "features",
-        "noise_schedule",
-        "learning_rate_schedule",
-        "average",
-        "pca_dimensions",
-        "pca_noise_multiplier",
-        "whiten_noise_multiplier",
-    ):
-        if getattr(config, name) is not None:
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in _UNUSUAL:
+        if getattr(config, name) != usual[name]:
             options[name.replace("_", "-")] = getattr(config, name)
-    if config.secure_noise:
-        options["secure-noise"] = True
-    if config.canaries:
-        options["canaries"] = config.canaries
-    if config.canary_kind != "gradient":
-        options["canary-kind"] = config.canary_kind
     if config.settings:
         options["set"] = [f"{name}={value}" for name, value in config.settings.items()]
     return origin.command(options)
 
 
 def _training(config: RunConfig) -> Rows:
+    """The rows of the report about the training, in words."""
     assert config.steps is not None
     width = f", hidden width {config.hidden}" if config.model == "mlp" else ""
-    projected = []
-    if config.pca_dimensions is not None:
-        projected = [
-            (
-                "Projection",
-                f"to {config.pca_dimensions} dimensions, chosen privately "
-                f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})",
-            )
-        ]
-    if config.whiten_noise_multiplier is not None:
-        projected = [
-            (
-                "Whitening",
-                "features centred and their channels' variances evened out by a private mean and "
-                f"covariance (noise multiplier {show(config.whiten_noise_multiplier)})",
-            )
-        ]
-    made = []
-    if config.features is not None:
-        made = [
-            (
-                "Features",
-                f"{config.features}, a fixed function of each record, of no data of anybody's: "
-                "computed before training, at no cost in privacy",
-            )
-        ]
     epochs = config.steps * config.batch_size / config.dataset_size
-    return [
+    rows = [
         ("Algorithm", config.algorithm),
         ("Optimizer", optimizer(config)),
         ("Steps", steps_in_words(config.steps, epochs)),
         ("Model", f"{config.model} ({config.activation}){width}"),
-        *made,
-        *projected,
     ]
+    if config.features is not None:
+        text = (
+            f"{config.features}, a fixed function of each record, of no data of anybody's: "
+            "computed before training, at no cost in privacy"
+        )
+        rows.append(("Features", text))
+    if config.whiten_noise_multiplier is not None:
+        text = (
+            "features centred and their channels' variances evened out by a private mean and "
+            f"covariance (noise multiplier {show(config.whiten_noise_multiplier)})"
+        )
+        rows.append(("Whitening", text))
+    elif config.pca_dimensions is not None:
+        text = (
+            f"to {config.pca_dimensions} dimensions, chosen privately "
+            f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})"
+        )
+        rows.append(("Projection", text))
+    return rows
 
 
 def optimizer(config: RunConfig) -> str:

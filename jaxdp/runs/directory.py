@@ -1,18 +1,19 @@
-"""The folder of a run: public files, and the secret ones."""
+"""The folder of a run: public files, secret ones, and the secret state that is kept there."""
 
+import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import open_locked, write_atomically
 from jaxdp.ledger.ledger import Shown
-from jaxdp.runs import stored
-from jaxdp.runs.files import make_private
-from jaxdp.runs.state import RunState
+from jaxdp.ledger.seeds import Secret
+from jaxdp.runs.files import make_private, reading, writing
+from jaxdp.runs.written import Written
 
 SECRET_NOTE = """This folder is SECRET.
 
@@ -25,6 +26,85 @@ SENSITIVE_NOTE = (
     "SENSITIVE: computed from un-noised training data. These numbers are covered by no guarantee; "
     "do not publish them."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptSecret(Written):
+    """A run's secret as text. **Secret**.
+
+    Attributes:
+        entropy: 128 bits, hexadecimal.
+        reproducible: whether a person chose it.
+    """
+
+    entropy: str
+    reproducible: bool
+
+    @classmethod
+    def of(cls, secret: Secret) -> "KeptSecret":
+        """The text of a secret."""
+        return cls(f"{secret.entropy:032x}", secret.reproducible)
+
+    def restored(self) -> Secret:
+        """The secret itself."""
+        return Secret(int(self.entropy, 16), reproducible=self.reproducible)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunState(Written):
+    """The state of a run beside its checkpoints. **Secret**.
+
+    Attributes:
+        secret: of draws and noise.
+        starts: randomness of each start of a process; None in runs of older versions.
+        lost: of format 2: how often steps that were shown had to be done again.
+        shown: number of steps that may have been seen.
+        data: keyed hash of the records.
+        mechanism: of the run, as text; None in runs of older versions.
+        canaries: hash of the auditor's coins.
+        delta: of the guarantee; None without one.
+        relation: of the guarantee; None in runs of older versions.
+        physical_batch_size: that the device's memory chose; None where it did not.
+        config: of a run of ``jaxdp train``: its ``RunConfig``.
+        data_file: of a run on a file: its path.
+        data_dir: where prepared data sets lie, if it was given.
+        branch: of format 2, of a run with correlated noise that had to go back: the ledger's heads
+            at the state that it went back to, and then, hexadecimal.
+        place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
+            versions.
+        until_enough: of format 2: True where releases decide the number of steps.
+        head: of the ledger after the last line that says what was shown, hexadecimal.
+    """
+
+    LEFT_OUT: ClassVar = (
+        "starts",
+        "physical_batch_size",
+        "config",
+        "data_file",
+        "data_dir",
+        "branch",
+        "place",
+        "until_enough",
+        "head",
+    )
+
+    secret: KeptSecret
+    starts: tuple[str, ...] | None = None
+    lost: int = 0
+    shown: int = 0
+    data: str = ""
+    mechanism: str | None = None
+    canaries: str | None = None
+    delta: float | None = None
+    relation: str | None = None
+    physical_batch_size: int | None = None
+    config: dict[str, Any] | None = None
+    data_file: str | None = None
+    data_dir: str | None = None
+    branch: tuple[str, ...] | None = None
+    place: str | None = None
+    until_enough: bool | None = None
+    head: str | None = None
 
 
 class RunDirectory:
@@ -41,7 +121,7 @@ class RunDirectory:
         path: the folder; created by ``create``.
 
     Attributes:
-        remembered: what a resumed run need not be told again; kept with the secret state, which
+        remembered: options that a resumed run need not repeat; kept with the secret state, which
             wins over it.
 
     Raises:
@@ -66,18 +146,18 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """True if a run was started here."""
-        with stored.reading(self.state_file):
+        with reading(self.state_file):
             return self.state_file.exists()
 
     def place(self) -> str:
-        """A hash of where the folder lies, another one once it was moved or copied.
+        """A hash of the folder's place, another one once it was moved or copied.
 
         Of its path, of its number on the file system, and of when its first file was written there,
         for a number is used again once a folder was removed. The device is left out: it may be
         another one at each mount.
         """
         note = self.secret / "README.txt"  # written by ``create``, and never again
-        with stored.reading(self.path):
+        with reading(self.path):
             written = note.stat().st_ctime_ns if note.exists() else 0
             text = f"{self.path.resolve()} {self.path.stat().st_ino} {written}"
         return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
@@ -109,20 +189,20 @@ class RunDirectory:
             self.secret.chmod(0o700)
         except OSError as error:
             raise ValueError(f"out must be a folder to write to, got {error}") from error
-        with stored.writing(self.secret / "README.txt"):
+        with writing(self.secret / "README.txt"):
             (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
 
     def lock(self) -> None:
         """Takes the run for this process, until it ends (however it ends).
 
-        Whatever lies in ``secret/`` by then, also from older versions, is closed to others.
+        Everything in ``secret/`` by then, also from older versions, is closed to others.
 
         Raises:
             ValueError: another process is training here, or ``secret/`` belongs to somebody else.
             StorageError: the folder cannot be written.
         """
         busy = f"out is in use by another process: {self.path}"
-        with stored.writing(self.secret / "lock"):
+        with writing(self.secret / "lock"):
             self._lock = open_locked(self.secret / "lock", "w", busy)
         try:
             make_private(self.secret)
@@ -143,14 +223,14 @@ class RunDirectory:
         if processes.index():
             return
         text = json.dumps({**self.remembered, **state.to_dict()}, indent=1)
-        with stored.writing(self.state_file):
+        with writing(self.state_file):
             write_atomically(self.state_file, text, mode=0o600)
 
     def load_state(self) -> RunState:
         """The secret state of the run; ValueError if there is none, or it is damaged."""
         if not self.exists():
             raise ValueError(f"out must hold a run to resume, got {self.path}")
-        with stored.reading(self.state_file):
+        with reading(self.state_file):
             content = self.state_file.read_bytes()
         try:
             return RunState.from_dict(json.loads(content.decode()))
@@ -164,12 +244,12 @@ class RunDirectory:
     def save_history(self, rows: list[dict[str, Any]]) -> None:
         """Writes the rows that were shown to history.json."""
         if processes.index() == 0:
-            with stored.writing(self.history):
+            with writing(self.history):
                 write_atomically(self.history, json.dumps(rows, indent=1))
 
     def load_history(self) -> list[dict[str, Any]]:
         """The rows of history.json; [] without it, or a damaged one: checkpoints hold them too."""
-        with stored.reading(self.history):
+        with reading(self.history):
             try:
                 rows = json.loads(self.history.read_bytes().decode())
             except (FileNotFoundError, ValueError, RecursionError):

@@ -61,7 +61,7 @@ _ON_FEATURES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a recipe, for somebody who must know what its epsilon leaves out.
+    """The origin of a recipe, and what its epsilon leaves out.
 
     Attributes:
         source: where its numbers come from.
@@ -218,7 +218,7 @@ def _settings(dataset: str, algorithm: str, given: dict[str, Setting] | None) ->
 
 
 def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
-    """Refuses options that the algorithm would ignore."""
+    """Raises ValueError for options that the algorithm would ignore."""
     algorithm, optimizer = merged["algorithm"], merged["optimizer"]
     if algorithm not in registry.ALGORITHMS:
         return

@@ -15,8 +15,8 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.files import reading, writing
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def write(report: "Report", directory: RunDirectory) -> Path:
 
     path, page = directory.path / "report.json", directory.path / "report.html"
     if report.audited is None and path.exists():
-        with stored.reading(path):
+        with reading(path):
             report = dataclasses.replace(report, audited=load(path).audited)
-    with stored.writing(directory.path / "report.*"):
+    with writing(directory.path / "report.*"):
         write_atomically(path, json.dumps(report.to_dict(), indent=1))
         write_atomically(directory.path / "report.md", to_markdown(report))
         save_plots(report, directory.path)

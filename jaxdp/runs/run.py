@@ -1,56 +1,59 @@
-"""A training run in a folder: durable ledger, checkpoints, and a crash that costs nothing.
+"""``jaxdp.Run``: a model trained in a folder, with a durable ledger, which survives a crash.
 
 Nothing of a step is shown (rows, evaluations, files outside ``secret/``) before the checkpoint that
 holds it is durable. Steps that a crash takes were then never seen: they are done again, on other
-draws and with other noise, within the charge that they had.
+draws and with other noise, within the charge that they had. docs/releases.md proves it.
 """
 
 import contextlib
 import dataclasses
-import hashlib
-import secrets
+import functools
+import json
+import os
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxdp.accounting import Bound, Relation
+from jaxdp import accounting as acc
+from jaxdp import arguments
+from jaxdp.accounting.flat import flatten
+from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.devices import processes, shards
-from jaxdp.devices.placement import placement, resolve_placement
+from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.entries import SEEDED
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import AT_ONCE, Secret
-from jaxdp.ledger.tickets import Chargeable, Issuer
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs import descent
+from jaxdp.runs import bar, reporting
+from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.descent import Going, past_of
-from jaxdp.runs.directory import RunDirectory, name_of, number_of, streams_of
-from jaxdp.runs.state import RunState
-from jaxdp.sampling import Sampler, Source
+from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.files import writing
+from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint
+from jaxdp.sampling.hashes import check_repeatable
+from jaxdp.training.batches import placed
 from jaxdp.training.step import PrivateStep
 from jaxdp.training.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
-# Called with the number of steps taken, and with the row of a block once that is durable, or None.
-Progress = Callable[[int, dict[str, Any] | None], None]
+if TYPE_CHECKING:
+    from jaxdp.audit.algorithms import EpsilonAudit
+
 Row = dict[str, Any]
-# Steps that are done again until they are kept would be selected by what ended them.
-INTERRUPTED = (
-    "the run was interrupted and steps were done again: that no interruption depended on the draws "
-    "and the noise of the steps that it took (as running out of memory could) was not verified"
-)
-# Each copy of a folder that goes on tells what it charged itself, and nothing of the other.
-MOVED = (
-    "the run's folder may have been moved or copied since the start before (or its storage was "
-    "mounted anew): that no other copy of it was continued, whose cost would add to this one's, "
-    "was not verified"
-)
+# Called with the number of steps taken, and with the row of a block once that is durable, or None.
+Progress = Callable[[int, Row | None], None]
+Evaluate = Callable[[PyTree], Mapping[str, float]]
 Energy = PublicEnergy | PrivateEnergy | None
 
 
@@ -58,18 +61,72 @@ class Stepper(Protocol):
     """A ``Trainer``, or what takes the steps of a run in its place."""
 
     def batches(self, steps: int) -> Iterator[PyTree]:
-        """The next batches, as many as steps; no step beyond them is charged."""
+        """Iterates over the next batches; no step beyond them is charged."""
 
     def step_with_info(
         self, state: TrainState, batch: PyTree, return_info: bool = False
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        """One step, and its clipping information where ``return_info``."""
+        """Takes one step; where ``return_info``, returns its clipping information too."""
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish."""
 
-    def epsilon(self, delta: float, relation: Relation) -> Bound:
+    def epsilon(self, delta: float, relation: acc.Relation) -> acc.Bound:
         """Bounds on epsilon for everything charged and handed out so far."""
+
+
+class Config(Protocol):
+    """The public values of a run, a dataclass that is kept in ``secret/run.json``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary for JSON."""
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """The configuration that ``to_dict`` wrote, also in an older version."""
+
+
+class Prepared(NamedTuple):
+    """The parts of a run that are known once all is released that comes before its first step.
+
+    Attributes:
+        source: the records.
+        canaries: candidates of an audit.
+        test: from released parameters to more of a row; it shows nothing itself.
+        energy: from (loss, source, factory of samplers on the run's ledger) to what judges
+            candidates.
+    """
+
+    source: Source
+    canaries: canary.Canaries | None = None
+    test: Callable[[PyTree], Row] | None = None
+    energy: Callable[[LossFn, Source, Callable[..., Sampler]], Energy] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Parts:
+    """The parts of a run that ``jaxdp train`` and the papers give beyond a user's own.
+
+    Attributes:
+        config: kept with the run, which must have the same when it goes on.
+        is_new: True where the folder must be new, False where it must hold a run; None for either.
+        fingerprint: from a secret to a keyed hash of the records as they were loaded.
+        prepare: from a start and the canaries to the parts that must be released first (such as
+            whitened records); it charges for them.
+        enough: from the public part of a durable row to True where the run ends there. Then all
+            steps are charged before the first: how many are taken is itself a release.
+        sensitive: whether un-noised statistics are written to a file of their own.
+        stepper: from a start and the state it goes on from to what takes the steps, with tickets of
+            ``start.issuer``; None makes a ``Trainer``.
+    """
+
+    config: Config | None = None
+    is_new: bool | None = None
+    fingerprint: Callable[[Secret], str] | None = None
+    prepare: Callable[[Start, canary.Canaries | None], Prepared] | None = None
+    enough: Callable[[Row], bool] | None = None
+    sensitive: bool = False
+    stepper: Callable[[Start, TrainState], Stepper] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,377 +151,669 @@ class Result:
     steps_run: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RunPlan:
-    """A description of what a run trains and what it shows.
+class Run:
+    """A training run of your own model on your own data, in a folder.
 
-    Attributes:
-        loss_fn: of one example.
-        algorithm: mechanism and optimizer.
-        source: the records.
-        params: from a secret to the parameters before the first step.
-        steps: how many.
-        every: steps of a block: at its end the model is evaluated and checkpointed.
-        row: from (state, trainer) at the end of a block to what is shown of it, once it is durable;
-            computed from releases and public data.
-        seen: from the state after each step to what is kept of it for ``block``; None for nothing.
-        block: from (first step, what ``seen`` kept, clip infos) to more of the row; what it writes
-            it writes under ``secret/``.
-        evaluate: from parameters that are durable to more of the row: a user's function, which may
-            show what it sees.
-        durable: called with the row of a step whose checkpoint is durable, and at the start with
-            that of the state that the run goes on from: what may be seen from now on.
-        energy: from a function that makes samplers on the run's ledger to what judges candidates.
-        enough: from the public part of a durable block's row to whether the run ends there. Then
-            all ``steps`` are charged before the first: how many are taken is itself a release.
-        told: whether ``block`` is handed clipping information.
-        note: what the ledger says of every charge.
-        physical_batch_size: records of one compiled microbatch; None for that of least work, "auto"
-            for as many as fit, which is written down at the first start.
-        mesh: whose devices share the rows of a step; None for one device, or as parameters lie.
-        data_axes: as for ``jaxdp.Trainer``.
-        trainer: from (run, this plan, state) to what takes the steps in place of a ``Trainer``,
-            with tickets of ``run.issuer``; None makes a ``Trainer``.
-        traceable: whether parameters on one device and ``init`` can be made by one compilation.
-        set_aside_unreadable: as for ``jaxdp.Run``.
-    """
+    The folder holds the durable ledger (``ledger.jsonl``), the curves (``history.json``), a page to
+    sign (``report.html``) and, for its owner alone, checkpoints and secrets (``secret/``). A run
+    that was interrupted goes on with another ``Run(...).fit()`` on the same folder: nothing is
+    charged twice, no noise is used twice, and nothing was shown of the steps that are done again.
 
-    loss_fn: LossFn
-    algorithm: Algorithm
-    source: Source
-    params: Callable[[Secret], PyTree]
-    steps: int
-    every: int
-    row: Callable[[TrainState, Stepper], Row]
-    seen: Callable[[TrainState], jax.Array] | None = None
-    block: Callable[[int, list[jax.Array], list[ClipInfo]], Row] | None = None
-    evaluate: Callable[[PyTree], Row] | None = None
-    durable: Callable[[Row], None] | None = None
-    energy: Callable[[Callable[..., Sampler]], Energy] | None = None
-    enough: Callable[[Row], bool] | None = None
-    told: bool = False
-    note: str = ""
-    physical_batch_size: int | Literal["auto"] | None = None
-    mesh: jax.sharding.Mesh | None = None
-    data_axes: Sequence[str] | None = None
-    trainer: Callable[["Started", "RunPlan", TrainState], Stepper] | None = None
-    traceable: bool = False
-    set_aside_unreadable: bool = False
-
-
-@dataclasses.dataclass(eq=False)
-class Started:
-    """The secret state of a run in this process.
-
-    Attributes:
-        directory: where it lies.
-        state: as it is kept there.
-        secret: of its randomness.
-        incarnation: of this start; goes into every key.
-        ledger: open.
-        issuers: of the gradient, and of a private energy.
-    """
-
-    directory: RunDirectory
-    state: RunState
-    secret: Secret
-    incarnation: str
-    ledger: Ledger
-    issuers: list[Issuer] = dataclasses.field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The run's name in the ledger."""
-        return name_of(self.state)
-
-    @property
-    def streams(self) -> list[str]:
-        """The run's streams of steps in the ledger, in the order in which they began."""
-        return streams_of(self.ledger, self.state)
-
-    @property
-    def stream(self) -> str:
-        """The name of the stream that the run's releases are charged to."""
-        return self.streams[-1]
-
-    def begin_stream(self, state: TrainState) -> None:
-        """Begins a stream: the first, or another where steps that were shown are done again."""
-        name, known = self.name, self.streams
-        if known:
-            name = f"{name}/{(number_of(name, known[-1]) or 0) + 1}"
-        self.ledger.new_stream(name, (state.step, past_of(state)))
-
-    def shows(self, step: int, past: bytes = b"") -> None:
-        """Writes down that a state may be seen from now on.
-
-        Args:
-            step: of the state.
-            past: of the state; b"" for a checkpoint that nobody could read.
-        """
-        self.ledger.show(self.stream, step, past)
-        self._keep_head(step)
-
-    def shows_release(self, stream: str, digest: bytes) -> None:
-        """Writes down what was released before the first step, by its hash; it names no state."""
-        self.ledger.show(stream, 1, digest)
-        self._keep_head(self.state.shown)
-
-    def _keep_head(self, shown: int) -> None:
-        head = self.ledger.head.hex()
-        if (shown, head) != (self.state.shown, self.state.head):
-            self.state = dataclasses.replace(self.state, shown=shown, head=head)
-            self.directory.save_state(self.state)
-
-    def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
-        """The issuer of a mechanism of the run from ``step`` on; it reserves its steps anew."""
-        secret = self.secret.child(part) if part else self.secret
-        is_one = getattr(mechanism, "strategy", None) is not None
-        said = [plan.note] + [SEEDED] * secret.reproducible
-        stream = f"{self.stream}/{part}" if part else self.stream
-        made = Issuer(
-            mechanism,
-            self.ledger,
-            secret,
-            stream,
-            incarnation=self.incarnation,
-            first_step=step,
-            reserve=plan.every,
-            source="mechanism",
-            resumed=True,
-            # Steps of an epoch, or a run, that is one event are done again on its one draw.
-            draws=self.name if is_one else stream,
-            note="; ".join(filter(None, said)),
-        )
-        self.issuers.append(made)
-        if plan.enough is not None or self.state.until_enough or self.ledger.counts_whole(stream):
-            made.reserve(plan.steps, whole=True)
-        return made
-
-
-@contextlib.contextmanager
-def started(
-    directory: RunDirectory, state: RunState, configuration: Callable[[], str]
-) -> Iterator[Started]:
-    """Writes down a new start of a run, before anything is drawn.
+    Formal guarantee: everything in the folder outside ``secret/``, the rows handed to ``progress``
+    and the parameters that ``fit`` returns satisfy ``epsilon(delta)``, as for
+    ``jaxdp.Trainer``, provided that ``evaluate`` looks at public data only.
 
     Args:
-        directory: locked by the caller.
-        state: its secret state before this start.
-        configuration: gives all public numbers and names of the run as a text. Where a person chose
-            the seed it goes into the randomness, so that another run with that seed has another.
+        folder: of the run; made if it is not there.
+        loss_fn: the loss of one example, as for ``jaxdp.Trainer``.
+        mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Algorithm``.
+        optimizer: any optax optimizer; None for a ``Algorithm``.
+        source: the records, as for ``jaxdp.Trainer``; each reads the same every time, for a run
+            that is taken up again knows its records by what it reads. Augment by
+            ``jaxdp.augmented``, not in the source.
+        params: the parameters before the first step, computed from no record.
+        constants: as for ``jaxdp.Trainer``: arrays that are declared public.
+        evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
+            The set must be **public**: what it returns is shown, beside a row's own ``step``,
+            ``epsilon`` and ``update_norm``; the first heads the report.
+        every: steps between checkpoints and evaluations; None takes a twentieth of the run.
+        progress: called with the number of steps taken, and with a row that is durable or None;
+            None shows a bar in a terminal and in a notebook.
+        secret: of a new run; None takes one from the operating system.
+        physical_batch_size: records of one compiled microbatch; None takes that of least work,
+            "auto" as many as the device's memory holds, written down when the run begins.
+        mesh: whose devices share the rows of a step, as for ``jaxdp.Trainer``; a run may go on with
+            another number of devices. In several processes it holds devices of all, and the folder
+            is on storage that all of them see.
+        data_axes: as for ``jaxdp.Trainer``.
+        delta: of the guarantee; None takes the one that the noise was calibrated for. Without
+            either, rows have no epsilon and there is no report.
+        relation: which data sets are neighbours; None takes that of the mechanism's budget
+            (``Mechanism.neighbours``). Like ``delta`` it is fixed when the run begins: where none
+            is given, a run that goes on keeps its own.
+        canaries: candidates of an audit, each put in by its own coin; ``audit`` reads what the run
+            released of them. A number of gradients in one coordinate, or arrays [m, ...] of
+            records like the source's: **public**, and none in the source.
+        about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
+            public.
+        average: decay of an average of the iterates, released in their place; None for none.
+        report: False leaves out the page, which takes about a second; ``report`` writes it.
+        set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
+            whatever reason, and goes on from one before them or from the beginning; the steps up to
+            them are **charged anew**. For one start, once nothing else helps: False raises what the
+            reason is, and changes nothing.
+
+    Raises:
+        ValueError: an argument is not what it should be; at ``fit``, the folder holds another
+            run, or one of other data, or another process trains there.
     """
-    secret = state.secret.restored()
-    if not directory.exists():  # a ledger whose secret a crash has lost could not be read
-        directory.save_state(state)
-    ledger = Ledger(directory.ledger, key=secret.stream("ledger"))
-    try:
-        yield _begun(directory, state, configuration, secret, ledger)
-    finally:
-        ledger.close()
 
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | RunDirectory,
+        loss_fn: LossFn,
+        mechanism: Mechanism | Algorithm,
+        optimizer: optax.GradientTransformation | None = None,
+        source: PyTree = None,
+        *,
+        params: PyTree,
+        constants: PyTree = None,
+        evaluate: Evaluate | None = None,
+        every: int | None = None,
+        progress: Progress | None = None,
+        secret: Secret | None = None,
+        physical_batch_size: int | Literal["auto"] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        data_axes: Sequence[str] | None = None,
+        delta: float | None = None,
+        relation: acc.Relation | None = None,
+        canaries: int | PyTree = 0,
+        about: Mapping[str, str] | None = None,
+        average: float | None = None,
+        report: bool = True,
+        set_aside_unreadable: bool = False,
+        _parts: Parts | None = None,
+    ):
+        if not str(folder):
+            raise ValueError(f"folder must name a folder, got {folder!r}")
+        self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
+        self.algorithm = as_algorithm(mechanism, optimizer, average)
+        self.source: Source = as_source(source)
+        self.algorithm.mechanism.check_source(self.source)
+        self._params = jax.tree.map(np.asarray, params)
+        # On a mesh they stay sharded as they are.
+        self._given = self._params if resolve_placement(None, params) is None else params
+        self._mesh, self._data_axes = mesh, data_axes
+        if constants is not None:
+            declared = losses.declared_constants(constants, loss_fn).arrays
+            loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
+        self._loss_fn = loss_fn
+        self._evaluate, self._secret, self._progress = evaluate, secret, progress
+        self._every = None if every is None else arguments.integer("every", every, least=1)
+        self._physical_batch_size, self._reports = physical_batch_size, report
+        self._set_aside_unreadable = set_aside_unreadable
+        self._delta = self.algorithm.mechanism.delta if delta is None else delta
+        if delta is not None:
+            arguments.fraction("delta", delta)
+        if relation is None:  # of the run that the folder holds; fit says what is wrong with it
+            with contextlib.suppress(ValueError, OSError):
+                relation = acc.Relation(self.directory.load_state().relation)
+        self._relation = acc.Relation(relation or self.algorithm.mechanism.neighbours)
+        if self._delta is not None:
+            # Raises where a step has no bound under the relation, before any is charged.
+            flatten(self.algorithm.total(1), self._relation)
+        self._about = {str(name): str(words) for name, words in (about or {}).items()}
+        self._canaries: canary.Canaries | None = None
+        if canary.asked(canaries):
+            records = (self._params, self.source, physical_batch_size)
+            self._canaries = canary.found(
+                canaries, self._relation, self.algorithm, loss_fn, *records
+            )
+        self._parts = _parts or Parts()
+        # Asked now, for how long steps take is private.
+        self._date = reporting.today()
+        self.history: list[Row] = []
+        self.params: PyTree = None
+        self.result: Result | None = None
 
-def _begun(
-    directory: RunDirectory,
-    state: RunState,
-    configuration: Callable[[], str],
-    secret: Secret,
-    ledger: Ledger,
-) -> Started:
-    ledger.join()
-    # Before a checkpoint is set aside, which alone may know what the ledger has lost.
-    directory.check_shown(ledger, state)
-    head = ledger.head
-    # Of its own: what two copies of a folder take and write after their start can be told apart.
-    _, place = ledger.new_stream(f"start {processes.from_process_0(lambda: secrets.token_hex(16))}")
-    fresh = processes.from_process_0(lambda: secrets.token_hex(16))
-    if secret.reproducible:
-        # A seed that a person chose gives the same to every such run that was never interrupted;
-        # copies that went on apart have other ledgers.
-        named = f"{configuration()}|{place}|{head.hex()}".encode()
-        fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    lies = processes.from_process_0(directory.place)
-    if state.place not in (None, lies):  # runs of older versions did not write it down
-        ledger.trust(MOVED)
-    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=lies)
-    directory.save_state(state)
-    return Started(directory, state, secret, fresh, ledger)
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.directory.path
+
+    def fit(self, steps: int | None = None) -> PyTree:
+        """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
+
+        Args:
+            steps: of the whole run; None takes those that the noise was calibrated for.
+
+        Returns:
+            The parameters after the last step, or their average.
+
+        Raises:
+            ValueError: more steps than the noise was calibrated for; see the class.
+        """
+        self.result = self._train(steps_within(self.algorithm.mechanism.steps, steps))
+        self.params = self.result.params
+        if self._reports and self._delta is not None and processes.index() == 0:
+            self.report()
+        return self.params
+
+    def epsilon(
+        self, delta: float | None = None, relation: acc.Relation | None = None
+    ) -> acc.Bound:
+        """Bounds on epsilon for everything that the folder's ledger was charged for.
+
+        Args:
+            delta: None takes the run's.
+            relation: the neighbouring relation; None takes the run's.
+        """
+        delta = self._delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be given: the noise was not calibrated for one; got None")
+        if not self.directory.exists():
+            raise ValueError(f"run must have begun to have an epsilon, got {self.path}: call fit()")
+        return self.directory.checked_ledger().epsilon(delta, relation or self._relation)
+
+    def unverified(self) -> list[str]:
+        """The assumptions of the guarantee, in words."""
+        return self.directory.checked_ledger().unverified()
+
+    def report(self) -> Path:
+        """Writes report.html, .md, .json and plots; returns the path of report.html.
+
+        Raises:
+            ValueError: no step was shown yet, or the run has no delta.
+        """
+        if self._delta is None:
+            raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
+        self.history = self.directory.load_history() or self.history
+        if not self.history:
+            raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
+        self._check_guarantee(self.directory.load_state())
+        last = self.directory.last_shown()
+        shown = 0 if last is None else last.step
+        if self.history[-1]["step"] != shown:
+            raise ValueError(
+                f"history.json must tell of the {shown} steps that were shown in {self.path}, got "
+                f"{self.history[-1]['step']}: call fit(), which writes it anew"
+            )
+        return reporting.write_own(
+            self.directory,
+            self.algorithm,
+            self.history,
+            self._delta,
+            self._relation,
+            params=self._params,
+            date=self._date,
+            about=self._about,
+        )
+
+    def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
+        """A lower bound on epsilon (empirical epsilon) from what the run released of its canaries.
+
+        The result goes into the folder (``audit.json``, ``roc.png``) and its report.
+
+        Formal guarantee: see ``jaxdp.audit.one_run.audit_canaries``.
+
+        Args:
+            delta: None takes the run's.
+            confidence: of the bound.
+
+        Raises:
+            ValueError: a run without canaries, or one that is not finished.
+        """
+        from jaxdp.runs import audit  # scipy.stats is slow
+
+        delta = self._delta if delta is None else delta
+        if self._canaries is None or delta is None:
+            what = "canaries" if self._canaries is None else "delta"
+            raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
+        if self.directory.exists():
+            self.directory.checked_ledger()
+        count = self._canaries.count
+        found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
+        row = audit.row_of(self.path.name, found)
+        audit.save_audit(self.path, row, found)
+        audit.into_report(self.directory, row)
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
+        if self.params is None:
+            raise ValueError("params must be trained to be exported: call fit() first")
+        with writing(Path(path)):
+            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+
+    def _train(self, steps: int) -> Result:
+        """Trains the steps that are left; nothing of a step is shown before it is durable."""
+        parts, evaluate, mechanism = self._parts, self._evaluate, self.algorithm.mechanism
+        check_repeatable(self.source)
+
+        def take_folder() -> str:
+            if not self.directory.exists():
+                self.directory.create()
+            self.directory.lock()
+            return ""
+
+        processes.from_process_0(take_folder)  # process 0 alone; an error stops all
+        try:
+            kept = self._agreed_state()
+            count = 0 if self._canaries is None else self._canaries.count
+            every = self._every or max(1, -(-steps // 20))
+            with (
+                begin(
+                    self.directory,
+                    kept,
+                    self._configuration,
+                    steps=steps,
+                    every=every,
+                    whole=parts.enough is not None,
+                    note=canary.note(count),
+                ) as start,
+                self._bar(steps) as progress,
+            ):
+                # The coins of the canaries are on disk before anything is charged. Records may have
+                # to be projected by a release, which is charged here, and shown, once and for all.
+                if count and not start.ledger.entries:
+                    canary.write_coins(self.directory, canary.tossed(count, start.secret))
+                prepared = Prepared(self.source, self._canaries)
+                if parts.prepare is not None:
+                    prepared = parts.prepare(start, self._canaries)
+                source, loss_fn, algorithm = prepared.source, self._loss_fn, self.algorithm
+                canaries = prepared.canaries
+                if canaries is not None:
+                    coins = canary.kept_coins(count, self.directory, kept.canaries)
+                    source = canaries.entered(placed(source), coins)
+                    loss_fn, algorithm = canaries.loss(loss_fn), canaries.watched(algorithm)
+
+                def describe(state: TrainState) -> Row:
+                    """The part of a row that a state gives: releases and public data alone."""
+                    row: Row = algorithm.counts_of(state.opt_state)
+                    if self._delta is not None:
+                        row["epsilon"] = trainer.epsilon(self._delta, self._relation).upper
+                    if prepared.test is not None:
+                        row |= prepared.test(trainer.released(state))
+                    return row
+
+                def evaluated(state: TrainState) -> Row:
+                    """The numbers of the user's function, which may show what it sees."""
+                    assert evaluate is not None
+                    return reporting.numbers(evaluate(shards.on_host(trainer.released(state))))
+
+                def show(step: int, row: Row | None) -> None:
+                    if row is not None:
+                        row = public(row)
+                        before = [r for r in self.history if r["step"] < row["step"]]
+                        self.history = [*before, row]
+                        self.directory.save_history(self.history)
+                    progress(step, row)
+
+                self.history = self.directory.load_history()
+                with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+                    # Restore: the last checkpoint that may be gone on from, or the beginning. One
+                    # that nobody can read is given up, if its owner says so: first written down as
+                    # shown, by its step alone, for somebody may have read it.
+                    first = _first_state(
+                        algorithm,
+                        loss_fn,
+                        self._given,
+                        None if self._mesh is None else placement(self._mesh, self._data_axes),
+                        traceable=parts.config is not None and self._mesh is None,
+                    )
+                    state = TrainState(*first, 0, np.frombuffer(start.ledger.head, np.uint32))
+                    use = functools.partial(start.use_of, mechanism=mechanism)
+                    state, rows = checkpoints.restore(
+                        state,
+                        start.show if self._set_aside_unreadable else None,
+                        lambda state, given_up: (
+                            use(state, given_up=given_up) is not Continuation.NONE
+                        ),
+                    ) or (state, [])
+                    if not start.streams or use(state) is Continuation.NEW_STREAM:
+                        start.begin_stream(state)
+                    elif any(
+                        entry.stream == start.stream and entry.end > state.step
+                        for entry in start.ledger.entries
+                    ):  # steps behind it were charged: they are done again within their charge
+                        start.ledger.trust(INTERRUPTED)
+
+                    # Show: a crash may have come between the checkpoint and what shows it.
+                    start.show(state.step, past_of(state))
+                    trainer = (
+                        self._trainer(start, state, source, loss_fn, algorithm, prepared)
+                        if parts.stepper is None
+                        else parts.stepper(start, state)
+                    )
+                    if rows and start.restarted_since(state):  # its row knows less of the cost
+                        rows[-1] |= describe(state)
+                    if rows and canaries is not None:
+                        canary.publish(self.directory, rows[-1])
+                    if rows and evaluate is not None:
+                        rows[-1] |= evaluated(state)
+                    show(state.step, rows[-1] if rows else None)
+
+                    taken, began = state.step, time.perf_counter()
+                    pending: tuple[Row, bytes] | None = None
+
+                    def show_pending() -> None:
+                        """Shows the block before, once the checkpoint that holds it is durable."""
+                        nonlocal pending
+                        if pending is None:
+                            return
+                        row, past = pending
+                        checkpoints.wait()
+                        start.show(row["step"], past)
+                        if canaries is not None:
+                            canary.publish(self.directory, row)
+                        show(row["step"], row)
+                        pending = None
+
+                    step = state.step
+                    while step < steps and not (
+                        rows and parts.enough is not None and parts.enough(public(rows[-1]))
+                    ):
+                        # Train a block. It is reserved whole before its first step, its energy's
+                        # draws too: so the order of the ledger's lines does not tell how long steps
+                        # took, which is private.
+                        first_step, step = step, min(steps, (step // every + 1) * every)
+                        for issuer in start.issuers:
+                            issuer.reserve(step)
+                        norms: list[jax.Array] = []
+                        seen: list[jax.Array] = []
+                        infos: list[ClipInfo] = []
+                        for batch in trainer.batches(step - first_step):
+                            state, info, clipped = trainer.step_with_info(
+                                state, batch, return_info=parts.sensitive
+                            )
+                            if state.step == taken + 1:
+                                checkpoints.prepare()  # while the device works
+                            norms.append(info.update_norm)
+                            if canaries is not None:
+                                seen.append(canary.seen(state.opt_state))
+                            infos += clipped
+                            progress(state.step, None)
+                            # Several processes write it down together, at the end of a block.
+                            alone = pending is not None and processes.count() == 1
+                            if alone and not checkpoints.is_saving:
+                                show_pending()
+
+                        row: Row = {"step": state.step}
+                        row["update_norm"] = float(np.mean(jax.device_get(norms)))
+                        row |= describe(state)
+                        if canaries is not None:
+                            row[canary.HASH] = canary.keep(self.directory, first_step, seen)
+                        if parts.sensitive:
+                            row["sensitive"] = _clip_statistics(infos)
+                        rows.append(row)
+
+                        # Checkpoint, which is written while the next block is trained; then show.
+                        # What a user's function or a decision to end sees counts as shown: both
+                        # wait until the checkpoint is durable.
+                        show_pending()
+                        checkpoints.save(state, rows)
+                        pending = row, past_of(state)
+                        if evaluate is not None:
+                            checkpoints.wait()
+                            start.show(state.step, past_of(state))
+                            row |= evaluated(state)
+                        if parts.enough is not None:
+                            show_pending()
+                    show_pending()
+                    released, seconds = trainer.released(state), time.perf_counter() - began
+
+                if parts.sensitive and processes.index() == 0:
+                    text = [{"step": r["step"], **r["sensitive"]} for r in rows if "sensitive" in r]
+                    file = self.directory.sensitive
+                    with writing(file):
+                        content = json.dumps({"warning": SENSITIVE_NOTE, "history": text}, indent=1)
+                        write_atomically(file, content, mode=0o600)
+                self.history = [public(row) for row in rows]
+                self.directory.save_history(self.history)
+                seeded, count = start.secret.reproducible, state.step - taken
+                return Result(released, start.ledger, self.history, seeded, seconds, count)
+        finally:
+            self.directory.unlock()
+
+    def _trainer(
+        self,
+        start: Start,
+        state: TrainState,
+        source: Source,
+        loss_fn: LossFn,
+        algorithm: Algorithm,
+        prepared: Prepared,
+    ) -> Trainer:
+        """A trainer whose steps, and whose private energy's, are charged to this start."""
+
+        def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
+            issuer = start.issuer(mechanism, state.step, "energy")
+            return Sampler(mechanism.sampling, num_records, rows, issuer)
+
+        # What memory chose is written down: on a device with other memory the run goes on alike.
+        rows = self._physical_batch_size
+        if rows == "auto":
+            rows = start.state.physical_batch_size or rows
+        energy = prepared.energy
+        trainer = Trainer(
+            loss_fn,
+            algorithm,
+            source=source,
+            ledger=start.ledger,
+            energy=None if energy is None else energy(loss_fn, source, sampler),
+            physical_batch_size=rows,
+            mesh=self._mesh,
+            data_axes=self._data_axes,
+            issuer=start.issuer(algorithm.mechanism, state.step),
+        )
+        if rows == "auto":
+            trainer.choose_physical_batch_size(state.params)
+            start.save_state(physical_batch_size=trainer.physical_batch_size)
+        trainer.resume(state)
+        return trainer
+
+    def _agreed_state(self) -> RunState:
+        """The secret state of the run; in several processes that of process 0, where all agree.
+
+        Raises:
+            ValueError: processes disagree; nothing was charged.
+        """
+        if processes.count() == 1:
+            return self._kept_state()
+        given = None if self._secret is None else self._secret.stream("agreement").hex()
+        versions = processes.versions()
+        processes.agree(**versions, mechanism=self._mechanism(), secret=given)
+        text = processes.from_process_0(lambda: json.dumps(self._kept_state().to_dict()))
+        found = RunState.from_dict(json.loads(text))
+        processes.agree(
+            options=(self._every, self._physical_batch_size, self._delta, self._relation),
+            source=self._fingerprint(found.secret.restored()),
+            params=shards.hashed(self._params),
+            program=self._configuration(),
+        )
+        return found
+
+    def _kept_state(self) -> RunState:
+        """The secret state of the run in the folder, or a new one where there is none.
+
+        Raises:
+            ValueError: the folder holds another run, or one of other data.
+        """
+        config, exists = self._parts.config, self.directory.exists()
+        if self._parts.is_new and (exists or self.directory.ledger.exists()):
+            raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
+        if self._parts.is_new or (self._parts.is_new is None and not exists):
+            secret = self._secret or Secret.new()
+            count = 0 if self._canaries is None else self._canaries.count
+            return RunState(
+                secret=KeptSecret.of(secret),
+                starts=(),
+                data=self._fingerprint(secret),
+                mechanism=self._mechanism(),
+                canaries=canary.digest(canary.tossed(count, secret)),
+                delta=self._delta,
+                relation=self._relation.value,
+                config=None if config is None else config.to_dict(),
+            )
+
+        # What is charged to the ledger of a run must be this run: its configuration, or where a
+        # program has the model its mechanism; its delta and relation; and its records.
+        kept = self.directory.load_state()
+        if config is not None and (kept.starts is None or kept.config is None):
+            raise ValueError(
+                f"out must hold a run of this version to resume, got {self.path}, which an older "
+                "one began: its noise could be used again. Start a new run"
+            )
+        if kept.starts is None or kept.mechanism is None:
+            raise ValueError(f"folder must hold a run of jaxdp.Run, got {self.path}")
+        if config is not None:
+            require_equal_config(type(config).from_dict(kept.config or {}), config)
+        # A strategy is calculated from the configuration, perhaps to other digits elsewhere.
+        is_calculated = config is None or getattr(config, "strategy", None) is not None
+        if is_calculated and kept.mechanism != self._mechanism():
+            raise ValueError(
+                f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
+                f"{self._mechanism()}. Where another version or machine calculated it to other "
+                "digits, give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
+            )
+        self._check_guarantee(kept)
+        if kept.data != self._fingerprint(kept.secret.restored()):
+            raise ValueError(
+                f"source must hold the records that the run in {self.path} was begun with, got "
+                "others (the training data changed): what was released of the old ones would be "
+                "charged to the new. Start a new run, in another folder"
+            )
+        return kept
+
+    def _check_guarantee(self, kept: RunState) -> None:
+        """Raises ValueError for another delta or relation than that of the rows' epsilons."""
+        for name, given in (("delta", self._delta), ("relation", self._relation.value)):
+            if kept.relation is not None and getattr(kept, name) != given:
+                raise ValueError(
+                    f"{name} must stay that of the run in {self.path}, {getattr(kept, name)}, got "
+                    f"{given}: its rows have epsilons of that one; run.epsilon() tells those of "
+                    "others"
+                )
+
+    def _mechanism(self) -> str:
+        """A text of what is charged, kept with the run."""
+        described = repr((self.algorithm.mechanism, self.algorithm.energy))
+        return described + (f" {self._canaries.name}" if self._canaries else "")
+
+    def _fingerprint(self, secret: Secret) -> str:
+        """A keyed hash of the records as they were given."""
+        return (self._parts.fingerprint or functools.partial(fingerprint, self.source))(secret)
+
+    def _configuration(self) -> str:
+        """A text of all that makes this run: its configuration, or the program and the folder."""
+        if self._parts.config is not None:
+            return json.dumps(self._parts.config.to_dict(), sort_keys=True)
+        traced = _programs(self.algorithm, self._loss_fn, self._params, self.source.example)
+        return f"{self._mechanism()} {self.path.resolve()} {traced}"
+
+    def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
+        """The user's progress function, or a bar; in process 0 alone."""
+        if processes.index():
+            return contextlib.nullcontext(lambda step, row: None)
+        if self._progress is not None:
+            return contextlib.nullcontext(self._progress)
+        return bar.row_bar(self.path.name, steps)
 
 
 def public(row: Row) -> Row:
     """A row without its un-noised statistics, which no guarantee covers, and without a hash."""
-    return {name: value for name, value in row.items() if name not in ("sensitive", "canaries")}
+    return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
 
 
-def trained(
-    run: Started, plan: RunPlan, progress: Progress
-) -> tuple[PyTree, list[Row], int, float]:
-    """Trains the steps that are left; returns (released, all rows, steps taken now, seconds)."""
-    checkpoints = Checkpoints(run.directory.checkpoints)
-    try:
-        state, rows = _restored(checkpoints, run, plan)
-        run.shows(state.step, past_of(state))
-        trainer = (plan.trainer or _trainer)(run, plan, state)
-        if rows and descent.began_since(run, state):  # the row is older, and knows less of the cost
-            rows[-1] |= plan.row(state, trainer)
-        if rows and plan.durable is not None:
-            plan.durable(rows[-1])
-        if rows and plan.evaluate is not None:  # a crash may have come before it
-            rows[-1] |= plan.evaluate(trainer.released(state))
-        progress(state.step, public(rows[-1]) if rows else None)
-        first, began = state.step, time.perf_counter()
-        state = _blocks(run, trainer, state, rows, plan, checkpoints, progress)
-        return trainer.released(state), rows, state.step - first, time.perf_counter() - began
-    finally:
-        checkpoints.close()
+def steps_within(planned: int | None, steps: int | None) -> int:
+    """The steps to train: those asked for, or else those that the noise was calibrated for.
 
-
-def _trainer(run: Started, plan: RunPlan, state: TrainState) -> Trainer:
-    def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
-        issuer = run.issuer(mechanism, state.step, plan, "energy")
-        return Sampler(mechanism.sampling, num_records, rows, issuer)
-
-    rows = plan.physical_batch_size
-    if rows == "auto":
-        rows = run.state.physical_batch_size or rows
-    trainer = Trainer(
-        plan.loss_fn,
-        plan.algorithm,
-        source=plan.source,
-        ledger=run.ledger,
-        energy=None if plan.energy is None else plan.energy(sampler),
-        physical_batch_size=rows,
-        mesh=plan.mesh,
-        data_axes=plan.data_axes,
-        issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
-    )
-    if rows == "auto":  # written down: on a device with other memory the run goes on as it began
-        trainer.choose_physical_batch_size(state.params)
-        run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
-        run.directory.save_state(run.state)
-    trainer.resume(state)
-    return trainer
-
-
-def _blocks(
-    run: Started,
-    trainer: Stepper,
-    state: TrainState,
-    rows: list[Row],
-    plan: RunPlan,
-    checkpoints: Checkpoints,
-    progress: Progress,
-) -> TrainState:
-    saved = _Pending(run, checkpoints, plan, progress)
-    began, norms = state.step, []
-    seen: list[jax.Array] = []
-    infos: list[ClipInfo] = []
-    for batch in _block_by_block(run, trainer, state.step, plan, rows):
-        state, info, clipped = trainer.step_with_info(state, batch, return_info=plan.told)
-        if state.step == began + 1:
-            checkpoints.prepare()  # while the device works, and not after a whole block
-        norms.append(info.update_norm)
-        seen += [] if plan.seen is None else [plan.seen(state)]
-        infos += clipped
-        progress(state.step, None)
-        saved.show_if_durable()
-        if state.step % plan.every and state.step < plan.steps:
-            continue
-        first = state.step - len(norms)
-        row = {"step": state.step, "update_norm": float(np.mean(jax.device_get(norms)))}
-        row |= plan.row(state, trainer)
-        row |= {} if plan.block is None else plan.block(first, seen, infos)
-        rows.append(row)
-        saved.show()
-        checkpoints.save(state, rows)
-        saved.row, saved.past = row, past_of(state)
-        if plan.evaluate is not None:
-            checkpoints.wait()
-            run.shows(state.step, saved.past)
-            row |= plan.evaluate(trainer.released(state))
-        if plan.enough is not None:  # it may show what it sees
-            saved.show()
-        norms, seen, infos = [], [], []
-    saved.show()
-    return state
-
-
-def _block_by_block(
-    run: Started, trainer: Stepper, step: int, plan: RunPlan, rows: list[Row]
-) -> Iterator[PyTree]:
-    """The batches that are left. Each block is reserved whole before its first step.
-
-    So the order of the ledger's lines does not tell how long steps took, which is private.
+    Raises:
+        ValueError: there are neither, or more were asked for than calibrated.
     """
-    while step < plan.steps and not (rows and plan.enough and plan.enough(public(rows[-1]))):
-        end = min(plan.steps, (step // plan.every + 1) * plan.every)
-        for issuer in run.issuers:
-            issuer.reserve(end)
-        yield from trainer.batches(end - step)
-        step = end
+    steps = planned if steps is None else arguments.integer("steps", steps, least=1)
+    if steps is None:
+        raise ValueError("steps must be given: the noise was not calibrated for any; got None")
+    if planned is not None and steps > planned:
+        raise ValueError(
+            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
+        )
+    return steps
 
 
-@dataclasses.dataclass(eq=False)
-class _Pending:
-    """A row that is shown once the checkpoint that holds it is durable."""
-
-    run: Started
-    checkpoints: Checkpoints
-    plan: RunPlan
-    progress: Progress
-    row: Row | None = None
-    past: bytes = b""
-
-    def show_if_durable(self) -> None:
-        # Several processes write it down together, at the end of a block.
-        if self.row is not None and processes.count() == 1 and not self.checkpoints.is_saving:
-            self.show()
-
-    def show(self) -> None:
-        if self.row is None:
-            return
-        self.checkpoints.wait()
-        self.run.shows(self.row["step"], self.past)
-        if self.plan.durable is not None:
-            self.plan.durable(self.row)
-        self.progress(self.row["step"], public(self.row))
-        self.row = None
+def require_equal_config(old: Config, new: Config) -> None:
+    """Raises ValueError, with the names of the values that changed, unless two are equal."""
+    before, after = (json.loads(json.dumps(config.to_dict())) for config in (old, new))
+    changed = [name for name in after if before[name] != after[name]]
+    if changed:
+        parts = [f"{name} ({before[name]!r} then, {after[name]!r} now)" for name in changed]
+        raise ValueError(f"a resumed run must keep its configuration; changed: {', '.join(parts)}")
 
 
-def _restored(
-    checkpoints: Checkpoints, run: Started, plan: RunPlan
-) -> tuple[TrainState, list[Row]]:
-    fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
-    mechanism = plan.algorithm.mechanism
+def _first_state(
+    algorithm: Algorithm,
+    loss_fn: LossFn,
+    params: PyTree,
+    place: Placement | None,
+    traceable: bool,
+) -> tuple[PyTree, PyTree]:
+    """The parameters and the optimizer's state before the first step, on their devices.
 
-    def usable(state: TrainState, given_up: bool) -> bool:
-        return descent.agreed(run, state, mechanism, given_up) is not Going.NOT
-
-    # Written down first, by its step alone: nothing goes on from what somebody may have read.
-    give_up = run.shows if plan.set_aside_unreadable else None
-    state, rows = checkpoints.restore(fresh, give_up, usable) or (fresh, [])
-    if not run.streams or descent.agreed(run, state, mechanism) is Going.ANEW:
-        run.begin_stream(state)
-    elif any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
-        run.ledger.trust(INTERRUPTED)
-    return state, rows
-
-
-def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
-    """The parameters and the optimizer's state before the first step."""
-    init = PrivateStep.of(plan.algorithm, plan.loss_fn).init
+    Args:
+        algorithm: of the run.
+        loss_fn: of one example.
+        params: before the first step.
+        place: of the mesh that was asked for.
+        traceable: whether both can be made by one compilation.
+    """
+    step = PrivateStep.of(algorithm, loss_fn)
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
-        first, state = jax.tree.map(jnp.array, (params, init(params)))
+        first, state = jax.tree.map(jnp.array, (params, step.init(params)))
         return first, state
 
-    made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
-    params, opt_state = made(plan.params(run.secret))
-    place = resolve_placement(
-        None if plan.mesh is None else placement(plan.mesh, plan.data_axes), params
-    )
+    params, opt_state = (jax.jit(both, compiler_options=AT_ONCE) if traceable else both)(params)
+    place = resolve_placement(place, params)
     if place is None:
         return params, opt_state
     params = place.put(params)
-    held = PrivateStep.of(plan.algorithm, plan.loss_fn).sharded_as(params, place).shardings
-    return tuple(shards.put((params, opt_state), held))
+    return tuple(shards.put((params, opt_state), step.sharded_as(params, place).shardings))
+
+
+def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
+    """Means over the records of a block, un-noised. **Sensitive**: no guarantee covers them."""
+    infos = jax.device_get(infos)
+    mask = np.concatenate([info.mask for info in infos])
+    columns = {
+        "training_loss": np.concatenate([info.losses for info in infos]),
+        "gradient_norm": np.concatenate([info.norms for info in infos]),
+        "clipped_fraction": np.concatenate([info.clipped for info in infos]),
+    }
+    count = max(1, int(mask.sum()))
+    return {name: float(values[mask].sum() / count) for name, values in columns.items()}
+
+
+def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
+    """The programs of a step as text: of the gradients and of what comes after the noise.
+
+    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
+    arrays that they captured.
+    """
+    links = PrivateStep.of(algorithm, loss_fn)
+    _, after = links.init(params)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
+    key = (
+        jax.random.key(0, impl="threefry2x32")
+        if getattr(links.grad_fn, "takes_rng", False)
+        else None
+    )
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        update = jax.make_jaxpr(links.after.update)(params, after, params)
+    loss, numbers = "", [params, after, update.consts]
+    if isinstance(links.grad_fn, ClippedGrad):
+        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
+        traced = jax.make_jaxpr(norms)(params, batch)
+        loss, numbers = str(traced), [*numbers, traced.consts]
+    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
+    return f"{text} {shards.hashed(numbers)}"

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jaxdp import arguments, correlated, sampling
+from jaxdp import arguments, sampling
+from jaxdp.mechanism import CORRELATED_SAMPLINGS, dp_mf
 from jaxdp.noise import (
     Strategy,
     Workload,
@@ -13,6 +14,7 @@ from jaxdp.noise import (
     identity,
     square_root,
 )
+from jaxdp.noise.optimise import ON_GRID
 from jaxdp.optimizers import registry
 
 if TYPE_CHECKING:
@@ -37,11 +39,19 @@ def usual_relation(sampling_name: str) -> str:
 def check(config: "RunConfig") -> None:
     """Raises ValueError if strategy, bands and sampling do not belong together."""
     if config.strategy is None:
-        _check_none(config)
+        if config.bands is not None:
+            raise ValueError(f"bands must be given with a strategy only, got {config.bands}")
+        if config.sampling in CORRELATED_SAMPLINGS:
+            raise ValueError(
+                f"strategy must be given with sampling {config.sampling}, one of "
+                f"{', '.join(SAMPLINGS)}: it is for correlated noise; got None"
+            )
         return
+
+    # Which sampling the strategy's sensitivity is proven for, and over how many steps.
     name = arguments.one_of("strategy", config.strategy, tuple(SAMPLINGS))
     hint = f" with strategy {name}"
-    arguments.one_of("sampling", config.sampling, correlated.SAMPLINGS, hint)
+    arguments.one_of("sampling", config.sampling, CORRELATED_SAMPLINGS, hint)
     if config.sampling != SAMPLINGS[name] == "fixed_order":
         raise ValueError(
             f"sampling must be fixed_order with strategy {name}, got {config.sampling}: cyclic "
@@ -54,43 +64,27 @@ def check(config: "RunConfig") -> None:
             f"batch_size must be at most dataset_size ({config.dataset_size}), got "
             f"{config.batch_size}"
         )
-    if config.secure_noise and name not in correlated.ON_GRID:
+    if config.secure_noise and name not in ON_GRID:
         raise ValueError(
-            f"strategy must be one of {', '.join(correlated.ON_GRID)} with secure_noise, got "
+            f"strategy must be one of {', '.join(ON_GRID)} with secure_noise, got "
             f"{name}: noise on an integer grid takes coefficients of a few binary digits alone"
         )
-    _check_bands(config)
-    _check_apart(config)
 
-
-def _check_none(config: "RunConfig") -> None:
+    # Its number.
     if config.bands is not None:
-        raise ValueError(f"bands must be given with a strategy only, got {config.bands}")
-    if config.sampling in correlated.SAMPLINGS:
-        raise ValueError(
-            f"strategy must be given with sampling {config.sampling}, one of "
-            f"{', '.join(SAMPLINGS)}: it is for correlated noise; got None"
-        )
-
-
-def _check_bands(config: "RunConfig") -> None:
-    name, bands = config.strategy, config.bands
-    if bands is not None:
-        arguments.integer("bands", bands, least=1)
+        arguments.integer("bands", config.bands, least=1)
         if name in _WITHOUT_NUMBER:
-            raise ValueError(f"bands must be None with strategy {name}, got {bands}")
+            raise ValueError(f"bands must be None with strategy {name}, got {config.bands}")
     elif name == "banded" and config.epsilon is None and config.sampling == "cyclic_poisson":
         raise ValueError(
             "bands must be given with noise_multiplier: which number is best depends on the budget "
             f"(epsilon); got None with noise_multiplier={config.noise_multiplier}"
         )
 
-
-def _check_apart(config: "RunConfig") -> None:
-    """Raises ValueError for what nothing is proven of with correlated noise."""
-    for name in ("noise_schedule", "cap"):
-        if (found := getattr(config, name)) is not None:
-            raise ValueError(f"{name} must be None with a strategy, got {found!r}")
+    # What nothing is proven of with correlated noise.
+    for option in ("noise_schedule", "cap"):
+        if (found := getattr(config, option)) is not None:
+            raise ValueError(f"{option} must be None with a strategy, got {found!r}")
     if config.participations != 1:
         raise ValueError(f"participations must be 1 with a strategy, got {config.participations}")
     if config.canaries:
@@ -117,7 +111,7 @@ def resolved(config: "RunConfig") -> "RunConfig":
     assert config.steps is not None
     # Only the best number of bands depends on the noise.
     budget = config.bands is None and config.epsilon is not None
-    mechanism = correlated.dp_mf(
+    mechanism = dp_mf(
         None if budget else 1.0,
         config.l2_clip_norm,
         config.batch_size,

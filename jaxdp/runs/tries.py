@@ -31,8 +31,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import StorageError, open_locked, sync_directory, write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.runs import space as spaces
-from jaxdp.runs import stored
-from jaxdp.runs.files import make_private, rewrite, write_bytes_atomically
+from jaxdp.runs.files import make_private, rewrite, write_bytes_atomically, writing
 from jaxdp.types import PyTree
 
 NOTE = """This folder is SECRET.
@@ -127,7 +126,7 @@ class TuneDirectory:
 
     def save(self, state: SearchState) -> None:
         """Writes the secret state, durably and all at once."""
-        with stored.writing(self.secret, _AGAIN):
+        with writing(self.secret, _AGAIN):
             write_atomically(self._state, json.dumps(dataclasses.asdict(state)), mode=0o600)
 
     def stream(self, state: SearchState) -> str:
@@ -155,7 +154,7 @@ class TuneDirectory:
         except OSError as error:
             raise ValueError(f"folder must be one to write to, got {error}") from error
         busy = f"folder is in use by another process: {self.path}"
-        with stored.writing(self.secret, _AGAIN):
+        with writing(self.secret, _AGAIN):
             if not (self.secret / "README.txt").exists():
                 (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
             taken = open_locked(self.work / "lock", "w", busy)
@@ -171,7 +170,7 @@ class TuneDirectory:
         File systems number files as they are made: of files made at the end, the number would tell
         how many were made meanwhile.
         """
-        with stored.writing(self.secret, _AGAIN):
+        with writing(self.secret, _AGAIN):
             for path in (self.params, self.result):
                 (self.work / path.name).touch(mode=0o644)
 
@@ -180,7 +179,7 @@ class TuneDirectory:
         reserved = self.work / path.name
         if not reserved.exists():
             return
-        with stored.writing(path, _AGAIN):
+        with writing(path, _AGAIN):
             rewrite(reserved, content)
             os.replace(reserved, path)
             sync_directory(path.parent)

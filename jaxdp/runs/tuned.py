@@ -14,9 +14,9 @@ from jaxdp.accounting.tuned import Tries
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import assemble, checks
+from jaxdp.runs import assemble
 from jaxdp.runs import space as spaces
-from jaxdp.runs.config import RunConfig, resolve
+from jaxdp.runs.config import RunConfig, check_values, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.tries import Chosen
 from jaxdp.runs.tuning import tune
@@ -86,7 +86,7 @@ def configured(
 
 
 def _check_once(config: RunConfig) -> None:
-    """Refuses a release before the first step, which no try would make and every one be told of."""
+    """Raises ValueError for a projection: tries train on the records as they are."""
     for name in ("pca_dimensions", "whiten_noise_multiplier"):
         if (found := getattr(config, name)) is not None:
             raise ValueError(
@@ -104,7 +104,7 @@ def tuned(
 ) -> TunedConfig:
     """Tunes a configuration, or goes on where it was interrupted; see ``jaxdp.tune``.
 
-    The first half of the test records, 5,000 at most, chooses; accuracy is told of the others.
+    The first half of the test records, 5,000 at most, chooses; accuracy is measured on the others.
 
     Args:
         folder: of the tuning.
@@ -132,7 +132,7 @@ def tuned(
 
     def make(candidate: spaces.Candidate) -> Algorithm:
         changed = dataclasses.replace(config, **candidate)  # type: ignore[arg-type]
-        checks.values(dataclasses.replace(changed, epsilon=None))
+        check_values(dataclasses.replace(changed, epsilon=None))
         return changed.private_algorithm()
 
     # Public: the same ones for all tries, also of a tuning that goes on.

@@ -22,10 +22,9 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
-from jaxdp.runs.budget import steps_within
-from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED, MOVED
+from jaxdp.runs.run import Run, steps_within
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
+from jaxdp.runs.starts import INTERRUPTED, MOVED
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.sampling import as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable

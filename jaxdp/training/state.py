@@ -11,8 +11,8 @@ from jaxdp.clipping.options import is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.returned import copy_past, find_past, record_returned
-from jaxdp.noise.correlated import check_step
+from jaxdp.ledger.returned import copy_past, find_past
+from jaxdp.noise.correlated import check_step_follows
 from jaxdp.types import PyTree
 
 
@@ -53,15 +53,17 @@ STARTED_AGAIN = (
 )
 
 
-def check_state(state: Any, step: int | None = None) -> None:
-    """Raises ValueError for what is no state, or one whose memory a step has reused.
+def check_state(state: Any, ledger: Ledger, step: int | None = None) -> None:
+    """Raises ValueError for a state that a trainer of this ledger cannot go on from.
 
     Args:
         state: of the caller.
+        ledger: must hold the releases that led to it.
         step: drawn, where its noise goes on from that of the step before; else None.
 
     Raises:
-        ValueError: likewise for a state after another number of steps.
+        ValueError: it is no state, one whose memory a step has reused, after another number of
+            steps, or trained under another ledger.
     """
     if not isinstance(state, TrainState):
         raise ValueError(
@@ -75,11 +77,7 @@ def check_state(state: Any, step: int | None = None) -> None:
             "a state later keep copy.deepcopy(state)"
         )
     if step is not None:
-        check_step(step, int(state.step))
-
-
-def check_past(state: TrainState, ledger: Ledger) -> None:
-    """Raises ValueError for a state that was trained under another ledger."""
+        check_step_follows(step, int(state.step))
     if not ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
             "state must be one whose past the ledger holds, got one that was trained under "
@@ -87,12 +85,6 @@ def check_past(state: TrainState, ledger: Ledger) -> None:
             "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
             "trainer.init(state.params), where their training is accounted for elsewhere"
         )
-
-
-def returned_by_step(state: TrainState) -> TrainState:
-    """The state, noted as one that the releases in its ledger led to."""
-    record_returned((state.params, state.opt_state), np.asarray(state.past, np.uint32).tobytes())
-    return state
 
 
 def unknown_arrays(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:

@@ -44,10 +44,8 @@ from jaxdp.training.state import (
     STARTED_AGAIN,
     TrainState,
     agree_on_layout,
-    check_past,
     check_state,
     describe_replaced,
-    returned_by_step,
     unknown_arrays,
 )
 from jaxdp.training.step import PrivateStep
@@ -212,8 +210,10 @@ class Trainer:
         with using_mesh(self._place.mesh if self._place else None):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
-        self._check_optimizer(params, opt_state, _valued(public_value))
-        state = self._placed(TrainState(params, opt_state, 0, self._past()))
+        valued = {} if public_value is None else _valued(public_value)
+        self._check_optimizer(params, opt_state, valued)
+        past = np.frombuffer(self.ledger.head, np.uint32)
+        state = self._placed(TrainState(params, opt_state, 0, past))
         own: PyTree = (state.params, state.opt_state)
         record_returned(unknown_arrays(own, self.ledger, self._start), self._start)
         return state
@@ -319,23 +319,24 @@ class Trainer:
         """
         # Refused before anything is spent: a batch that is not this trainer's, or was used; a state
         # whose past its ledger does not hold; a loss or an optimizer that cannot be used with it.
-        valued = _valued(public_value)
-        ticket = check_batch(batch, self._sampler.issuer)
-        check_state(state, batch.draw.step if self.mechanism.strategy else None)
-        check_past(state, self.ledger)
+        valued = {} if public_value is None else _valued(public_value)
+        ticket, mechanism = check_batch(batch, self._sampler.issuer), self.algorithm.mechanism
+        check_state(state, self.ledger, batch.draw.step if mechanism.strategy else None)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
         # Arrays that no step returned are told by identity, so before they are placed anew.
         replaced = describe_replaced(state, self.ledger, self._start, self._grad_fn.trained)
-        state = self._placed(state)
-        self.inspect_loss(state.params)
+        if self._place is not None or not self._settled:
+            state = self._placed(state)
+        if self._plan is None:
+            self.inspect_loss(state.params)
 
         # What the optimizer is passed besides the noisy gradient may be charged, too. The ledger
         # is told what this release takes on trust; a leak says more than any assumption.
         more = self._hook.prepare_step()
         for what in (*replaced, *self._on_trust):
             ticket.note("trusted", what)
-        noted = {} if self.mechanism.leak else more
+        noted = {} if mechanism.leak else more
         note_extra_args(ticket, {"public_value": public_value, **noted})
 
         # The step itself. What the loss captures may by now be another array than when it was
@@ -357,8 +358,10 @@ class Trainer:
                 return_info=return_info,
             )
         self._stepped = True
-        moved = TrainState(params, opt_state, state.step + 1, self._past())
-        return returned_by_step(moved), info, infos
+        past = self.ledger.head
+        record_returned((params, opt_state), past)  # as what the releases in the ledger led to
+        moved = TrainState(params, opt_state, state.step + 1, np.frombuffer(past, np.uint32))
+        return moved, info, infos
 
     def resume(self, state: TrainState) -> None:
         """Takes a state as one that a step returned; for ``jaxdp.Run``, which has kept it itself.
@@ -369,7 +372,8 @@ class Trainer:
         # What is restored was released.
         self.inspect_loss(state.params, first=state.step == 0, resumed=True)
         self._check_optimizer(state.params, state.opt_state, {})
-        returned_by_step(state)
+        past = np.asarray(state.past, np.uint32).tobytes()
+        record_returned((state.params, state.opt_state), past)
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""
@@ -430,9 +434,6 @@ class Trainer:
             self.ledger.trust(STARTED_AGAIN)
         record_returned(unknown, self._start)  # a release stays one
 
-    def _past(self) -> np.ndarray:
-        return np.frombuffer(self.ledger.head, np.uint32)
-
     def _new_issuer(self, reserve: int | None) -> Issuer:
         self.ledger.join()
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
@@ -491,9 +492,7 @@ class Trainer:
 
 
 def _valued(public_value: Any) -> dict[str, Any]:
-    """The extra argument of the optimizer by which it is handed a public value, if there is one."""
-    if public_value is None:
-        return {}
+    """The extra argument by which the optimizer is passed a public value, once it is checked."""
     kind = getattr(public_value, "dtype", type(public_value))
     is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
     if np.shape(public_value) or not is_real:

@@ -267,7 +267,7 @@ def test_what_cannot_be_audited_is_refused_in_words():
     rows = [(w, functools.partial(audit_residuals, **right | given)) for w, given in NO_RESIDUALS]
     rows += [
         ("algorithm must add noise", of(jaxdp.dp_sgd(0.0, 1.0, 4, 4))),
-        ("noisy sums alone", of(sgd.leaking("x"))),
+        ("noisy sums alone", of(sgd.with_leak("x"))),
         ("runs must be a whole", of(sgd, runs=0)),
         ("confidence must be", of(sgd, confidence=2)),
         ("worlds must have float32 parameters, got bfloat16", of(sgd, coarse)),

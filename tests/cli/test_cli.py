@@ -22,6 +22,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.optimizers import registry
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as run_module
+from jaxdp.runs import starts as start_module
 from jaxdp.runs.audit import into_report
 from jaxdp.runs.report.schema import AuditRow
 from tests.cli.calling import called, ran
@@ -89,7 +90,7 @@ def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, 
     """
     published, said = [], []
     # By which two starts of one seed can be told apart in their ledgers.
-    monkeypatch.setattr(run_module.secrets, "token_hex", lambda size: 2 * size * "0")
+    monkeypatch.setattr(start_module.secrets, "token_hex", lambda size: 2 * size * "0")
     for number, tick in enumerate((1.0, 12_345.6)):
         clock = SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__)
         monkeypatch.setattr(run_module, "time", clock)
@@ -334,8 +335,8 @@ def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch
     assert {name: answer[name] for name in BUDGET} == BUDGET
     assert all(row["epsilon"] <= 2 and row["max_error"] >= row["rms_error"] for row in strict)
     found, mechanism = answer["rows"][2], jaxdp.dp_mf(l2_clip_norm=1.0, **BUDGET)
-    assert found["rms_error"] == jaxdp.correlated.expected_error(mechanism)
-    assert found["max_error"] == jaxdp.correlated.expected_error(mechanism, error="max")
+    assert found["rms_error"] == jaxdp.mechanism.expected_error(mechanism)
+    assert found["max_error"] == jaxdp.mechanism.expected_error(mechanism, error="max")
     assert found["noise_multiplier"] == mechanism.noise_multiplier
     # The table says which to take, and what the weaker promise is.
     found = planned({**BUDGET, "batch_size": 19, "momentum": 0.9})
@@ -356,7 +357,7 @@ def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch
     def refuse(*args, **options):
         raise ValueError("no bound")
 
-    monkeypatch.setattr(jaxdp.correlated, "dp_mf", refuse)
+    monkeypatch.setattr(jaxdp.mechanism, "dp_mf", refuse)
     small = {**BUDGET, "steps": 10}
     found = planned(small)
     assert "BandMF: not possible: no bound" in found.stdout

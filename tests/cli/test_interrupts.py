@@ -76,4 +76,4 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(tmp_path, m
         thread.join()
     assert (said, exits) == (["interrupted"], [130])
     # Where no run had begun, that is said.
-    assert failures._safe(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"
+    assert failures._state(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"

@@ -6,9 +6,10 @@ import shutil
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp import correlated, sampling
+from jaxdp import mechanism, sampling
 from jaxdp.cli.accounting import _NEEDED
 from jaxdp.cli.options import CORRELATED, RELATIONS, STRATEGIES
+from jaxdp.noise import optimise
 from jaxdp.runs import strategies
 from tests.cli.calling import called, ran
 from tests.runs.small import undrawn
@@ -50,9 +51,9 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
         asked.clear()
     # The names are those of the package.
     assert set(_NEEDED) == {*sampling.names(), *CORRELATED}
-    assert CORRELATED == correlated.SAMPLINGS
+    assert CORRELATED == mechanism.CORRELATED_SAMPLINGS
     assert tuple(strategies.SAMPLINGS) == STRATEGIES
-    assert {"dense", *STRATEGIES} == set(correlated.STRATEGIES)
+    assert {"dense", *STRATEGIES} == set(optimise.STRATEGIES)
     assert tuple(relation.value for relation in acc.Relation) == RELATIONS
 
 

@@ -524,7 +524,7 @@ def test_a_wrong_share_of_joined_weights_is_noticed(monkeypatch):
     def first(arrange, axis, start, size):
         return lambda whole: arrange(jax.lax.slice_in_dim(whole, 0, size, axis=axis))
 
-    monkeypatch.setattr(sites, "_of_share", first)
+    monkeypatch.setattr(sites, "_on_slice", first)
     text, wrong, _ = judged(5001)
     assert "joined" in text
     assert any("the norm of record" in words for words in wrong)

@@ -388,17 +388,17 @@ losses = {
 }
 def summed(name): return jaxdp.clipped_grad(losses[name], jaxdp.clip(1.0))
 def found(name, check_vma):
-    part = lambda p, b: jax.lax.psum(summed(name)(p, b, "all")[0].value["w"], "x")
+    part = lambda p, b: jax.lax.psum(summed(name)(p, b, "all").value["w"], "x")
     whole = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(),
                           check_vma=check_vma)
     return jax.jit(whole)(params, rows)
-one = summed("none")(params, rows, "all")[0].value["w"]
+one = summed("none")(params, rows, "all").value["w"]
 for check_vma in (False, True):
     try: raise SystemExit(f"not refused: {found('pmean', check_vma)}")
     except ValueError as error: assert "not communicate over a mesh or vmap axis" in str(error)
     all_close(found("none", check_vma), one, rtol=1e-5)
     assert found("index", check_vma).shape == (3,)
-all_close(summed("own")(params, rows, "all")[0].value["w"], one, rtol=1e-5)
+all_close(summed("own")(params, rows, "all").value["w"], one, rtol=1e-5)
 
 # A sharded batch gives the sum of one device (by shard_map: own_steps in tests/on_mesh.py).
 params = {"w": jax.random.normal(jax.random.key(0), (6, 4)), "e": jnp.ones((5, 6))}
@@ -408,7 +408,7 @@ batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
 spread = jax.device_put((batch, jnp.arange(32) % 3 != 0), NamedSharding(mesh, P("x")))
 for engine in ("auto", "ghost", "vmap"):
     grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
-    total = jax.jit(lambda p, b, m: grad_fn(p, b, m)[0].value)
+    total = jax.jit(lambda p, b, m: grad_fn(p, b, m).value)
     found = total(params, *spread), total(params, *jax.device_get(spread))
     jax.tree.map(lambda a, b: all_close(a, b, rtol=1e-5, atol=1e-6), *found)
 print(len(jax.devices()))

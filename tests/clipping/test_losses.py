@@ -421,7 +421,7 @@ def test_nnx_dropout_by_the_remedy_differs_between_examples_and_steps():
 
     for loss in (reseeded, by_argument):
         grad_fn = jaxdp.clipped_grad(loss, RULE)
-        run = jax.jit(lambda key, f=grad_fn: f(params, jnp.ones((200, 3)), "all", key)[0].value)
+        run = jax.jit(lambda key, f=grad_fn: f(params, jnp.ones((200, 3)), "all", key).value)
         sums = [run(jax.random.key(i)) for i in (0, 1)]
         first, second = (np.asarray(s["linear"]["kernel"][...]) for s in sums)
         # Kept with probability ½ and doubled: 200 ± 14 each; one mask for all would give 0 or 400.

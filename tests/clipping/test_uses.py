@@ -265,7 +265,7 @@ ADDED = "used by {}; write x @ (W + V) as x @ W + x @ V"
 PRODUCT = "used by {}; write x @ (a @ b) as (x @ a) @ b"
 GAIN = "used by {}; write x @ (W * g) as (x @ W) * g"
 PLACE = "used by dynamic_slice in a scan; write W[i] at a computed place as a scan over W"
-PASS = "used by gather of a slice in a scan, or by a scan without a pass"
+PASS = "used by gather of a slice in a scan, or by a scan without an iteration"
 OVERLAP = "used by slices that overlap"
 # name -> (what is computed, for each parameter the reason; "" where it is followed)
 WHOLE = {

@@ -14,7 +14,7 @@ import jaxdp
 from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
 from jaxdp.noise.correlated import MatrixNoise
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from tests.laws import is_gaussian
 from tests.refusing import all_refused
 
@@ -57,7 +57,7 @@ def rows_of(strategy, multiplier, l2=1.0, batch=1.0):
 
     def step(state, key):
         updates, state = tx.update(summed(l2=l2), state, key=key)
-        return state, (flat(updates), flat(noised(PARAMS, 1.0, key.words[0])))
+        return state, (flat(updates), flat(add_normals(PARAMS, 1.0, key.words[0])))
 
     return lambda each: jax.lax.scan(step, tx.init(PARAMS), each)[1]
 

@@ -32,7 +32,7 @@ def released(key, value, l2=1.0, tx=TX):
 
 
 def scale_of(multiplier, count, l2):
-    law = grid.law_for(multiplier, count)
+    law = grid.integer_law(multiplier, count)
     return law, float(grid.grid_scale(law, multiplier, count, l2))
 
 
@@ -43,7 +43,7 @@ def exact_cells(x, c):
 
 
 def on_grid(x, c):
-    return np.asarray(grid.on_grid(jnp.asarray(x), jnp.float32(c)), np.float64)
+    return np.asarray(grid.to_grid(jnp.asarray(x), jnp.float32(c)), np.float64)
 
 
 def test_the_noise_is_at_least_that_of_the_theorem():
@@ -53,7 +53,7 @@ def test_the_noise_is_at_least_that_of_the_theorem():
         for multiplier in (0.3, 1.0, 7.77):
             for l2 in np.float32(np.exp(rng.uniform(-30, 30, 4))):
                 law, c = scale_of(multiplier, count, l2)
-                assert float(grid.shortened(jnp.float32(c))) == c  # twelve digits
+                assert float(grid.with_12_digits(jnp.float32(c))) == c  # twelve digits
                 z = Fraction(multiplier)
                 moved = Fraction(c) * Fraction(float(l2)) + root * (1 + Fraction(1, 2**22))
                 square = Fraction(law._variances()[0] - 4)
@@ -69,7 +69,7 @@ def test_the_noise_is_at_least_that_of_the_theorem():
 def test_a_value_is_rounded_to_the_nearest_cell_and_moved_no_farther_than_is_charged():
     rng = np.random.default_rng(0)
     for _ in range(60):
-        c = float(grid.shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
+        c = float(grid.with_12_digits(jnp.float32(np.exp(rng.uniform(-60, 60)))))
         x = np.float32(rng.standard_normal(SIZE) * np.exp(rng.uniform(-40, 25, SIZE)) / c)
         assert np.abs(on_grid(x, c) - exact_cells(x, c)).max() <= 0.5 + 2.0**-23
     special = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-44])
@@ -78,7 +78,7 @@ def test_a_value_is_rounded_to_the_nearest_cell_and_moved_no_farther_than_is_cha
     for power in (-40, -12, 0, 12, 23, 24, 29, 30):
         for digits in (1.0, 1.9995117, 1.0004883, 1.4140625):
             c = np.float32(digits * 2.0 ** (power % 7 * 9 - 27))
-            assert grid.shortened(jnp.asarray(c)) == c
+            assert grid.with_12_digits(jnp.asarray(c)) == c
             near = [np.float32(2.0**power / c * np.asarray([1.0, 0.5, 1.5, 0.75, 1.25]))]
             for end in (-np.inf, np.inf):
                 step = near[0]
@@ -104,11 +104,11 @@ def test_integers_are_of_one_float32_whatever_computes_it_in_the_same_program():
     a, b = (jnp.asarray(rng.standard_normal(SIZE) * s, jnp.float32) for s in (10, 20))
     rows = jnp.asarray(rng.standard_normal((5, SIZE)) * 30, jnp.float32)
     weights = jnp.asarray(rng.standard_normal(5), jnp.float32)
-    law = grid.law_for(1.0, SIZE)
+    law = grid.integer_law(1.0, SIZE)
 
     def whole(made, multiplier, l2, *args):
         c = grid.grid_scale(law, multiplier, SIZE, l2)
-        return grid.on_grid(made(*args), c), c
+        return grid.to_grid(made(*args), c), c
 
     for name, made, args in (
         ("product", lambda a, b: a * b, (a, b)),
@@ -152,7 +152,7 @@ def test_the_release_is_an_integer_over_the_scale_whatever_the_sum_or_nothing():
             for value in (0.0, l2, 1e-45):
                 found = released(key, PARAMS + np.float32(value), l2, tx)
                 if np.isnan(found).all():
-                    scale = grid.law_for(multiplier, SIZE).std / (multiplier * l2)
+                    scale = grid.integer_law(multiplier, SIZE).std / (multiplier * l2)
                     assert not 2.0**-99 < scale < 2.0**99, (multiplier, l2)
                     continue
                 spread = np.std(found) / (multiplier * l2)

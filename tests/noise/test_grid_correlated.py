@@ -15,7 +15,7 @@ import jaxdp
 from jaxdp import noise
 from jaxdp.ledger.tickets import ON_GRID, simulated_key
 from jaxdp.noise import grid
-from jaxdp.noise._integers import made
+from jaxdp.noise._integers import integers
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 
@@ -54,7 +54,7 @@ def update_of(strategy):
 
 
 def law_of(strategy):
-    return grid.law_for(1.5, SIZE, grid.carried(strategy))
+    return grid.integer_law(1.5, SIZE, grid.growth(strategy))
 
 
 def whole_numbers(values):
@@ -72,7 +72,7 @@ def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
     (update, state), law = update_of(strategy), law_of(strategy)
     c = grid.grid_scale(law, 1.5, SIZE, 1.0)
     weights = [int(UNIT * w) for w in strategy.coefficients]
-    draws = jax.jit(lambda key: made(key, SIZE, law, True))
+    draws = jax.jit(lambda key: integers(key, SIZE, law, True))
     rows, released, exact, fresh = [], [], [], []
     for step, key in enumerate(keys_of(strategy)):
         value = jax.tree.map(
@@ -86,7 +86,7 @@ def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
         fresh.append(UNIT * coarse + fine)
         back = sum(weights[j] * rows[-j] for j in range(1, min(step + 1, len(weights))))
         rows.append(np.array([of(z) for z in fresh[-1] - back], dtype=object))
-        sums = whole_numbers(flat(jax.tree.map(lambda x: grid.on_grid(x, c), value)))
+        sums = whole_numbers(flat(jax.tree.map(lambda x: grid.to_grid(x, c), value)))
         wanted = np.float32((sums + rows[-1]).astype(np.int64)) * (1 / c)
         assert (flat(out) == wanted).all(), step
         # What is released is a function of C S + Z alone: the decoder sees neither S nor N.
@@ -111,21 +111,21 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
     for strategy, (multiplier, count) in itertools.product(
         [*STRATEGIES, long], [(1.0, 10), (8.0, 10**8)]
     ):
-        most, column = grid.carried(strategy), strategy.first_inverse_column()
+        most, column = grid.growth(strategy), strategy.first_inverse_column()
         assert most >= np.abs(column).sum()
         try:
-            law = grid.law_for(multiplier, count, most)
+            law = grid.integer_law(multiplier, count, most)
         except ValueError as refused:
             assert "coordinates" in str(refused)  # noqa: PT017
             continue
         weights = [int(UNIT * w) for w in strategy.coefficients]
         rows: list[int] = []
         for sign in np.sign(column[::-1]):
-            z = int(sign or 1) * (UNIT * law.most + 2**15)
+            z = int(sign or 1) * (UNIT * law.largest + 2**15)
             back = sum(weights[j] * rows[-j] for j in range(1, min(len(rows) + 1, len(weights))))
             rows.append(of(z - back))
         assert max(map(abs, rows)) < 2**31
-        assert abs(rows[-1]) >= 0.99 * law.most * np.abs(column).sum()
+        assert abs(rows[-1]) >= 0.99 * law.largest * np.abs(column).sum()
         taken += 1
     assert taken >= 5
     # Exact also where high and low parts, taken for themselves, are beyond 32 bits.
@@ -150,7 +150,7 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
         parts = jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)
         rest = (fine.astype(object) - past + 2**digits // 2) // 2**digits
         wrapped = (coarse + rest + 2**31) % 2**32 - 2**31
-        assert (whole_numbers(grid._row(own, parts)) == wrapped).all(), total
+        assert (whole_numbers(grid._correlated_row(own, parts)) == wrapped).all(), total
 
 
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():
@@ -198,7 +198,7 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
         sens = noise.sensitivity(strategy, participation)
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
-        law = grid.law_for(fresh, count, grid.carried(strategy))
+        law = grid.integer_law(fresh, count, grid.growth(strategy))
         c = float(grid.grid_scale(law, fresh, count, 1.0))
         # c l2 cells in one direction, and all that rounding may add in the same.
         moved = Fraction(c) / Fraction(math.isqrt(count * 4**40), 2**40) + 1 + Fraction(1, 2**22)

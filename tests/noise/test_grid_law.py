@@ -22,11 +22,11 @@ from jaxdp.noise import _integers, grid
 from jaxdp.noise._integers import (
     DEEPER,
     IntegerLaw,
-    drawn,
-    gap,
-    made,
-    summed,
-    table,
+    alias_table,
+    combine,
+    integers,
+    look_up,
+    summation_error,
 )
 from tests.refusing import all_refused
 
@@ -55,7 +55,9 @@ def plain_block(key, counter, nonce):
 
 def test_the_block_function_has_the_vectors_of_the_rfc():
     def found(key, counter, nonce):
-        words = _integers.block(jnp.asarray(key), jnp.asarray([counter], jnp.uint32), nonce)
+        words = _integers.chacha20_block(
+            jnp.asarray(key), jnp.asarray([counter], jnp.uint32), nonce
+        )
         return np.stack(words)[:, 0].astype("<u4").tobytes().hex()
 
     key = np.frombuffer(bytes(range(32)), "<u4")
@@ -69,7 +71,7 @@ def test_the_block_function_has_the_vectors_of_the_rfc():
     zeros = found(np.zeros(8, np.uint32), 0, (0, 0, 0))
     assert zeros.startswith("76b8e0ada0f13d90405d6ae55386bd28")
     # Keys of shards are the halves of a block that no stream has.
-    made_of, both = np.asarray(_integers.subkey(jnp.asarray(KEY), 5, 2)), 2**32 - 1
+    made_of, both = np.asarray(_integers.derive_key(jnp.asarray(KEY), 5, 2)), 2**32 - 1
     assert (made_of == plain_block(KEY, np.array([5], np.uint32), [both, both, 2])[:8, 0]).all()
 
 
@@ -83,19 +85,25 @@ def test_a_key_of_64_bit_words_is_refused():
         at, far = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int64)
         all_refused(
             [
-                ("key must be uint32, got uint64", lambda: _integers.block(wide, at, (0, 0, 0))),
-                ("must be uint32, got int64", lambda: _integers.block(narrow, far, (0, 0, 0))),
+                (
+                    "key must be uint32, got uint64",
+                    lambda: _integers.chacha20_block(wide, at, (0, 0, 0)),
+                ),
+                (
+                    "must be uint32, got int64",
+                    lambda: _integers.chacha20_block(narrow, far, (0, 0, 0)),
+                ),
                 ("factors must be below 1280", lambda: IntegerLaw((1300,))),
-                ("sigma must be at most", lambda: table(2560, 12)),
-                ("at most 4294967296 coordinates", lambda: grid.law_for(1.0, 2**32 + 1)),
-                ("noise='gaussian'", lambda: grid.law_for(1e6, 10**9)),
+                ("sigma must be at most", lambda: alias_table(2560, 12)),
+                ("at most 4294967296 coordinates", lambda: grid.integer_law(1.0, 2**32 + 1)),
+                ("noise='gaussian'", lambda: grid.integer_law(1e6, 10**9)),
             ]
         )
 
 
 def drawn_weights(sigma, bits):
     """Of 2^128, what the arrays of the alias table give to every slot."""
-    found, share = table(sigma, bits), TOTAL >> bits
+    found, share = alias_table(sigma, bits), TOTAL >> bits
     given = [0] * 2**bits
     rows = zip(found.first.tolist(), *found.deeper.tolist(), strict=True)
     for slot, (entry, *deep) in enumerate(rows):
@@ -116,7 +124,7 @@ def test_a_small_table_draws_the_gaussian_s_weights_within_the_distance():
         off = [abs(decimal.Decimal(given[half + z]) / TOTAL - rho[z] / norm) for z in range(half)]
         tail = 2 * sum(rho[half:]) / norm
         distance = float((2 * sum(off) - off[0] + tail) / 2)
-    assert 0 < distance <= table(sigma, 8).distance < 1.1e-34
+    assert 0 < distance <= alias_table(sigma, 8).distance < 1.1e-34
 
 
 def test_the_joined_law_is_a_discrete_gaussian_within_the_distance():
@@ -139,17 +147,17 @@ def test_the_joined_law_is_a_discrete_gaussian_within_the_distance():
         ideal = r * math.sqrt(2 * math.pi)
         centres = np.linspace(0, 1, 41)
         sums = np.exp(-((np.arange(-60, 60)[:, None] - centres) ** 2) / (2 * r * r)).sum(axis=0)
-        assert np.abs(sums / ideal - 1).max() <= gap(r) + 1e-15 * (r > 1)
+        assert np.abs(sums / ideal - 1).max() <= summation_error(r) + 1e-15 * (r > 1)
     for digits in (1, 2**8):  # also with one more draw, which makes the integers finer
         finer = [IntegerLaw((digits, *law.factors)) for law in grid._LAWS]
         laws = grid._LAWS if digits == 1 else finer
-        assert min(min(law.joints) for law in laws) >= 2
+        assert min(min(law.joint_widths) for law in laws) >= 2
 
 
 @pytest.mark.parametrize(("sigma", "bits"), [(8, 8), (2560, 16)])
 def test_every_bit_of_a_comparison_decides(sigma, bits):
     """Every draw is a lane, beside draws of any other kind."""
-    found, low = table(sigma, bits), 2**bits - 1
+    found, low = alias_table(sigma, bits), 2**bits - 1
     off = [0, *(sign * 2**by for sign in (1, -1) for by in (0, 32, 64, 96))]
     slots = np.tile(np.random.default_rng(1).permutation(low + 1)[:256], len(off))
     deep, alias = found.deeper.astype(object)[:, slots], found.first[slots] & low
@@ -164,7 +172,7 @@ def test_every_bit_of_a_comparison_decides(sigma, bits):
     # Two rows, so that what settles one leaves the other.
     first = jnp.stack([arrays[0], arrays[0] ^ np.uint32(1 << 31)])
     deeper = jnp.stack(arrays[1:], axis=-1)
-    rows = np.asarray(drawn(found, first, lambda lane: jnp.stack([deeper[lane]] * 2)))
+    rows = np.asarray(look_up(found, first, lambda lane: jnp.stack([deeper[lane]] * 2)))
     one, other = rows + 2 ** (bits - 1)
     free = np.asarray(first[1]) >> bits
     assert (other == np.where(free < lead, slots, alias))[free != lead].all()
@@ -176,7 +184,7 @@ def test_moments_to_the_eighth_and_every_cell():
     rng, size = np.random.default_rng(5), 2**18
     words = jnp.asarray(rng.integers(0, 2**32, (2, size), np.uint32))
     deeper = jnp.asarray(rng.integers(0, 2**32, (2, size, 3), np.uint32))
-    found = np.asarray(summed(SMALL, drawn(SMALL.table, words, lambda lane: deeper[:, lane])))
+    found = np.asarray(combine(SMALL, look_up(SMALL.table, words, lambda lane: deeper[:, lane])))
     z, s = np.arange(-700, 701), SMALL.std
     law = np.exp(-(z**2) / (2 * s * s))
     law /= law.sum()
@@ -195,13 +203,13 @@ def test_moments_to_the_eighth_and_every_cell():
 def many():
     """Integers [8, 16, 2048] of KEY, which has ties that keep their slot."""
     size = 16 * 2048 * 8
-    found = jax.jit(lambda key: made(key, size, WIDE)[0])(jnp.asarray(KEY))
+    found = jax.jit(lambda key: integers(key, size, WIDE)[0])(jnp.asarray(KEY))
     return np.asarray(found).reshape(8, 16, 2048)
 
 
 def plainly_drawn(counters, draw):
-    """(draws [16, n] of table() with all bits of a comparison; ties [16] that keep their slot)."""
-    tabled, kept = table(), np.zeros(16, int)
+    """(draws [16, n] of alias_table() with all bits of a comparison; ties [16] that keep their slot)."""
+    tabled, kept = alias_table(), np.zeros(16, int)
     first = plain_block(KEY, counters, [draw, 0, 0])
     slot, lead = first & 0xFFFF, first >> 16
     entry = tabled.first[slot]
@@ -232,17 +240,17 @@ def test_integers_are_those_of_the_streams_by_place_and_a_tie_is_settled_by_its_
 
 
 def test_the_law_has_as_little_noise_as_rounding_allows_and_its_finer_draw_changes_nothing():
-    assert grid.law_for(1.0, 10**6).factors == (204,)
-    assert grid.law_for(1.0, 124 * 10**6).draws == 2
+    assert grid.integer_law(1.0, 10**6).factors == (204,)
+    assert grid.integer_law(1.0, 124 * 10**6).draws == 2
     for count in (10, 10**6, 10**8, 2**32):
-        law = grid.law_for(1.0, count)
+        law = grid.integer_law(1.0, count)
         assert Fraction(count) <= Fraction(law.std) ** 2 * Fraction(1, 256) ** 2
-    assert IntegerLaw((3,), sigma=8, slot_bits=8).most == 4 * 128
-    assert grid._LAWS[-1].most == 2**15 * (1 + 1250 * 33)
+    assert IntegerLaw((3,), sigma=8, slot_bits=8).largest == 4 * 128
+    assert grid._LAWS[-1].largest == 2**15 * (1 + 1250 * 33)
     key = jnp.asarray(KEY)
-    coarse, fine = made(key, 5000, WIDE, True)
-    assert (made(key, 5000, WIDE)[0] == coarse).all()
-    three = made(key, 5000, IntegerLaw((511, 2)))[0]
+    coarse, fine = integers(key, 5000, WIDE, True)
+    assert (integers(key, 5000, WIDE)[0] == coarse).all()
+    three = integers(key, 5000, IntegerLaw((511, 2)))[0]
     assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
     assert abs(np.std(fine) / SIGMA - 1) < 0.05
 
@@ -285,7 +293,7 @@ def of_a_law(factors):
 
 @pytest.mark.usefixtures("digits")
 def test_no_law_is_farther_from_its_gaussian_than_a_step_is_charged_for():
-    assert 0 < of_the_table() <= table().distance < 1.1e-34
+    assert 0 < of_the_table() <= alias_table().distance < 1.1e-34
     for digits_of_a_row, told in ((0, 5.4e-34), (8, 6.5e-34)):
         finer, found = (2**digits_of_a_row,) if digits_of_a_row else (), []
         for law in grid._LAWS:
@@ -313,11 +321,11 @@ def test_every_law_that_is_chosen_keeps_the_inequality_and_32_bits():
     kept, closest = set(), mpf(0)
     for d, m, grown, l2 in cases():
         try:
-            law = grid.law_for(m, d, grown)
+            law = grid.integer_law(m, d, grown)
         except ValueError:
             continue
         _, variance, most = of_a_law(law.factors)
-        assert most == law.most
+        assert most == law.largest
         assert mpf(grown) * (most + 2**15 / mpf(2**8) + 1) < 2**31
         scale = float(grid.grid_scale(law, np.float32(m), d, np.float32(l2)))
         if math.isnan(scale):

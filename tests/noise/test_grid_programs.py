@@ -20,7 +20,9 @@ from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.clipping import rules
 from jaxdp.ledger.tickets import ON_GRID, simulated_key
+from jaxdp.mechanism import participation
 from jaxdp.noise import (
+    NOISES,
     IntegerMatrixNoise,
     IntegerNoise,
     Toeplitz,
@@ -29,7 +31,6 @@ from jaxdp.noise import (
     grid_range,
     sensitivity,
 )
-from jaxdp.noise.sensitivity import participation
 from jaxdp.optimizers import registry
 from jaxdp.sampling import names
 from jaxdp.types import Summed
@@ -72,7 +73,7 @@ def made(sampling="poisson", noise="grid", multiplier=1.0, rule=RULES["flat"], *
 @pytest.fixture
 def far(monkeypatch):
     """A distance that shows in every epsilon."""
-    monkeypatch.setattr(grid, "DISTANCE", 2e-11)
+    monkeypatch.setitem(NOISES, "grid", NOISES["grid"]._replace(distance=2e-11))
 
 
 def correlated(noise_multiplier=1.0, noise="grid", bands=3, **changes):
@@ -109,7 +110,7 @@ def test_every_rule_releases_whole_cells_alone(rule):
     grad_fn, tx = mechanism.clipped_grad(loss_fn), mechanism.privatize()
     summed = grad_fn(PARAMS, DATA, mechanism.sampler(60).draw())
     updates, _ = tx.update(summed, tx.init(PARAMS), PARAMS)
-    law = grid.law_for(1.0, 6)
+    law = grid.integer_law(1.0, 6)
     scale = float(grid.grid_scale(law, np.float32(1.0), 6, mechanism.l2(PARAMS)))
     for name, leaf in updates.items():
         unscale = LAYERS[name] if rule == "layers" else 1.0
@@ -147,7 +148,7 @@ def test_a_mechanism_charges_the_distance_of_all_steps_and_says_its_noise():
         assert part == IntegerMatrixNoise(1.0, mechanism.strategy).part
         stds = np.array([float(mechanism.noise_std(PARAMS, step)) for step in range(8)])
         rows = mechanism.strategy.inverse_row_norms()
-        wanted = mechanism.l2(PARAMS) * mechanism.fresh / 30 * rows
+        wanted = mechanism.l2(PARAMS) * mechanism.uncorrelated_multiplier / 30 * rows
         assert (stds >= wanted * (1 - 1e-6)).all()
         assert (stds <= wanted * 1.01).all()
         told, usual = (m.epsilon(8, 1e-5, relation) for m in (mechanism, ordinary))
@@ -213,7 +214,9 @@ def test_multipliers_and_bounds_of_few_digits_have_the_noise_that_is_charged():
         moved = sensitivity(start.strategy, participation(start.sampling, 300))
         for kind in (np.float16, np.float32, np.float64):
             for number in np.linspace(0.3, 3, 40):
-                fresh = dataclasses.replace(start, noise_multiplier=kind(number)).fresh
+                fresh = dataclasses.replace(
+                    start, noise_multiplier=kind(number)
+                ).uncorrelated_multiplier
                 assert Fraction(fresh) >= Fraction(float(kind(number))) * Fraction(moved)
                 assert fresh == np.float32(fresh)
     # The box of float16(0.45) said a norm 1.8e-4 below that of a clipped record.
@@ -239,15 +242,15 @@ def test_the_sensitivity_is_that_of_the_rounded_coefficients():
         moved = sensitivity(taken, participation(mechanism.sampling, 300))
         column = taken.matrix()[:, ::2].sum(axis=1)
         assert moved >= np.linalg.norm(column) * (1 - 1e-12)
-        assert mechanism.fresh >= moved
+        assert mechanism.uncorrelated_multiplier >= moved
         all_refused([("8 binary digits", lambda exact=exact: ordered(exact))])
     tiny, wide = dyadic(Toeplitz((1.0, 0.001, -0.0015), 8)), Toeplitz((1.0, -0.75, 0.5), 8)
     of_tiny, of_wide = (correlated(strategy=strategy, bands=None) for strategy in (tiny, wide))
     assert tiny.coefficients == (1.0, 0.0, 0.0)
-    assert of_tiny.fresh == pytest.approx(1.0, rel=1e-6)
+    assert of_tiny.uncorrelated_multiplier == pytest.approx(1.0, rel=1e-6)
     assert of_tiny.sampling.bands == 3  # more groups than are needed cost, and are safe
     norm = math.sqrt(1 + 0.75**2 + 0.5**2)
-    assert norm <= of_wide.fresh <= norm * (1 + 1e-5)
+    assert norm <= of_wide.uncorrelated_multiplier <= norm * (1 + 1e-5)
 
 
 def test_the_distance_of_groups_repetitions_and_epochs_adds_up():
@@ -365,8 +368,8 @@ PROBE = """
 import jax, numpy as np
 from jaxdp.noise import IntegerMatrixNoise, IntegerNoise, grid, privatize
 x = np.random.default_rng(0).normal(size=2000).astype(np.float32) * 300
-scale = np.asarray(grid.shortened(np.float32(307203.7)))
+scale = np.asarray(grid.with_12_digits(np.float32(307203.7)))
 exact = x.astype(np.float64) * float(scale)
-print(np.abs(np.asarray(jax.jit(grid.on_grid)(x, scale)) - exact).max() > 0.6)
+print(np.abs(np.asarray(jax.jit(grid.to_grid)(x, scale)) - exact).max() > 0.6)
 privatize(IntegerNoise(1.0), 1.0)
 """

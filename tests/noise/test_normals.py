@@ -6,7 +6,7 @@ import numpy as np
 from jax.extend.random import threefry2x32_p
 
 from jaxdp.noise import normals as module
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from tests.compiling import AS_USERS
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import all_refused
@@ -16,7 +16,7 @@ SHAPES = [(), (1,), (0,), (5,), (3, 7), (0, 4), (4, 0), (2, 3, 5), (4_001,)]
 
 
 def drawn(shapes, words=WORDS):
-    return noised([jnp.zeros(shape) for shape in shapes], 1.0, words)
+    return add_normals([jnp.zeros(shape) for shape in shapes], 1.0, words)
 
 
 def test_they_are_normal_and_nothing_else():
@@ -76,22 +76,22 @@ def test_an_element_depends_on_key_leaf_and_place_alone_and_none_comes_twice():
 
 def test_noise_is_added_to_every_coordinate_of_every_kind_of_leaf():
     tree = {str(shape): jnp.full(shape, 7.0) for shape in SHAPES}
-    noisy = noised(tree, 0.5, WORDS)
+    noisy = add_normals(tree, 0.5, WORDS)
     for name, leaf in tree.items():
         assert noisy[name].shape == leaf.shape
         assert noisy[name].dtype == jnp.float32
         assert (np.asarray(noisy[name]) != 7.0).all()
     assert is_gaussian(noisy["(4001,)"] - 7.0, 0.5)
-    assert noised({}, 1.0, WORDS) == {}
-    assert noised({"a": jnp.zeros((0, 3))}, 1.0, WORDS)["a"].shape == (0, 3)
+    assert add_normals({}, 1.0, WORDS) == {}
+    assert add_normals({"a": jnp.zeros((0, 3))}, 1.0, WORDS)["a"].shape == (0, 3)
     # Leaves of low precision get float32 noise, and none where the deviation is zero.
-    full = noised({"w": jnp.zeros(4_000)}, 1.0, WORDS)["w"]
+    full = add_normals({"w": jnp.zeros(4_000)}, 1.0, WORDS)["w"]
     assert is_gaussian(full, 1.0)
     for dtype in (jnp.bfloat16, jnp.float16):
-        low = noised({"w": jnp.zeros(4_000, dtype)}, 1.0, WORDS)["w"]
+        low = add_normals({"w": jnp.zeros(4_000, dtype)}, 1.0, WORDS)["w"]
         np.testing.assert_array_equal(low, full)
         assert low.dtype == jnp.float32
-    np.testing.assert_array_equal(noised(jnp.ones(50), 0.0, WORDS), np.ones(50))
+    np.testing.assert_array_equal(add_normals(jnp.ones(50), 0.0, WORDS), np.ones(50))
 
 
 def test_no_two_elements_share_a_word_of_a_counter_and_a_leaf_beyond_it_is_refused():
@@ -139,7 +139,7 @@ def test_noise_is_made_once_leaf_by_leaf_and_none_of_a_deviation_that_is_not_a_n
     tree = {str(n): jnp.zeros((100, 50)) for n in range(6)}
 
     def moments(tree, words):
-        noisy = noised(tree, 0.5, words)
+        noisy = add_normals(tree, 0.5, words)
         return [jax.tree.map(f, noisy) for f in (jnp.sin, jnp.square, jnp.abs)]
 
     def temporary(function):
@@ -148,7 +148,9 @@ def test_noise_is_made_once_leaf_by_leaf_and_none_of_a_deviation_that_is_not_a_n
 
     size = 4 * 100 * 50
     assert temporary(moments) <= len(tree) * size + 4096
-    assert temporary(lambda tree, words: noised(tree, 0.5, words)) < size
+    assert temporary(lambda tree, words: add_normals(tree, 0.5, words)) < size
     monkeypatch.setattr(module, "_SMALL", 100)
-    noisy = noised({"a": jnp.ones((30, 7)), "b": jnp.ones(5), "c": jnp.ones(3)}, jnp.nan, WORDS)
+    noisy = add_normals(
+        {"a": jnp.ones((30, 7)), "b": jnp.ones(5), "c": jnp.ones(3)}, jnp.nan, WORDS
+    )
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))

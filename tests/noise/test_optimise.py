@@ -49,7 +49,7 @@ def test_published_optima_and_all_matrices_contain_the_others():
 @pytest.mark.parametrize("error", ["rms", "max"])
 def test_the_gradient_of_buffered_strategies(error):
     at = np.array([-3.0, -1.5, 5.0, 1.0])
-    scales, decays = optimise._parameters(at)
+    scales, decays = optimise._scales_and_decays(at)
     strategy = noise.Buffered(tuple(scales), tuple(decays), 500)
     often = ((1, 500), (7, 60), (3, 200), (500, 1))
     for each, momentum in itertools.product(often, (0.0, 0.9)):
@@ -69,7 +69,7 @@ def test_the_gradient_of_buffered_strategies(error):
 def test_the_gradients_of_banded_strategies_and_of_all_matrices():
     for workload in (SGD, HEAVY):
         for error in ("rms", "max"):
-            loss = optimise._banded(workload.toeplitz(200), error)
+            loss = optimise._banded_loss(workload.toeplitz(200), error)
             assert_gradient(loss, np.array([0.4, 0.1, 0.2, 0.05]))
     free = np.tril_indices(6, -1)
     at = np.random.default_rng(0).uniform(-0.1, 0.3, len(free[0]))
@@ -113,9 +113,9 @@ def test_all_matrices_for_records_that_come_again(times, workload):
     square = found.matrix().T @ found.matrix()
     apart = np.subtract.outer(np.arange(24), np.arange(24))
     free = np.nonzero((apart > 0) & ~((apart % 6 == 0) & (apart < 6 * times)))
-    gap = optimise._gap(workload.matrix(24), square, free)
+    gap = optimise._duality_gap(workload.matrix(24), square, free)
     assert abs(gap) < 1e-5
-    assert optimise._gap(workload.matrix(24), (square + np.eye(24)) / 2, free) > 0.01
+    assert optimise._duality_gap(workload.matrix(24), (square + np.eye(24)) / 2, free) > 0.01
 
 
 def test_the_optimum_of_all_matrices_is_that_of_its_dual_and_the_same_again():
@@ -166,12 +166,12 @@ def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
         ]
     )
     # An optimum that was not reached is announced.
-    loss = optimise._banded(SGD.toeplitz(64), "rms")
+    loss = optimise._banded_loss(SGD.toeplitz(64), "rms")
     with pytest.warns(RuntimeWarning, match="8 bands: no optimum was reached in 1 iterations"):
-        optimise.lowest(loss, [np.zeros(7)], "8 bands", maxiter=1)
+        optimise.minimize(loss, [np.zeros(7)], "8 bands", maxiter=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        optimise.lowest(loss, [np.zeros(7)], "8 bands")
+        optimise.minimize(loss, [np.zeros(7)], "8 bands")
 
 
 def test_parameters_whose_error_overflows_are_infeasible():

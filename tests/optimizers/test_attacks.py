@@ -276,7 +276,7 @@ def test_what_is_registered_names_its_leak_and_its_numbers_as_it_likes(monkeypat
     monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
 
     def judged(n):
-        return opt.sa_dpsgd(n.mechanism(), n.learning_rate, n.coin())
+        return opt.sa_dpsgd(n.mechanism(), n.learning_rate, n.acceptance_key())
 
     def build(numbers, rate=1.0):
         return opt.Algorithm(numbers.mechanism(), optax.sgd(rate))

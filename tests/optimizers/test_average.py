@@ -12,7 +12,7 @@ import pytest
 import jaxdp
 from jaxdp import optimizers, runs
 from jaxdp.cli import main
-from jaxdp.optimizers import rates
+from jaxdp.optimizers import hyperparameters
 from jaxdp.runs.export import export_params
 from jaxdp.training.step import PrivateStep
 from tests.refusing import all_refused
@@ -69,8 +69,8 @@ def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluate
     apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), plain.params, found.params)
     assert max(jax.tree.leaves(apart)) > 1e-3
     assert [r["epsilon"] for r in plain.history] == [r["epsilon"] for r in found.history]
-    model = runs.loop.assemble.model_of(config())
-    told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
+    model = runs.assemble.model_of(config())
+    told = runs.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
     assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
     seen, options = [], {"params": jnp.zeros(3), "average": 0.5, "report": False, "every": 2}
     options["evaluate"] = lambda w: seen.append(w) or {"size": float(np.abs(w).sum())}
@@ -93,14 +93,16 @@ OTHER_WORDS += ["to:2:4", "to:0.0:4", "to:0.5", "to:0.5:0"]
 
 def test_rates_by_name_and_what_is_no_rate_and_no_decay_is_refused():
     for text, expected in RATES.items():
-        found = jax.vmap(rates.schedule(text, 2.0, 8))(jnp.arange(8))
+        found = jax.vmap(hyperparameters.schedule(text, 2.0, 8))(jnp.arange(8))
         np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=text)
     algorithm = optimizers.sgd(jaxdp.dp_sgd(**NOISE), 0.1)
     decays, twice = (0.0, 1.0, -0.1, 2, "0.9", float("nan")), optimizers.averaged(algorithm, 0.9)
     rows = [("decay", partial(optimizers.averaged, algorithm, decay), decay) for decay in decays]
     rows += [("averaged twice", partial(optimizers.averaged, twice, 0.9))]
     words = "learning_rate_schedule"
-    all_refused([*rows, *((words, partial(rates.schedule, t, 2.0, 8), t) for t in OTHER_WORDS)])
+    all_refused(
+        [*rows, *((words, partial(hyperparameters.schedule, t, 2.0, 8), t) for t in OTHER_WORDS)]
+    )
 
 
 def test_both_options_of_the_command_line(tmp_path):

@@ -43,7 +43,7 @@ def test_the_threshold_is_on_the_size_of_one_examples_gradient_and_sides_are_of_
             moment = roots(size, 0.0, 2 * d)
             assert float(variance(box.sizes(moment))) == pytest.approx(d * d, rel=1e-5)
             assert bool(box.local(moment)) is local
-            assert bool(jnp.all(box.sides(moment) == box.even(moment))) is not local
+            assert bool(jnp.all(box.sides(moment) == box.even_side(moment))) is not local
     # Gradients that cancel: E′ of their mean is that of one over L, and the box undoes it.
     for size in SIZES:
         box = dataclasses.replace(BOX, batch_size=size, floor=1e-3)
@@ -93,7 +93,7 @@ def unlike_sides(seed=0):
         for k, s in SHAPES.items()
     }
     sides = BOX.sides(moment)
-    even = BOX.even(moment)
+    even = BOX.even_side(moment)
     flat = np.concatenate([np.ravel(s) for s in sides.values()]) / even
     assert flat.min() == pytest.approx(0.1)
     assert flat.max() == pytest.approx(1.0)

@@ -445,7 +445,7 @@ def test_pigdos_divisor_is_of_mean_square_one_and_held_to_its_spread():
     state = moments.init({"a": jnp.zeros(3), "b": jnp.zeros(2)})
     jax.tree.map(lambda d: np.testing.assert_array_equal(d, 1.0), diagonal(state))
     squares = {"a": jnp.asarray([0.01, 1.0, 1.44]), "b": jnp.asarray([1.0, 9.0])}
-    state = moments.take_in(state, jax.tree.map(jnp.sqrt, squares), moments.init(squares).nu)
+    state = moments.with_gradients(state, jax.tree.map(jnp.sqrt, squares), moments.init(squares).nu)
     roots = np.sqrt((1 - B2) * np.array([0.01, 1.0, 1.44, 1.0, 9.0])) + EPS
     wanted = np.clip(roots / np.sqrt(np.mean(roots**2)), 1 / 1.5, 1.5)
     found = diagonal(state)

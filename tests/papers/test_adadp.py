@@ -26,7 +26,7 @@ def test_the_published_moment_is_of_examples_or_of_the_lots_mean():
         made = adadp_as_published(1.0, 2, 8, 0.1, of_lot=bool(of_lot))
         state = made.after_noise.init(params)
         gradient = made.gradient(lambda params, example: jnp.sum(params * example))
-        summed, _ = gradient(params, jnp.asarray(GRADS), "all", raw=made.raw(state))
+        summed = gradient(params, jnp.asarray(GRADS), "all", raw=made.raw(state))
         _, state = made.after_noise.update(params, state, params, leaked=summed.leaked)
         np.testing.assert_allclose(made.raw(state), 0.1 * squares, rtol=1e-5)
         assert registry.build("adadp-as-published", numbers, {"of_lot": of_lot}).claim

@@ -27,8 +27,8 @@ from jaxdp.recipes.preprocess import (
     sums,
     whitened,
 )
-from jaxdp.runs import RunDirectory, assemble, loop, tuned
-from jaxdp.runs.run import INTERRUPTED
+from jaxdp.runs import RunDirectory, assemble, tuned
+from jaxdp.runs.starts import INTERRUPTED
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 from tests.runs import small
@@ -291,12 +291,12 @@ def spied(monkeypatch, noises, at=None, after=False):
     philox, named = jaxdp.Secret.philox, lambda stream: str(stream).endswith("/whitening")
     charge = stopping("charge", Ledger.charge, lambda *_, stream=None, **options: named(stream))
     show = stopping("show", Ledger.show, lambda ledger, stream, *_: named(stream))
-    kept, published = (stopping(point, loop.save_array) for point in ("keep", "publish"))
+    kept, published = (stopping(point, assemble.save_array) for point in ("keep", "publish"))
     monkeypatch.setattr(jaxdp.Secret, "philox", drawing)
     monkeypatch.setattr(Ledger, "charge", charge)
     monkeypatch.setattr(Ledger, "show", show)
     monkeypatch.setattr(assemble, "dp_whitening", stopping("release", dp_whitening))
-    monkeypatch.setattr(loop, "save_array", saved)
+    monkeypatch.setattr(assemble, "save_array", saved)
 
 
 # Of a seed at each point, and of the operating system's randomness after each.

@@ -18,14 +18,13 @@ import pytest
 import jaxdp
 from jaxdp.ledger.file import Chain, LedgerFile
 from jaxdp.ledger.seeds import Secret
-from jaxdp.optimizers.algorithm import as_algorithm
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as module
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import name_of, number_of
 from jaxdp.runs.files import seal
-from jaxdp.runs.run import RunPlan
-from jaxdp.runs.state import KeptSecret, RunState
+from jaxdp.runs.run import Parts, Prepared
+from jaxdp.sampling import as_source
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.training.trainer import TrainState
 from tests.runs.small import Killed
@@ -38,6 +37,7 @@ IN_ORDER, CYCLIC = (
     jaxdp.dp_mf(1.0, 1.0, 20, N, rule, steps=STEPS, strategy="banded", bands=2)
     for rule in ("fixed_order", "cyclic_poisson")
 )
+SOURCE = as_source(np.zeros(N, np.float32))
 
 
 class Light(Checkpoints):
@@ -80,11 +80,11 @@ class Light(Checkpoints):
 class Steps:
     """Takes the steps of a run in place of a trainer."""
 
-    def __init__(self, world, run, plan, state):
+    def __init__(self, world, run, state):
         self.world, self.run = world, run
-        self.issuer = run.issuer(plan.algorithm.mechanism, state.step, plan)
+        self.issuer = run.issuer(world.mechanism, state.step)
         if world.energy:
-            run.issuer(plan.algorithm.mechanism, state.step, plan, "energy")
+            run.issuer(world.mechanism, state.step, "energy")
 
     def batches(self, steps):
         end = self.issuer.next + steps
@@ -107,10 +107,6 @@ class Steps:
     def released(self, state):
         return state.params
 
-    @property
-    def steps(self):
-        return self.run.ledger.steps
-
 
 class World:
     """A run's folder, everything that was ever in it, and everything that was ever seen of it.
@@ -129,7 +125,7 @@ class World:
             self.directory.checkpoints,
             folder.with_name(f"{folder.name} kept"),
         )
-        self.state = RunState(secret=KeptSecret.of(secret or Secret.new()), starts=(), data="")
+        self.secret = secret or Secret.new()
         self.vault = []  # every checkpoint that was ever durable: (its step, where a copy is)
         self.states = []  # and every run.json
         self.visible = {}  # (stream, step, version): what was durable when it was seen
@@ -144,7 +140,7 @@ class World:
             kill: after so many effects, or after the first whose name begins so; None for never.
             every: steps of a block.
             steps: of the run.
-            enough: as for ``RunPlan``.
+            enough: as for ``Parts``.
             give_up: True sets aside what is unreadable.
             told: True evaluates each block at once.
             slow: True has a disk that takes as long as a block.
@@ -166,16 +162,16 @@ class World:
             patch.setattr(Light, "world", self)
             patch.setattr(Light, "is_saving", slow)
             patch.setattr(module, "Checkpoints", Light)
+            patch.setattr(jaxdp.Run, "_configuration", lambda self: "of any folder")
             fresh = np.zeros((STEPS, 2), int)
-            patch.setattr(module, "_initial", lambda run, plan: (fresh, ()))
+            patch.setattr(module, "_first_state", lambda *args, **options: (fresh, ()))
+            patch.setattr(RunDirectory, "save_history", lambda *args: None)
             with contextlib.suppress(Killed):
                 self._run(every, steps, enough, give_up, told)
                 return False
             return True
 
     def _run(self, every, steps, enough, give_up, told):
-        kept = self.directory.load_state() if self.directory.exists() else self.state
-
         def evaluate(params):
             self.see(params)
             return {}
@@ -188,21 +184,29 @@ class World:
                 # And no less than for all that was seen by then, in whatever stream.
                 assert row["steps"] >= len({seen[:2] for seen in self.visible})
 
-        plan = RunPlan(
-            None,
-            as_algorithm(self.mechanism, optax.sgd(1.0), None),
-            None,
-            None,
-            steps,
-            every,
-            lambda state, trainer: {"params": state.params.tolist(), "steps": trainer.steps},
+        def row(params):
+            return {"params": params.tolist(), "steps": self.ledger.steps}
+
+        def prepare(start, _):
+            self.ledger = start.ledger
+            return Prepared(SOURCE, test=row)
+
+        run = jaxdp.Run(
+            self.directory,
+            lambda params, x: x * params[0],
+            self.mechanism,
+            optax.sgd(1.0),
+            SOURCE,
+            params=np.zeros(2, np.float32),
+            every=every,
+            progress=progress,
             evaluate=evaluate if told else None,
-            enough=enough,
-            trainer=lambda *args: Steps(self, *args),
+            secret=self.secret,
+            report=False,
             set_aside_unreadable=give_up,
+            _parts=Parts(prepare=prepare, enough=enough, stepper=lambda *args: Steps(self, *args)),
         )
-        with module.started(self.directory, kept, lambda: "configuration") as run:
-            module.trained(run, plan, progress)
+        run.fit(steps)
 
     def effect(self, name):
         """Called after each thing that is durable or visible; may be the last."""

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import data, runs
 from jaxdp.ledger.seeds import Secret
 from jaxdp.training.trainer import Trainer
@@ -88,12 +89,12 @@ def planned(folder, cfg, **options):
     """The records that a run would train on, as a start or a resumed start has them."""
     found = []
 
-    def taken(run, plan, progress):
-        found.append(np.asarray(jax.tree.leaves(plan.source.arrays)[0]))
+    def taken(self, start, state, source, *others):
+        found.append(np.asarray(jax.tree.leaves(source.arrays)[0]))
         raise Planned
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs.front, "trained", taken)
+        patch.setattr(jaxdp.Run, "_trainer", taken)
         with pytest.raises(Planned):
             go(folder, cfg, **options)
     return found[0]

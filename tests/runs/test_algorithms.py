@@ -17,13 +17,12 @@ from jaxdp import runs
 from jaxdp.cli import main
 from jaxdp.devices import processes
 from jaxdp.devices.placement import Placement
-from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers import registry
 from jaxdp.recipes import features
 from jaxdp.recipes.preprocess import Whitening, whitened
-from jaxdp.runs import RunDirectory, assemble, described, export, loop, report
-from jaxdp.runs.rehearsal import rehearse
-from jaxdp.runs.run import INTERRUPTED, Started
+from jaxdp.runs import RunDirectory, assemble, described, export, report
+from jaxdp.runs.assemble import rehearse
+from jaxdp.runs.starts import INTERRUPTED, Start
 from jaxdp.sampling import Sampler, as_source
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
@@ -106,7 +105,7 @@ def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path,
     run = RunDirectory(tmp_path / "r")
     kept, public = run.secret / run.components.name, run.components
 
-    show = Started.shows_release
+    show = Start.show_release
 
     def killed(before):
         def dies(self, *args):
@@ -115,7 +114,7 @@ def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path,
             raise small.Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(Started, "shows_release", dies)
+            patch.setattr(Start, "show_release", dies)
             with pytest.raises(small.Killed):
                 small.go(run.path, cfg, seed=None)
         return kept.read_bytes()
@@ -232,7 +231,11 @@ def test_features_cost_nothing_and_change_what_the_model_sees(monkeypatch):
     # In several processes they are refused.
     monkeypatch.setattr(processes, "count", lambda: 2)
     cfg = dataclasses.replace(made, algorithm=next(iter(registry.ALGORITHMS)))
-    refused("features must be left out in several processes, got sc", loop._check_several, cfg)
+    refused(
+        "features must be left out in several processes, got sc",
+        assemble.check_several_processes,
+        cfg,
+    )
 
 
 def test_whitening_is_charged_before_the_first_step_and_kept(tmp_path):
@@ -256,17 +259,15 @@ def test_whitening_is_charged_before_the_first_step_and_kept(tmp_path):
     assert test(result.params).items() <= result.history[-1].items()
 
 
-def test_groups_of_correlated_noise_are_those_of_the_images(tmp_path, monkeypatch):
+def test_groups_of_correlated_noise_are_those_of_the_images(monkeypatch):
     """Another machine's features end in other digits, and its groups stay."""
     banded = scattered(strategy="banded", bands=3, epsilon=3.0, noise_multiplier=None)
     rows = small.dataset()
     by_name, sources = features.by_name, []
-    monkeypatch.setattr(loop, "_projected", lambda config, dataset, run: dataset)
-    for number, change in enumerate((0, 1e-6)):
+    monkeypatch.setattr(assemble, "_projected", lambda config, dataset, start: dataset)
+    for change in (0, 1e-6):
         monkeypatch.setattr(features, "by_name", lambda *a, c=change: by_name(*a) + c)
-        folder = RunDirectory(tmp_path / str(number))
-        run = loop.ConfiguredRun(banded, folder, rows, Secret.from_seed(1), small.ignore)
-        sources.append(run._records(None))
+        sources.append(assemble.prepared(banded, rows, None, None).source)
     one, other = sources
     assert not np.array_equal(one.arrays[0], other.arrays[0])
     mesh = Placement(Mesh(np.array(jax.devices()[:1]), ("data",)), ("data",))

@@ -18,7 +18,7 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import gaussian
-from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs
+from jaxdp.runs import RunDirectory, assemble, canaries
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
@@ -128,9 +128,9 @@ def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, tossed):
     # Coins are never tossed again.
     directory = RunDirectory(tmp_path / "left")
     directory.create()
-    canaries.placed(directory, canaries.tossed(M, Secret.from_seed(1)))
+    canaries.write_coins(directory, canaries.tossed(M, Secret.from_seed(1)))
     before = directory.coins.read_bytes()
-    canaries.placed(directory, canaries.tossed(M, Secret.from_seed(2)))
+    canaries.write_coins(directory, canaries.tossed(M, Secret.from_seed(2)))
     refused("what is left of an audit", small.go, directory.path, config())
     assert directory.coins.read_bytes() == before
 
@@ -188,16 +188,16 @@ def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_p
 def test_candidates_are_made_of_nothing_that_is_trained_on():
     rows = small.dataset()
     for kind in ("noise", "pixel"):
-        x, y = canary_inputs.asked_for(config(kind), rows)
+        x, y = assemble.canary_records(config(kind), rows)
         assert (x.shape, x.dtype, y.dtype) == ((RECORDS, 8, 8, 1), np.float32, rows.train_y.dtype)
         assert set(y.tolist()) <= set(range(10))
         assert len(np.unique(x.reshape(RECORDS, -1), axis=0)) == RECORDS  # of 64 pixels all differ
-    lit = canary_inputs.asked_for(config("pixel"), rows)[0].reshape(RECORDS, -1)
+    lit = assemble.canary_records(config("pixel"), rows)[0].reshape(RECORDS, -1)
     np.testing.assert_array_equal(np.sum(lit != 0, axis=1), 1)
-    x, y = canary_inputs.asked_for(config("mislabelled"), rows)
+    x, y = assemble.canary_records(config("mislabelled"), rows)
     np.testing.assert_array_equal(x, rows.test_x[-RECORDS:])
     assert not np.any(y == rows.test_y[-RECORDS:])
-    assert canary_inputs.asked_for(small.config(canaries=7), rows) == 7
+    assert assemble.canary_records(small.config(canaries=7), rows) == 7
     assert small.config().candidates() is None
     # And accuracy is measured on tests that are no candidates.
     for kind, left in (("mislabelled", 100 - RECORDS), ("noise", 100)):
@@ -206,13 +206,13 @@ def test_candidates_are_made_of_nothing_that_is_trained_on():
         np.testing.assert_array_equal(x, rows.test_x[:left])
     # Noise has no coarse waves where there is an image to hide in.
     noise = np.random.default_rng(0).standard_normal((5, 16, 12, 2)).astype(np.float32)
-    found = canary_inputs._fine(noise)
+    found = assemble._without_coarse_waves(noise)
     assert (found.shape, found.dtype) == (noise.shape, np.float32)
     assert np.std(found) == pytest.approx(1.0, rel=1e-3)
     waves = np.abs(np.fft.fft2(found, axes=(1, 2)))
     assert np.max(waves[:, :5, :4]) < 1e-3 < np.min(waves[:, 6:9, 4:7].max(axis=(0, 3)))
     for plain in (noise[:, :4], noise[0]):  # too small, and no image
-        np.testing.assert_array_equal(canary_inputs._fine(plain), plain)
+        np.testing.assert_array_equal(assemble._without_coarse_waves(plain), plain)
 
 
 def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, monkeypatch):

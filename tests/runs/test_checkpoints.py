@@ -20,9 +20,9 @@ from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import checkpoints as module
 from jaxdp.runs import files as run_files
 from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.directory import KeptSecret, RunState
 from jaxdp.runs.export import export_params
-from jaxdp.runs.run import Started
-from jaxdp.runs.state import KeptSecret, RunState
+from jaxdp.runs.starts import Start
 from jaxdp.training.trainer import TrainState
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, again
@@ -183,14 +183,14 @@ def test_a_checkpoint_that_stays_unreadable_is_set_aside_and_charged_anew(
 
 def test_what_is_set_aside_is_charged_anew_although_it_was_not_shown(tmp_path, monkeypatch):
     """Its owner may have read it elsewhere before she gave it up."""
-    shows = Started.shows
+    shows = Start.show
 
     def crash(self, step, past):
         if step == 6:
             raise Stop
         shows(self, step, past)
 
-    monkeypatch.setattr(Started, "shows", crash)
+    monkeypatch.setattr(Start, "show", crash)
     with pytest.raises(Stop):
         again(tmp_path / "r").fit(6)
     monkeypatch.undo()

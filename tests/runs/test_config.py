@@ -7,9 +7,10 @@ import json
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp import correlated, data, optimizers, runs
+from jaxdp import data, optimizers, runs
 from jaxdp.cli import main
-from jaxdp.noise import Workload, dyadic
+from jaxdp.mechanism import dp_mf
+from jaxdp.noise import Workload, dyadic, optimise
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, described, strategies
 from jaxdp.runs.recipes import best
@@ -259,7 +260,7 @@ def test_every_strategy_resolves_to_its_budget_reads_back_the_same_and_is_that_o
     for name in ("banded", "buffered"):
         config = with_strategy(name, momentum=0.5, l2_clip_norm=1.0)
         sampling = strategies.SAMPLINGS[name]
-        made = correlated.dp_mf(strategy=name, sampling=sampling, **sizes, **budget)
+        made = dp_mf(strategy=name, sampling=sampling, **sizes, **budget)
         assert config.mechanism().strategy == made.strategy
         assert config.noise_multiplier == pytest.approx(made.noise_multiplier, abs=2e-4)
 
@@ -267,7 +268,7 @@ def test_every_strategy_resolves_to_its_budget_reads_back_the_same_and_is_that_o
 def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_the_parameters(
     monkeypatch,
 ):
-    for name in correlated.ON_GRID:
+    for name in optimise.ON_GRID:
         config, ordinary = (with_strategy(name, secure_noise=secure) for secure in (True, False))
         mechanism = config.mechanism()
         assert mechanism.noise == "grid"
@@ -282,7 +283,7 @@ def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_th
     assert strategies.workload(with_strategy(optimizer="adam")) == Workload()
     # A resolved configuration does not choose again.
     config = with_strategy()
-    monkeypatch.setattr(correlated, "dp_mf", lambda *a, **k: pytest.fail("chosen again"))
+    monkeypatch.setattr(strategies, "dp_mf", lambda *a, **k: pytest.fail("chosen again"))
     again = read_back(config)
     assert again.mechanism() == config.mechanism()
     assert again.sampling_rule().bands == config.bands

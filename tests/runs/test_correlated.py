@@ -17,7 +17,7 @@ from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory
-from jaxdp.runs.rehearsal import rehearse
+from jaxdp.runs.assemble import rehearse
 from jaxdp.sampling import as_source
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused

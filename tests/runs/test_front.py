@@ -21,7 +21,7 @@ from jaxdp.accounting import Relation
 from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import RunDirectory, canaries
-from jaxdp.runs.run import MOVED, Started
+from jaxdp.runs.starts import MOVED, Start
 from tests.cli import calling
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
@@ -215,7 +215,7 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
 @contextlib.contextmanager
 def stopping_before(step, monkeypatch):
     """Ends a run where it would write down that this step is shown; its checkpoint is durable."""
-    shows = Started.shows
+    shows = Start.show
 
     def stopping(self, now, past):
         if now >= step:
@@ -223,7 +223,7 @@ def stopping_before(step, monkeypatch):
         return shows(self, now, past)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Started, "shows", stopping)
+        patched.setattr(Start, "show", stopping)
         with pytest.raises(Stop):
             yield
 
@@ -320,7 +320,7 @@ def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
     assert directory.checked_ledger().steps == 2
     kept = hashed(np.zeros((1, 3)))
     for write, *given in (
-        (canaries.placed, "{}"),
+        (canaries.write_coins, "{}"),
         (canaries.keep, 0, [np.zeros(3)]),
         (canaries.publish, {"step": 1, canaries.HASH: kept}),
     ):

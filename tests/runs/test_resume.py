@@ -25,7 +25,7 @@ from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import Issuer
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.run import INTERRUPTED
+from jaxdp.runs.starts import INTERRUPTED
 from jaxdp.training.trainer import Trainer
 from tests.refusing import refused
 from tests.runs import small

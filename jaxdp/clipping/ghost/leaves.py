@@ -36,7 +36,7 @@ Rows = PyTree
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
-# Entries from which per-example gradients no longer fit a processor's cache.
+# Entries from which per-example gradients no longer fit a CPU's cache.
 _LARGE = 2**18
 # Blocks of rows whose sums are held at a time, at most.
 _HELD_BLOCKS = 8
@@ -137,8 +137,9 @@ class Use:
     """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result].
 
     Attributes:
-        stacked: the same input and cotangent with the rows after the passes of a loop, as it stacks
-            them, and the axis of the rows. To move them is to copy them, so blocks are cut there.
+        stacked: the same input and cotangent with the rows after the iterations of a loop, as it
+            stacks them, and the axis of the rows. To move them is to copy them, so blocks are
+            taken there.
     """
 
     site: Site
@@ -478,6 +479,9 @@ class Factors:
     def squares(self, scale: jax.Array | None) -> Squares:
         """See ``LeafGradients``."""
         arranged = None if scale is None else _like_site(self.site, scale)
+
+        # One position: an outer product, whose norm is the product of the norms. Rows of a table
+        # alone: each is there once, so their squares add up. Else the ghost norm.
         if self._one_position():
             a, b = self._outer_factors()
             if arranged is None:
@@ -486,13 +490,14 @@ class Factors:
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
+        # Of factors so large that a copy of them counts, some rows at a time.
         if size := self._rows_at_once():
             block = self._blocks(size)
 
             def of_block(start: jax.Array) -> Squares:
                 return self._square_norms(*block(start))
 
-            found = jax.lax.map(of_block, jnp.arange(0, self._rows(), size))
+            found = jax.lax.map(of_block, jnp.arange(0, self.uses[0].data.shape[0], size))
             return found[0].reshape(-1), found[1].reshape(-1)
         return self._square_norms(self._dense, self._lookups)
 
@@ -528,7 +533,7 @@ class Factors:
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``LeafGradients``."""
+        """See ``LeafGradients``. Weights go into the smaller factor, so no gradient is formed."""
         if self._one_position():
             a, b = (masked(x, keep) for x in self._outer_factors())
             pairs = weighted_pairs(a, b, weights)
@@ -541,6 +546,8 @@ class Factors:
             totals += [] if lookups is None else [lookups.total(weights)]
             return rounding.sum_arrays(totals)
 
+        # Rows of one block: as many as the proof of the rounding of a sum allows, which are fewer
+        # where many positions may cancel (docs/clip_bound.md, Theorem 3).
         positions = sum(use.site.sizes[1] for use in self._dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even_size(keep.shape[0], most)
@@ -573,8 +580,9 @@ class Factors:
 
     def _over_blocks(self, fn: Callable[[Rows], jax.Array], rows: Rows, size: int) -> jax.Array:
         """The sum of ``fn`` over blocks of ``size`` rows, some of whose sums are held at a time."""
-        count = -(-self._rows() // size)
-        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
+        count = -(-self.uses[0].data.shape[0] // size)
+        # The memory of the whole parameter counts: its slices share it.
+        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * math.prod(self.shape))))
         return rounding.sum_over_blocks(fn, rows, rounding.even_size(count, most) * size)
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], Lookups | None]]:
@@ -601,8 +609,8 @@ class Factors:
         size = sum(use.data.size + use.cotangent.size for use in self._dense) * 4
         if size <= (1 if any(use.stacked for use in self.uses) else 8) * _CHUNK_BYTES:
             return 0
-        most = max(1, _CHUNK_BYTES * self._rows() // size)
-        return next(n for n in range(most, 0, -1) if self._rows() % n == 0)
+        rows = self.uses[0].data.shape[0]
+        return next(n for n in range(max(1, _CHUNK_BYTES * rows // size), 0, -1) if rows % n == 0)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``LeafGradients``; the gradients of one or a few examples at a time."""
@@ -614,7 +622,11 @@ class Factors:
             return self._to_leaf(rounding.sum_over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
-            most = min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries()))
+            most = min(
+                self.uses[0].data.shape[0],
+                rounding.ROWS,
+                _CHUNK_BYTES // (4 * math.prod(self.shape)),
+            )
             pairs = [(use.data, use.cotangent) for use in self.uses]
 
             def of_chunk(chunk: Rows) -> jax.Array:
@@ -643,7 +655,7 @@ class Factors:
                 rounding.sum_over_blocks(of_block, (*self._outer_factors(), keep), size)
             )
 
-        if keep.shape[0] * self._entries() < _LARGE or not self._one_position():
+        if keep.shape[0] * math.prod(self.shape) < _LARGE or not self._one_position():
             return few_at_a_time()
         # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An accelerator
         # would start a kernel for every example.
@@ -709,13 +721,6 @@ class Factors:
 
     def _outer_factors(self) -> list[jax.Array]:
         return [x[:, :, 0] for x in self.uses[0].factors(self.site.key)]
-
-    def _rows(self) -> int:
-        return self.uses[0].data.shape[0]
-
-    def _entries(self) -> int:
-        """Of the whole parameter: slices of it share the memory."""
-        return math.prod(self.site.view.leaf_shape)
 
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
         return self.site.view.to_leaf(self.site.to_view(gradient))

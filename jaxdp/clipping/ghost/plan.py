@@ -23,7 +23,7 @@ _WRITE |= {"sub": _WRITE["add"], "div": _WRITE["mul"]}
 Known = View | Joined | str | None
 Used = tuple[Node, Site]
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
-# entry, in the processor's cache and out of it; measured on two CPU cores with convolutions of
+# entry, in the CPU's cache and out of it; measured on two CPU cores with convolutions of
 # 1,000 to 600,000 weights.
 _IN_CACHE, _IN_MEMORY = 8.0, 30.0
 _CACHE_BYTES = 8 * 2**20
@@ -58,8 +58,8 @@ class Uses:
         found: dict[frozenset[sites.Sliced], list[Used]] = {}
         for node, site in self.of_leaf.get(leaf, ()):
             found.setdefault(site.view.slices, []).append((node, site))
-        apart = all(sites.are_disjoint(*pair) for pair in itertools.combinations(found, 2))
-        return list(found.values()) if apart else []
+        disjoint = all(sites.are_disjoint(*pair) for pair in itertools.combinations(found, 2))
+        return list(found.values()) if disjoint else []
 
 
 def find_uses(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
@@ -108,8 +108,8 @@ def _follow(program: Program, known: dict[int, Known], uses: Uses) -> None:
             known.update(dict.fromkeys(node.outs, _DATA))
             continue
 
-        # One operation: a result depends on the example if an operand does. The kind of what is
-        # made of parameters is told by ``_follow_operation``.
+        # One operation: a result depends on the example if an operand does. Results that are made
+        # of parameters are classified by ``_follow_operation``.
         kind = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
         if kind is None and node.name == "broadcast_in_dim" and math.prod(node.shape_of(0)) == 1:
             kind = _ONE_NUMBER
@@ -164,7 +164,7 @@ def _follow_scan(node: Node, ins: list[Known], uses: Uses) -> list[Known]:
     for inner, site in found_there:
         looped = sites.site_of_scan(site, node.eqn.params["length"], stacks)
         if looped is None:
-            uses.refuse(site.view, "gather of a slice in a scan, or by a scan without a pass")
+            uses.refuse(site.view, "gather of a slice in a scan, or by a scan without an iteration")
         else:
             uses.add(inner, looped)
     # All that depends on data in any iteration does so in every one.
@@ -289,19 +289,32 @@ def plan_leaves(
             found.append(LeafPlan(path, "vmap", why, bytes=4 * size, operations=float(size)))
             continue
 
-        # Operations of the ghost norm, of the layer's gradient and of an ordinary step; the bytes
-        # of inputs and cotangents, and of the layer's gradients.
+        # Operations of an example beyond those of an ordinary gradient, for the ghost norm and for
+        # the layer's gradient; those of an ordinary step; the bytes of inputs and cotangents, and
+        # of the layer's gradients. The ghost norm costs T²(p + q) (Bu et al. 2022,
+        # arXiv:2205.10683, table 2), of which a lookup needs T²q only, since its inputs are
+        # compared and not multiplied. The gradient of the layer costs its size.
         ghost = layer = ordinary = 0.0
         factors = gradients = 0
         for used in uses.by_slice(leaf):
             groups, _, p, q = used[0][1].sizes
-            of_ghost, of_layer = _costs([site for _, site in used], batch_size)
-            ghost, layer = ghost + of_ghost, layer + of_layer
+            dense = sum(site.sizes[1] for _, site in used if not site.looks_up)
+            looked_up = sum(site.sizes[1] for _, site in used if site.looks_up)
+            if dense + looked_up > 1:
+                of_lookups = looked_up * (looked_up + 2 * dense) * q
+                ghost += float(groups) * (dense * dense * (p + q) + of_lookups)
+            else:
+                ghost += float(groups) * (p + q)
+            entries = float(groups) * p * q
+            cached = 4 * entries * batch_size <= _CACHE_BYTES
+            layer += entries * (_IN_CACHE if cached else _IN_MEMORY)
             for node, site in used:
                 ordinary += 3.0 * groups * site.sizes[1] * p * q
                 sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
-                factors += math.prod(site.passes) * sum(sizes) * node.out_dtype().itemsize
+                factors += math.prod(site.iterations) * sum(sizes) * node.out_dtype().itemsize
             gradients += 4 * groups * p * q
+
+        # The ghost norm where it costs no more; or not much more, and less memory.
         costs = f"{ghost:.2g} against {layer:.2g} operations"
         chosen = "ghost" if engine == "ghost" or ghost <= layer else "layer"
         if chosen == "layer" and gradients > factors and ghost <= _SHARE * ordinary:
@@ -335,23 +348,3 @@ def _reason_for_vmap(leaf: int, uses: Uses, engine: str) -> str:
             # Their norms take every lookup for one of rows of the same kind.
             return "looked up by unlike axes"
     return ""
-
-
-def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:
-    """Operations an example beyond those of an ordinary gradient: ghost norm, per-layer gradient.
-
-    The ghost norm costs T²(p + q) an example (Bu et al. 2022, arXiv:2205.10683, table 2), of which
-    a lookup needs T²q only, since its inputs are compared and not multiplied; the gradient of the
-    layer costs its size.
-    """
-    groups, _, p, q = found[0].sizes
-    dense, looked_up = (
-        sum(site.sizes[1] for site in found if site.looks_up is flag) for flag in (False, True)
-    )
-    ghost = float(groups) * (p + q)
-    if dense + looked_up > 1:
-        of_lookups = looked_up * (looked_up + 2 * dense) * q
-        ghost = float(groups) * (dense * dense * (p + q) + of_lookups)
-    entries = float(groups) * p * q
-    cached = 4 * entries * batch_size <= _CACHE_BYTES
-    return ghost, entries * (_IN_CACHE if cached else _IN_MEMORY)

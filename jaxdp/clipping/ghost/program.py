@@ -48,7 +48,7 @@ class Node:
 
     @property
     def carried(self) -> slice:
-        """The operands that a ``scan`` hands on from pass to pass; none of other operations."""
+        """The operands that a ``scan`` hands on from iteration to iteration; none elsewhere."""
         if self.name != SCAN:
             return slice(0, 0)
         first = self.eqn.params["num_consts"]

@@ -4,7 +4,7 @@ Convolutions are run so that examples stay separate, also where one of them is n
 ``vmap`` the gradient of a kernel, and a kernel made from the example, become one convolution in
 groups of one example each. XLA may run it as a dense one in which zeros stand between the groups
 (its CPU backend does), and 0 · inf is NaN: one broken example then breaks all of its batch, and a
-single record decides whether the others count. Products of patches keep them apart.
+single record decides whether the others count. Products of patches keep them separate.
 
 A convolution that is cropped on one side and padded on the other reads memory that is not its own
 on XLA's CPU backend, other examples' included. So what is not ordinary padding is done beforehand.
@@ -63,14 +63,20 @@ def per_example_gradients(
 ) -> tuple[jax.Array, PyTree, list[LeafGradients | None]]:
     """Losses [m], what else the loss returned, and each leaf's gradients (None where frozen).
 
+    A zero is added to the result of every use of a parameter. The loss's gradient by that zero is
+    the cotangent at the result; with the data that entered it is a factor of the weight's gradient,
+    which is never formed (Goodfellow 2015, arXiv:1510.01799; book-keeping, Bu et al. 2022,
+    arXiv:2210.00038). Leaves of the engine "vmap" are differentiated as they are.
+
     Args:
         traced: the loss of one example; ``uses`` and ``plan`` belong to it.
         uses: where the parameters meet data.
         plan: how each leaf is done.
         params: the leaves of the parameters.
         batch: the other arguments' leaves, each [m, ...].
-        cuts: of the leaves that are cut over devices, how.
+        cuts: of the leaves that are sharded over devices, the axis.
     """
+    # A tap for every use that is to be factored.
     factored = {
         leaf: uses.by_slice(leaf)
         for leaf in uses.of_leaf
@@ -79,30 +85,32 @@ def per_example_gradients(
     each_use = itertools.chain(*itertools.chain(*factored.values()))
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
+    # One example: the loss by its whole leaves and by the zeros, and what entered each tap.
     def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
         whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
 
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
-            run = _Run(taps, zeros, traced.of_example, {})
-            (first, *rest), seen = run.run(traced.program, [*leaves, *example])
+            tapped = _TappedLoss(taps, zeros, traced.of_example, {})
+            (first, *rest), seen = tapped.run(traced.program, [*leaves, *example])
             return first, (rest, seen)
 
         zeros = {
-            tap.key: jnp.zeros((*tap.site.passes, *node.out_shape()), node.out_dtype())
+            tap.key: jnp.zeros((*tap.site.iterations, *node.out_shape()), node.out_dtype())
             for node, tap in taps.items()
         }
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
-    # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
-    entered = {tap.data_key: len(tap.site.passes) for tap in taps.values()}
-    axes = (0, 0, entered, 0, {tap.key: len(tap.site.passes) for tap in taps.values()})
+    # All examples. Of a loop the rows come after its iterations, as it stacks them: moved, they
+    # would be copied.
+    data_axes = {tap.data_key: len(tap.site.iterations) for tap in taps.values()}
+    axes = (0, 0, data_axes, 0, {tap.key: len(tap.site.iterations) for tap in taps.values()})
     leaves, rows = list(params), list(batch)
     shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
     if _could_mix(traced, one, shapes, example):
-        # Together they could meet, so one comes after the other.
+        # Under vmap they could meet, so one comes after the other.
         found = jax.lax.map(lambda example: one(leaves, example), rows)
         losses, rest, *parts = jax.vmap(lambda each: each, 0, axes)(found)
     else:
@@ -111,8 +119,9 @@ def per_example_gradients(
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = rounding.materialized(parts)
 
+    # Each leaf in the form that its plan says.
     def use(node: Node, site: Site) -> Use:
-        tap, axis = taps[node], len(site.passes)
+        tap, axis = taps[node], len(site.iterations)
         pair = seen[tap.data_key], cotangents[tap.key]
         data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
         return Use(site, data, cotangent, (*pair, axis) if axis else None)
@@ -145,12 +154,12 @@ class _Tap(NamedTuple):
         return f"data {ref}" if isinstance(ref, int) else f"literal {self.key}"
 
 
-class _Run(NamedTuple):
+class _TappedLoss(NamedTuple):
     """Runs the loss with a zero added at every tap, whose gradient is the cotangent there.
 
     Attributes:
         taps: where parameters meet data.
-        zeros: for each tap, one of every pass of the loops around it.
+        zeros: for each tap, one of every iteration of the loops around it.
         of_example: the values that depend on the example.
         numbers: those that parameters were multiplied with, filled while the loss runs.
     """
@@ -176,7 +185,7 @@ class _Run(NamedTuple):
             if node in multiples:
                 self.numbers[node] = multiples[node].factor(operands)
             if node.bodies and self._has_taps(node):
-                # Of what holds taps every operation is run from here.
+                # What holds taps is run operation by operation, in a loop or checkpoint like it.
                 again = {SCAN: self.run_scan, COND: self.run_cond}.get(
                     node.name, self.run_checkpoint
                 )
@@ -211,11 +220,11 @@ class _Run(NamedTuple):
     def run_scan(
         self, node: Node, operands: list[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-        """A loop with taps, run again; of every pass the zeros are its own."""
+        """A loop with taps, run again; of every iteration the zeros are its own."""
         (body,), params, carried = node.bodies, node.eqn.params, node.carried
         inside = {key: self.zeros[key] for key in self._keys(body)}
 
-        def one_pass(carry: list[jax.Array], each: PyTree) -> PyTree:
+        def iterate(carry: list[jax.Array], each: PyTree) -> PyTree:
             slices, zeros = each
             args = [*operands[: carried.start], *carry, *slices]
             outs, seen = self._replace(zeros=zeros).run(body, args)
@@ -223,7 +232,7 @@ class _Run(NamedTuple):
             return outs[:carries], (outs[carries:], seen)
 
         last, (rest, seen) = jax.lax.scan(
-            one_pass,
+            iterate,
             operands[carried],
             (operands[carried.stop :], inside),
             length=params["length"],
@@ -235,7 +244,7 @@ class _Run(NamedTuple):
     def run_cond(
         self, node: Node, operands: list[jax.Array]
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-        """A ``cond`` with taps, run again; nothing was seen in the branches that do not count."""
+        """A ``cond`` with taps, run again; in the branches that do not count the data are zeros."""
         index, *rest = operands
         inside = {key: self.zeros[key] for body in node.bodies for key in self._keys(body)}
         runs = [
@@ -277,7 +286,7 @@ class _Run(NamedTuple):
 def _apply_separately(
     node: Node, operands: Sequence[jax.Array], of_example: Collection[int]
 ) -> list[jax.Array]:
-    """The results of an operation of one example, so that ``vmap`` keeps examples separate.
+    """Applies an operation to one example in a way in which ``vmap`` keeps examples separate.
 
     Args:
         node: the operation.
@@ -310,8 +319,8 @@ def _could_mix(
 ) -> bool:
     """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
 
-    Looked for in what is really run, gradients and custom rules included: a kernel that depends on
-    the example, or any convolution inside another operation, such as ``cond``.
+    That is a kernel that depends on the example, or any convolution inside another operation, such
+    as ``cond``, in what is really run: gradients and custom rules included.
 
     Args:
         traced: the loss. Where it neither convolves nor has rules of its own, nothing mixes.
@@ -392,7 +401,7 @@ def _convolve_separately(node: Node, site: Site, data: jax.Array, kernel: jax.Ar
 
 
 def _innermost(program: Program) -> Iterator[Node]:
-    """The operations, those of checkpoints and loops in their place."""
+    """Yields the operations, those of checkpoints and loops in place of these."""
     for node in program.nodes:
         inside = node.bodies if node.name != COND else ()
         yield from itertools.chain(*map(_innermost, inside)) if inside else (node,)

@@ -4,8 +4,8 @@ At a site the gradient of one example is ``G[g, p, q] = sum_t A[g, t, p] B[g, t,
 operand that is not the parameter, B from the loss's cotangent at the result. p and q run over the
 weight's axes, g over groups, t over positions (pixels, tokens). (Goodfellow 2015, arXiv:1510.01799,
 for dense layers; Rochette et al. 2019, arXiv:1912.06015, for convolutions; Li et al. 2021,
-arXiv:2110.05679, for positions.) A site inside a ``scan`` is one of all its passes; of parameters
-that are joined before they meet data, such as the gates of an LSTM, each has a share.
+arXiv:2110.05679, for positions.) A site inside a ``scan`` is one of all its iterations; of
+parameters that are joined before they meet data, such as the gates of an LSTM, each has a share.
 
 A parameter is followed through reshapes, transposes, casts, slices and multiplications by one
 number. None of these adds entries up, so the squared norm of the parameter's gradient is that of
@@ -69,7 +69,8 @@ class View:
         shape: shape of the view.
         labels: for each axis of the view, the leaf's axes that it runs over.
         chain: what rearranges and slices it, first to last.
-        stack: for a slice that a ``scan`` takes in every pass, what is sliced along its first axis.
+        stack: for a slice that a ``scan`` takes in every iteration, what is sliced, along its
+            first axis.
         slices: the slices that were taken; views with equal ones show the same entries.
         multiples: the multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run
             multiplies the cotangents.
@@ -179,13 +180,13 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
             if len(kept) != view.shape[axis]
         }
         labels = [(sliced[i],) if i in sliced else label for i, label in enumerate(view.labels)]
-        cut = functools.partial(
+        take = functools.partial(
             jax.lax.slice,
             start_indices=[kept.start for kept in ranges],
             limit_indices=[kept.stop for kept in ranges],
             strides=[kept.step for kept in ranges],
         )
-        found.append(then(cut, [len(kept) for kept in ranges], labels, sliced.values()))
+        found.append(then(take, [len(kept) for kept in ranges], labels, sliced.values()))
     return found
 
 
@@ -203,10 +204,10 @@ def multiply_view(node: Node, at: int, view: View) -> View | None:
 
 
 def scan_slice(view: View | Joined) -> View | None:
-    """The slice of a view that a ``scan`` takes in every pass; None of what is one already."""
+    """The slice of a view that a ``scan`` takes in every iteration; None of what is one already."""
     if isinstance(view, Joined) or view.stack is not None:
         return None
-    # A stack of its own: another scan may slice the same view, in every pass of this one.
+    # A stack of its own: another scan may slice the same view, in every iteration of this one.
     own = dataclasses.replace(view)
     return dataclasses.replace(
         view, shape=view.shape[1:], labels=view.labels[1:], chain=(), stack=own
@@ -269,7 +270,7 @@ class Site:
         to_view: a gradient [g, p, q], arranged like the view.
         of_view: the view, arranged as [g, p, q].
         looks_up: True if rows of the parameter are looked up.
-        passes: of the loops around it, the outermost first; their axes follow m in data and
+        iterations: of the loops around it, the outermost first; their axes follow m in data and
             cotangents.
     """
 
@@ -282,7 +283,7 @@ class Site:
     to_view: Arrange
     of_view: Arrange
     looks_up: bool = False
-    passes: tuple[int, ...] = ()
+    iterations: tuple[int, ...] = ()
 
 
 def sites_of(
@@ -333,30 +334,32 @@ def _on_slice(arrange: Arrange, axis: int, start: int, size: int) -> Arrange:
     return lambda whole: arrange(lax.slice_in_dim(whole, start, start + size, axis=axis))
 
 
-def site_of_scan(inner: Site, passes: int, stacks: Sequence[View | None]) -> Site | None:
-    """The site of all passes of a ``scan`` as one; None where there is none.
+def site_of_scan(inner: Site, iterations: int, stacks: Sequence[View | None]) -> Site | None:
+    """The site of all iterations of a ``scan`` as one; None where there is none.
 
-    A weight that all passes share meets ``passes`` times as many positions. Where every pass has a
-    slice of its own, passes are groups. Where there is no pass, or each looks up rows in a table of
-    its own, there is no such site.
+    A weight that all iterations share meets that many times as many positions. Where every
+    iteration has a slice of its own, iterations are groups. Where there is no iteration, or each
+    looks up rows in a table of its own, there is no such site.
 
     Args:
-        inner: the site of one pass.
-        passes: their number.
-        stacks: the parameters that are sliced pass by pass.
+        inner: the site of one iteration.
+        iterations: their number.
+        stacks: the parameters that are sliced iteration by iteration.
     """
     stack = inner.view.stack
     own = stack is not None and any(stack is each for each in stacks)
-    if passes == 0 or (own and inner.looks_up):
+    if iterations == 0 or (own and inner.looks_up):
         return None
     groups, positions, p, q = inner.sizes
-    sizes = (passes * groups, positions, p, q) if own else (groups, passes * positions, p, q)
+    sizes = (
+        (iterations * groups, positions, p, q) if own else (groups, iterations * positions, p, q)
+    )
 
     def of_all(arrange: Arrange) -> Arrange:
-        """[m, g, t, x] of all passes, from arrays [m, passes, ...]."""
+        """[m, g, t, x] of all iterations, from arrays [m, iterations, ...]."""
 
         def arranged(x: jax.Array) -> jax.Array:
-            each = jax.vmap(arrange, 1, 1)(x)  # [m, passes, g, t, x]
+            each = jax.vmap(arrange, 1, 1)(x)  # [m, iterations, g, t, x]
             each = each if own else each.swapaxes(1, 2)
             return each.reshape(each.shape[0], *sizes[:2], each.shape[-1])
 
@@ -367,7 +370,7 @@ def site_of_scan(inner: Site, passes: int, stacks: Sequence[View | None]) -> Sit
         sizes=sizes,
         inputs=inner.inputs if inner.looks_up else of_all(inner.inputs),
         cotangent=of_all(inner.cotangent),
-        passes=(passes, *inner.passes),
+        iterations=(iterations, *inner.iterations),
     )
     if not own:
         return site
@@ -375,7 +378,7 @@ def site_of_scan(inner: Site, passes: int, stacks: Sequence[View | None]) -> Sit
     of_groups, of_p, of_q = inner.key
 
     def to_views(gradient: jax.Array) -> jax.Array:
-        split = gradient.reshape(passes, -1, *gradient.shape[1:])
+        split = gradient.reshape(iterations, -1, *gradient.shape[1:])
         return jax.vmap(inner.to_view)(split)
 
     def of_views(views: jax.Array) -> jax.Array:
@@ -416,8 +419,10 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site
     x_contract, x_batch = tuple(contract[1 - at]), tuple(batch[1 - at])
     w_free = tuple(a for a in range(len(view.shape)) if a not in w_contract + w_batch)
     x_free = tuple(a for a in range(len(data_shape)) if a not in x_contract + x_batch)
-    groups, p, q = (_size(view.shape, axes) for axes in (w_batch, w_contract, w_free))
-    positions = _size(data_shape, x_free)
+    groups, p, q = (
+        math.prod(view.shape[axis] for axis in axes) for axes in (w_batch, w_contract, w_free)
+    )
+    positions = math.prod(data_shape[axis] for axis in x_free)
     # The axes of each in the order (g, p, q), and (g, t, p).
     of_weight, of_data = (*w_batch, *w_contract, *w_free), (*x_batch, *x_free, *x_contract)
 
@@ -457,7 +462,7 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     p, q = channels * math.prod(window), features // groups
 
     def inputs(data: jax.Array) -> jax.Array:
-        """Patches, cut by slices.
+        """Patches, taken by slices.
 
         On a CPU that took a third of the time of ``lax.conv_general_dilated_patches``, which
         convolves with an identity kernel, and a sixth of that of a batched kernel gradient.
@@ -519,11 +524,11 @@ def _lookup(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Sit
 def _dynamic_row(node: Node, view: View, _: int, __: tuple[int, ...]) -> Site | None:
     """``dynamic_slice`` of one row."""
     sizes = node.eqn.params["slice_sizes"]
-    cut = [axis for axis, size in enumerate(sizes) if size != view.shape[axis]]
-    if len(cut) != 1 or sizes[cut[0]] != 1:
+    partial = [axis for axis, size in enumerate(sizes) if size != view.shape[axis]]
+    if len(partial) != 1 or sizes[partial[0]] != 1:
         return None
-    others = tuple(i for i in range(len(view.shape)) if i != cut[0])
-    return _row_lookup(view, 1 + cut[0], 1, cut[0], others, clips=True)
+    others = tuple(i for i in range(len(view.shape)) if i != partial[0])
+    return _row_lookup(view, 1 + partial[0], 1, partial[0], others, clips=True)
 
 
 def _row_lookup(
@@ -565,10 +570,6 @@ def _row_lookup(
 
     key = ((), view.labels[axis], _join_labels(view, others))
     return Site(view, operand, sizes, key, looked_up, cotangent, to_view, of_view, looks_up=True)
-
-
-def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
-    return math.prod(shape[axis] for axis in axes)
 
 
 def _join_labels(view: View, axes: Sequence[int]) -> Label:

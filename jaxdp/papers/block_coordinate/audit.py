@@ -45,8 +45,8 @@ def hidden_run(
 ) -> Run:
     """One whole run through the compiled loop of training, for ``jaxdp.audit.two_worlds``.
 
-    The worlds are neighbours under replace-one: the last record, or ``other`` in its place. What is
-    handed on is what such a run releases, the last iterate of every block in every sweep.
+    The worlds are neighbours under replace-one: the last record, or ``other`` in its place. It
+    returns what such a run releases: the last iterate of every block in every sweep.
 
     Args:
         algorithm: R2 or R3.
@@ -54,7 +54,7 @@ def hidden_run(
         other: (x [d_0], y [d_L]), what replaces the last record where ``member`` is False.
         partition: draw a secret partition anew for each run; False keeps the records' order, for
             an algorithm that is charged for the worst batch whatever the partition.
-        score: from the released blocks, one [d_i, d_{i-1}] each, to features [k]; None hands on
+        score: from the released blocks, one [d_i, d_{i-1}] each, to features [k]; None returns
             every number.
 
     Raises:
@@ -72,7 +72,7 @@ def hidden_run(
         raise ValueError(
             "partition must be True for an algorithm charged for its average, got False"
         )
-    handed_on = score or (lambda blocks: jnp.concatenate([jnp.ravel(w) for w in blocks]))
+    returned = score or (lambda blocks: jnp.concatenate([jnp.ravel(w) for w in blocks]))
     start = algorithm.init(jax.random.key(0))
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
@@ -84,13 +84,13 @@ def hidden_run(
             return rows[order].reshape(-1, size, part.shape[1])
 
         full = jnp.ones((records // size, size), bool)
-        cut = batches(x, other[0]), batches(y, other[1]), full
+        batched = batches(x, other[0]), batches(y, other[1]), full
         weights, released = start, []
         for number, block in algorithm.order:
             key = jax.random.fold_in(jax.random.fold_in(noise, number), block)
-            weights = train_block(algorithm, block, weights, cut, key, number, None)
+            weights = train_block(algorithm, block, weights, batched, key, number, None)
             released.append(weights[block])
-        return handed_on(released)
+        return returned(released)
 
     return run
 
@@ -98,7 +98,7 @@ def hidden_run(
 def released_run(algorithm: ReleasedBlocks, data: Data, steps: int) -> Run:
     """One whole run of R1, for ``jaxdp.audit.two_worlds``; the worlds differ in the last record.
 
-    It hands on one number, the logarithm of the likelihood ratio of all releases: the record's
+    It returns one number, the logarithm of the likelihood ratio of all releases: the record's
     contribution to every block is computed again from what was released, as an adversary can who
     knows the record and that all others contribute nothing.
 
@@ -167,7 +167,7 @@ def tiny(algorithm: ReleasedBlocks | HiddenBlocks) -> ReleasedBlocks | HiddenBlo
             algorithm, network=network, dataset_size=_TINY, batch_size=2, sweeps=1
         )
     size = max(1, round(1 / algorithm.sampling.sampling_prob))
-    # A large step tells nothing more: the weights before it are known.
+    # A large step reveals nothing more: the weights before it are known.
     return dataclasses.replace(
         algorithm, network=network, batch_size=1, dataset_size=size, rescale=None,
         proximal=dataclasses.replace(algorithm.proximal, spectral_radius=None, sparsity=0.0,

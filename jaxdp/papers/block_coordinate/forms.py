@@ -2,7 +2,7 @@
 
 L(W, U, V) = 1/2 |V_L - y|^2 + gamma/2 sum_i |V_i - relu_i(U_i)|^2 + gamma/2 sum_i |U_i - W_i V_{i-1}|^2
 (Zeng, Lau, Lin and Yao 2019, arXiv:1803.00225, "three-splitting"; DP-SBCD, equation (4); relu_L is
-the identity). Each form minimises it in one variable with the others held.
+the identity). Each form minimises it in one variable with the others fixed.
 """  # noqa: E501
 
 import functools

@@ -14,7 +14,7 @@ from jaxdp import arguments
 from jaxdp.clipping import rounding
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import released_once
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.papers import hidden_state
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
@@ -63,7 +63,7 @@ class HiddenBlocks:
     of proximal gradient descent, clipped record by record and noised, run in one compiled loop that
     returns nothing but its last iterate. Each step is 1-Lipschitz because a clipped block loss is
     convex and gamma B^2-smooth, B enforced by clipping, and the step size is at most
-    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose. Every row is held
+    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose. Every row is kept
     in a public ball, ``largest``, so that no rounding swallows noise, however weights grow.
 
     Attributes:
@@ -178,7 +178,7 @@ class HiddenBlocks:
         weights = self.network.init(key)
         if self.direct:
             return (jnp.zeros_like(weights[0]),)
-        return tuple(held(w, self.largest(block)) for block, w in enumerate(weights))
+        return tuple(limit_rows(w, self.largest(block)) for block, w in enumerate(weights))
 
     def multipliers(self) -> tuple[float, ...]:
         """z of each inner epoch."""
@@ -288,7 +288,7 @@ def train_block(
     return weights
 
 
-def held(w: jax.Array, largest: float | jax.Array) -> jax.Array:
+def limit_rows(w: jax.Array, largest: float | jax.Array) -> jax.Array:
     """The weights [d_out, d_in], every row shortened to a norm of at most ``largest``."""
     # Divided first: squares of large weights would overflow.
     norms = jnp.linalg.norm(w / largest, axis=1, keepdims=True)
@@ -328,7 +328,7 @@ def _inner_loop(
         frozen: V [l, b, d_{i-1}] and U [l, b, d_i].
         mask: bool [l, b].
         l2_clip_norm: C.
-        largest: every row of weights is held to this norm.
+        largest: every row of weights is shortened to this norm.
         stds: float32 [K], noise on the sum in each epoch.
         epochs: int [K], their numbers, which with the key give the noise.
         key: secret, one for each block and sweep.
@@ -339,9 +339,9 @@ def _inner_loop(
         products = rounding.exact_einsum("...i,oi->...o", v, w).reshape(u.shape)
         residuals = network.residual(block, products, u, u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
-        noisy = noised(total, std, jax.random.key_data(noise_key))
+        noisy = add_normals(total, std, jax.random.key_data(noise_key))
         moved = proximal(w - step_size / divisor * noisy, step_size)
-        return held(moved, largest), None
+        return limit_rows(moved, largest), None
 
     def epoch(w: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         std, number = now

@@ -88,7 +88,7 @@ class Patches:
                 f"{widths[0]} and {widths[1]}"
             )
 
-    def cut(self, x: jax.Array) -> jax.Array:
+    def extract(self, x: jax.Array) -> jax.Array:
         """The patches [positions, numbers] of one image x [height * width * channels]."""
         image = x.reshape(self.shape)
         ends = [side - self.kernel + 1 for side in self.shape[:2]]
@@ -181,7 +181,7 @@ class Network:
         for i, w in enumerate(weights):
             v = x if i == 0 else jax.nn.relu(products[-1])
             if i == 0 and self.patches is not None:
-                v = self.patches.cut(x)
+                v = self.patches.extract(x)
             inputs.append(forms.clip_to_ball(v, self.activation_bound))
             products.append((inputs[-1] @ w.T).reshape(-1))
         return inputs, products

@@ -102,7 +102,8 @@ class ReleasedBlocks:
     ) -> Sampler:
         """Draws for every sweep, each charged before it is made.
 
-        A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
+        A draw almost always fits one physical batch; a larger one compiles again, and is never
+        truncated.
         """
         processes.require_single_process("a sweep")
         self.sampling.check(num_records, self.dataset_size)

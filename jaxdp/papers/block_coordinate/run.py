@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,14 +33,13 @@ from jaxdp.papers.block_coordinate.training import (
     unnamed,
 )
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.front import Run
 from jaxdp.runs.report import build, levels, origin
 from jaxdp.runs.report.schema import TEST_ACCURACY, Report
 from jaxdp.runs.report.subject import Names, Subject, steps_in_words
 from jaxdp.runs.report.words import HIDDEN
-from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
-from jaxdp.runs.state import RunState
-from jaxdp.sampling import Source
+from jaxdp.runs.run import Parts, Prepared, Progress, Result, Row, Run, Stepper
+from jaxdp.runs.starts import Start
+from jaxdp.sampling import as_source
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree
 
@@ -102,19 +101,15 @@ class BlockSubject(Subject):
         return super().epochs
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class BlockResult(Result):
-    """A finished run of a configuration.
-
-    Attributes:
-        config: the configuration.
-    """
-
-    config: BlockConfig
-
-
-class BlockRun(Run):
-    """A run of ``jaxdp train --algorithm sbcd``, ``sbcd-hidden`` or ``sbcd-one-layer``.
+def block_run(
+    config: BlockConfig,
+    directory: RunDirectory,
+    dataset: data.Dataset,
+    secret: Secret | None,
+    progress: Progress,
+    set_aside_unreadable: bool = False,
+) -> Run:
+    """Makes the run of ``jaxdp train --algorithm sbcd``, ``sbcd-hidden`` or ``sbcd-one-layer``.
 
     Formal guarantee: as for ``jaxdp.Run``. R1 releases every sweep. Of a hidden run nothing is
     shown, evaluated or written outside ``secret/`` before its end: no row, no accuracy, no
@@ -128,114 +123,86 @@ class BlockRun(Run):
         progress: called after every step.
         set_aside_unreadable: as for ``jaxdp.Run``.
     """
+    check_labels(config, dataset)
+    is_new, blocks = secret is not None, config.blocks()
+    secret = secret or directory.load_state().secret.restored()
 
-    def __init__(
-        self, config: BlockConfig, directory: RunDirectory, dataset: data.Dataset,
-        secret: Secret | None, progress: Progress, set_aside_unreadable: bool = False,
-    ):  # fmt: skip
-        self.config, self.dataset, self._blocks = config, dataset, config.blocks()
-        check_labels(config, dataset)
-        self._is_new = secret is not None
-        kept = secret or directory.load_state().secret.restored()
-        key = kept.jax_key("init")
-        start = self._blocks.init(key)
-        super().__init__(
-            directory.path,
-            _no_loss,
-            algorithm_of(config),
-            source=(dataset.train_x, dataset.train_y),
-            params=named(start),
-            every=config.eval_every,
-            progress=progress,
-            secret=kept,
-            delta=config.delta,
-            relation=acc.Relation(config.relation),
-            set_aside_unreadable=set_aside_unreadable,
-        )
-        self.directory = directory
+    def stepper(start: Start, state: TrainState) -> Stepper:
+        data = jax.device_put(records(config, dataset))
+        if isinstance(blocks, HiddenBlocks):
+            issuer = start.issuer(ChargedWhole(blocks), state.step)
+            return HiddenTrainer(blocks, data, start.ledger, issuer, directory.secret / _KEPT)
+        issuer = start.issuer(Charged(blocks), state.step)
+        return SweepTrainer(blocks, data, start.ledger, issuer)
 
-    def result(self) -> BlockResult:
-        """Trains what is left."""
-        found = self._fitted(self.config.steps)
-        (self.directory.secret / _KEPT).unlink(missing_ok=True)
-        return BlockResult(**vars(found), config=self.config)
+    def test(params: dict[str, jax.Array]) -> Row:
+        x = prepared(config, dataset.test_x)
+        return accuracy(config.network, unnamed(params), x, dataset.test_y)
 
-    def report_of(self, result: BlockResult, date: str, command: str | None = None) -> Report:
-        """The report of the finished run.
+    train = as_source((dataset.train_x, dataset.train_y))
+    return Run(
+        directory,
+        _no_loss,
+        algorithm_of(config),
+        source=train,
+        params=named(blocks.init(secret.jax_key("init"))),
+        every=config.eval_every,
+        progress=progress,
+        secret=secret,
+        delta=config.delta,
+        relation=acc.Relation(config.relation),
+        report=False,
+        set_aside_unreadable=set_aside_unreadable,
+        _parts=Parts(
+            config=config,
+            is_new=is_new,
+            fingerprint=lambda secret: dataset.fingerprint(secret.stream("data hash")),
+            prepare=lambda *_: Prepared(train, test=test if config.spec.test_size else None),
+            stepper=stepper,
+        ),
+    )
 
-        Args:
-            result: of the run.
-            date: on which it began.
-            command: that gives the run; None writes one with all public numbers.
-        """
-        found = build(
-            subject_of(self.config, np.asarray(self.dataset.test_y), command),
-            history=result.history,
-            params=result.params,
-            ledger=result.ledger,
-            reproducible=result.reproducible,
-            ledger_file=self.directory.ledger,
-            date=date,
-        )
-        if found.claim is None or not isinstance(self._blocks, HiddenBlocks):
-            return found
-        steps = sum(self._blocks.chain(block).steps for _, block in self._blocks.order)
-        return dataclasses.replace(found, claim=dataclasses.replace(found.claim, steps=steps))
 
-    def _kept(self) -> RunState:
-        if self._is_new:
-            assert self._secret is not None
-            if self.directory.exists() or self.directory.ledger.exists():
-                raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
-            return dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
-        state = self.directory.load_state()
-        before, now = state.config or {}, json.loads(json.dumps(self.config.to_dict()))
-        changed = [name for name in now if before.get(name) != now[name]]
-        if changed:
-            parts = [f"{n} ({before.get(n)!r} then, {now[n]!r} now)" for n in changed]
-            raise ValueError(
-                f"a resumed run must keep its configuration; changed: {', '.join(parts)}"
-            )
-        self._check_guarantee(state)
-        if self._fingerprint(state.secret.restored()) != state.data:
-            raise ValueError(
-                "a resumed run needs the data that it was started with, but the training data "
-                "changed: what was released of the old ones would be charged to the new. Start a "
-                "new run, in another folder"
-            )
-        return state
+def train(run: Run, config: BlockConfig) -> Result:
+    """Trains what is left of a run, and removes what a hidden one kept in secret on the way."""
+    run.fit(config.steps)
+    assert run.result is not None
+    (run.directory.secret / _KEPT).unlink(missing_ok=True)
+    return run.result
 
-    def _mechanism(self) -> str:
-        return repr(self._blocks)
 
-    def _configuration(self) -> str:
-        return json.dumps(self.config.to_dict(), sort_keys=True)
+def report_of(
+    config: BlockConfig,
+    dataset: data.Dataset,
+    result: Result,
+    ledger: Path,
+    date: str,
+    command: str | None = None,
+) -> Report:
+    """The report of a finished run.
 
-    def _fingerprint(self, secret: Secret) -> str:
-        return self.dataset.fingerprint(secret.stream("data hash"))
-
-    def _records(self, run: Started) -> Source:
-        return self.source  # the trainer makes its own of them
-
-    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
-        plan = super()._plan(run, steps, kept)
-        return dataclasses.replace(plan, trainer=self._trainer)
-
-    def _trainer(self, run: Started, plan: RunPlan, state: TrainState) -> Any:
-        data = jax.device_put(records(self.config, self.dataset))
-        if isinstance(self._blocks, HiddenBlocks):
-            issuer = run.issuer(ChargedWhole(self._blocks), state.step, plan)
-            kept = run.directory.secret / _KEPT
-            return HiddenTrainer(self._blocks, data, run.ledger, issuer, kept)
-        issuer = run.issuer(Charged(self._blocks), state.step, plan)
-        return SweepTrainer(self._blocks, data, run.ledger, issuer)
-
-    def _row(self, state: TrainState, trainer: Stepper) -> Row:
-        row: Row = {"epsilon": trainer.epsilon(self.config.delta, self._relation).upper}
-        if self.config.spec.test_size:
-            x = prepared(self.config, self.dataset.test_x)
-            row |= accuracy(self.config.network, unnamed(state.params), x, self.dataset.test_y)
-        return row
+    Args:
+        config: resolved.
+        dataset: the data.
+        result: of the run.
+        ledger: its file.
+        date: on which it began.
+        command: that gives the run; None writes one with all public numbers.
+    """
+    found = build(
+        subject_of(config, np.asarray(dataset.test_y), command),
+        history=result.history,
+        params=result.params,
+        ledger=result.ledger,
+        reproducible=result.reproducible,
+        ledger_file=ledger,
+        date=date,
+    )
+    blocks = config.blocks()
+    if found.claim is None or not isinstance(blocks, HiddenBlocks):
+        return found
+    steps = sum(blocks.chain(block).steps for _, block in blocks.order)
+    return dataclasses.replace(found, claim=dataclasses.replace(found.claim, steps=steps))
 
 
 _KEPT = "blocks.json"
@@ -262,7 +229,7 @@ def _predictor(network: Network) -> Any:
 def subject_of(
     config: BlockConfig, test_labels: np.ndarray | None, command: str | None
 ) -> BlockSubject:
-    """The public facts of a resolved configuration; arguments as for ``BlockRun.report_of``."""
+    """The public facts of a resolved configuration; arguments as for ``report_of``."""
     spec, model = config.spec, "convolution" if config.chosen.channels else "mlp"
     model = "logistic" if config.algorithm == "sbcd-one-layer" else model
     return BlockSubject(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.leaves import outer_sum
-from jaxdp.noise.normals import noised
+from jaxdp.noise.normals import add_normals
 from jaxdp.papers.block_coordinate import forms
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.proximal import Proximal, Rescale
@@ -56,7 +56,7 @@ def sweep(
         residuals = network.residual(i, products[i], u, y)
         total = clipped_sum(residuals, inputs[i], mask, l2_clip_norms[i])
         words = jax.random.key_data(jax.random.fold_in(noise_key, i))
-        noisy = noised(total, noise_stds[i], words)
+        noisy = add_normals(total, noise_stds[i], words)
         new[i] = proximal(new[i] - step_size / divisor * noisy, step_size)
         if rescale is not None:
             new[i] = rescale(new[i], jax.random.fold_in(power_key, i))

@@ -5,9 +5,9 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
-from jaxdp.mechanism import Mechanism
+from jaxdp.mechanism import Mechanism, participation
 from jaxdp.noise import BandedInverse, Buffered, Strategy, Toeplitz, sensitivity
-from jaxdp.noise.sensitivity import Cyclic, participation
+from jaxdp.noise.sensitivity import Cyclic
 from jaxdp.runs.report.schema import Facts, Report
 from jaxdp.runs.report.subject import Rows, Subject
 from jaxdp.runs.report.words import HIDDEN, RELATIONS, show_delta
@@ -97,7 +97,7 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
     if mechanism.noise == "grid":
         said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
         if report.parameters:
-            said = mechanism.grid_in_words(report.parameters)
+            said = mechanism.noise_description(report.parameters)
         noise.append(("Noise", said))
     done = [
         ("Sampling", sampling),

@@ -276,7 +276,7 @@ def test_all_is_charged_before_the_first_step_and_an_interrupted_run_goes_on_wit
         return False
 
     config = small.config(steps=2, eval_every=1, sensitive=True)
-    directory, secret = runs.RunDirectory(tmp_path / "q"), runs.loop.Secret.new()
+    directory, secret = runs.RunDirectory(tmp_path / "q"), runs.assemble.Secret.new()
     runs.start(config, directory, small.dataset(), secret, small.ignore, enough=enough)
     assert seen
     assert not any("sensitive" in shown for shown in seen)

@@ -81,7 +81,7 @@ def test_splitting_variables_minimise_their_objectives_and_the_convolution_is_th
     wanted = jax.lax.conv_general_dilated(
         x.reshape(1, 6, 6, 2), kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    assert float(forms.length(PATCHES.cut(x))) < 1.5
+    assert float(forms.length(PATCHES.extract(x))) < 1.5
     np.testing.assert_allclose(product, np.ravel(wanted), atol=1e-5)
 
 

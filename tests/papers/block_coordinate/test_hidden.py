@@ -298,7 +298,7 @@ def test_weights_that_grow_do_not_outgrow_their_noise():
     one = rng.normal(size=(200, 30)) * 10 ** rng.uniform(-2, 2, (200, 1))
     other = one + rng.normal(size=one.shape) * 10 ** rng.uniform(-4, 2, (200, 1))
     for scale in (1e-20, 1.0, 1e25):
-        ends = [np.asarray(hidden.held(jnp.asarray(w * scale, jnp.float32), scale), np.float64)
+        ends = [np.asarray(hidden.limit_rows(jnp.asarray(w * scale, jnp.float32), scale), np.float64)
                 for w in (one, other)]  # fmt: skip
         assert all(np.max(np.linalg.norm(w, axis=1)) <= scale * (1 + 1e-6) for w in ends)
         gaps = [np.linalg.norm(a - b, axis=1) for a, b in (ends, (one * scale, other * scale))]
@@ -326,7 +326,7 @@ def test_rounding_inside_a_step_stays_below_its_noise_where_weights_are_largest(
     v = np.full(width, (1 - 2.0**-8) / np.sqrt(width), np.float32)
     for _ in range(8):
         rows = largest * rng.uniform(0.9, 1.0, (1, width)) + rng.normal(size=(1, width))
-        w = np.asarray(hidden.held(jnp.asarray(rows, jnp.float32), largest), np.float64)
+        w = np.asarray(hidden.limit_rows(jnp.asarray(rows, jnp.float32), largest), np.float64)
         u = np.float32(w @ v)
         moved = one_step(np.float32(w), v, u, largest)
         errors.append(np.linalg.norm(moved - (w - ((w @ v) - u)[:, None] * v)))

@@ -18,7 +18,7 @@ from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
 from jaxdp.papers.block_coordinate.network import Patches
 from jaxdp.papers.block_coordinate.released import Charged
-from jaxdp.papers.block_coordinate.run import BlockRun, command_of
+from jaxdp.papers.block_coordinate.run import block_run, command_of, train
 from jaxdp.papers.block_coordinate.settings import configured, records
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.export import export_params
@@ -48,8 +48,8 @@ def go(folder, cfg, progress=ignore, seed=None, data=None):
     directory = RunDirectory(folder)
     secret = None if directory.exists() else Secret.new()
     secret = Secret.from_seed(seed) if secret is not None and seed is not None else secret
-    run = BlockRun(cfg, directory, data or dataset(), secret, progress)
-    return run, run.result()
+    run = block_run(cfg, directory, data or dataset(), secret, progress)
+    return run, train(run, cfg)
 
 
 REPLACED = acc.Relation.REPLACE_ONE
@@ -176,7 +176,7 @@ def test_of_every_training_one_version_is_seen_wherever_what_was_kept_is_put_bac
         left[:] = range(trainings)
         with contextlib.suppress(Stop):
             run, result = go(folder, hidden())
-            first = run._blocks.init(run._secret.jax_key("init"))
+            first = hidden().blocks().init(run._secret.jax_key("init"))
             ends = zip(result.params.values(), first, strict=True)
             bits = sum(round(float(np.mean(end - begin))) for end, begin in ends)
             assert result.ledger.event == acc.Composed((acc.Repeated(event, charged),))
@@ -272,14 +272,15 @@ def test_other_settings_and_longer_fits_of_a_hidden_run_have_partitions_of_their
 
     def begun(name, secret, epochs):
         cfg = config("sbcd-one-layer", settings={"epochs": epochs})
-        return BlockRun(cfg, RunDirectory(tmp_path / name), dataset(), secret, ignore)
+        run = block_run(cfg, RunDirectory(tmp_path / name), dataset(), secret, ignore)
+        return run, cfg
 
     monkeypatch.setattr(training, "secret_partition", watched)
     for epochs in (1, 2):  # of one seed
-        begun(str(epochs), Secret.from_seed(3), epochs).result()
+        train(*begun(str(epochs), Secret.from_seed(3), epochs))
     assert len(set(found)) == 2
     found.clear()
-    run = begun("run", Secret.new(), 1)
+    run, _ = begun("run", Secret.new(), 1)
     run.fit(2)
     assert len(set(found)) == 2
     moved = [row["update_norm"] for row in run.history]
@@ -349,7 +350,7 @@ def test_bad_input_is_named(tmp_path, capsys):
         odd = np.concatenate([np.asarray(rows.train_y)[:-1], [label]])
         rows = dataclasses.replace(rows, train_y=odd.astype(np.asarray(label).dtype))
         with pytest.raises(ValueError, match="train_y must be") as error:
-            BlockRun(config, folder, rows, Secret.new(), ignore)
+            block_run(config, folder, rows, Secret.new(), ignore)
         assert str(label) not in str(error.value)
         refused("train_y must be", records, config, rows)
     for name, value in {"hidden": 64, "l2_clip_norm": 1e-3}.items():

@@ -1,11 +1,35 @@
-"""Learning-rate schedules by name, as ``jaxdp train`` takes them."""
+"""Hyper-parameters of optimizers: checks, and learning-rate schedules by name.
 
+All are public constants of a run. ``optax.inject_hyperparams`` makes jax arrays of them, which may
+be traced, so that the checks let an array through.
+"""
+
+import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
 
 from jaxdp import arguments
+
+
+def _injectable(check: Callable[[str, float], float], name: str, value: float | jax.Array) -> Any:
+    """Returns the checked value; a jax array, as it is."""
+    return value if isinstance(value, jax.Array) else check(name, value)
+
+
+decay = functools.partial(_injectable, arguments.decay)
+positive = functools.partial(_injectable, arguments.positive)
+non_negative = functools.partial(_injectable, arguments.non_negative)
+at_least_one = functools.partial(_injectable, arguments.size)
+
+
+def learning_rate(value: optax.ScalarOrSchedule) -> Any:
+    """Returns the value, if it is a number above 0 or a schedule."""
+    return value if callable(value) else positive("learning_rate", value)
+
 
 KINDS = ("constant", "cosine", "linear")
 
@@ -42,6 +66,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
                 f"learning_rate_schedule must be KIND or KIND:WARMUP with a kind among "
                 f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
             )
+        # The warm-up is part of the run: what falls, falls over the steps that are left.
         warmup = int(number or 0)
         if warmup >= arguments.integer("steps", steps, least=1) and warmup:
             raise ValueError(
@@ -61,6 +86,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> optax.Schedule:
             after = optax.join_schedules([rising, after], [warmup])
 
     def rate(step: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
+        """The learning rate of a step."""
         with jax.numpy_dtype_promotion("standard"):  # optax mixes the step with floats
             return after(step)
 

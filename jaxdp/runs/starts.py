@@ -1,0 +1,283 @@
+"""One start of a run: its ledger, its streams, and the checkpoint that it goes on from.
+
+docs/releases.md, "Runs", proves what is done here.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxdp.devices import processes
+from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import SEEDED
+from jaxdp.ledger.seeds import Secret
+from jaxdp.ledger.tickets import Chargeable, Issuer
+from jaxdp.mechanism import Mechanism
+from jaxdp.runs.directory import RunDirectory, RunState, name_of, number_of, streams_of
+from jaxdp.training.trainer import TrainState
+
+# Steps that are done again until they are kept would be selected by what ended them.
+INTERRUPTED = (
+    "the run was interrupted and steps were done again: that no interruption depended on the draws "
+    "and the noise of the steps that it took (as running out of memory could) was not verified"
+)
+# Each copy of a folder that goes on tells what it charged itself, and nothing of the other.
+MOVED = (
+    "the run's folder may have been moved or copied since the start before (or its storage was "
+    "mounted anew): that no other copy of it was continued, whose cost would add to this one's, "
+    "was not verified"
+)
+
+
+class Continuation(enum.Enum):
+    """The uses that a run has for the state of a checkpoint."""
+
+    CONTINUE = "goes on in its stream, within what it holds"
+    NEW_STREAM = "begins a new stream, in which every further step is charged anew"
+    NONE = "holds steps that were done again since"
+
+
+@dataclasses.dataclass(eq=False)
+class Start:
+    """A start of a run in this process. **Secret**.
+
+    Attributes:
+        directory: of the run.
+        state: the secret state, as it is kept there.
+        secret: of the run's randomness.
+        incarnation: randomness of this start; part of every key.
+        ledger: of the run, open.
+        steps: of the whole run.
+        every: steps of a block, which are reserved together.
+        whole: True where releases decide the number of steps: all are charged before the first.
+        note: on every charge.
+        issuers: of the gradient, and of a private energy.
+    """
+
+    directory: RunDirectory
+    state: RunState
+    secret: Secret
+    incarnation: str
+    ledger: Ledger
+    steps: int
+    every: int
+    whole: bool
+    note: str
+    issuers: list[Issuer] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The run's name in the ledger."""
+        return name_of(self.state)
+
+    @property
+    def streams(self) -> list[str]:
+        """The run's streams of steps in the ledger, in the order in which they began."""
+        return streams_of(self.ledger, self.state)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream that the run's releases are charged to."""
+        return self.streams[-1]
+
+    def begin_stream(self, state: TrainState) -> None:
+        """Begins a stream: the first, or another where steps that were shown are done again."""
+        name, known = self.name, self.streams
+        if known:
+            name = f"{name}/{(number_of(name, known[-1]) or 0) + 1}"
+        self.ledger.new_stream(name, (state.step, past_of(state)))
+
+    def show(self, step: int, past: bytes = b"") -> None:
+        """Records durably that a state may be seen from now on.
+
+        Args:
+            step: of the state.
+            past: of the state; b"" for a checkpoint that nobody could read.
+        """
+        self.ledger.show(self.stream, step, past)
+        self._keep_head(step)
+
+    def show_release(self, stream: str, digest: bytes) -> None:
+        """Records what was released before the first step, by its hash; it names no state."""
+        self.ledger.show(stream, 1, digest)
+        self._keep_head(self.state.shown)
+
+    def _keep_head(self, shown: int) -> None:
+        """Keeps the ledger's head, so that a ledger cut off behind it is refused later."""
+        head = self.ledger.head.hex()
+        if (shown, head) != (self.state.shown, self.state.head):
+            self.save_state(shown=shown, head=head)
+
+    def save_state(self, **changes: int | str) -> None:
+        """Changes fields of the secret state and writes it durably."""
+        self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+        self.directory.save_state(self.state)
+
+    def issuer(self, mechanism: Chargeable, step: int, part: str = "") -> Issuer:
+        """Returns an issuer of the run's steps from ``step`` on, which reserves them anew.
+
+        Args:
+            mechanism: whose events are charged.
+            step: of the state that the run goes on from.
+            part: a second release of each step, such as "energy"; it has a stream of its own.
+        """
+        secret = self.secret.child(part) if part else self.secret
+        is_one = getattr(mechanism, "strategy", None) is not None
+        notes = [self.note] + [SEEDED] * secret.reproducible
+        stream = f"{self.stream}/{part}" if part else self.stream
+        issuer = Issuer(
+            mechanism,
+            self.ledger,
+            secret,
+            stream,
+            incarnation=self.incarnation,
+            first_step=step,
+            reserve=self.every,
+            source="mechanism",
+            resumed=True,
+            # Steps of an epoch, or a run, that is one event are done again on its one draw.
+            draws=self.name if is_one else stream,
+            note="; ".join(filter(None, notes)),
+        )
+        self.issuers.append(issuer)
+        if self.whole or self.state.until_enough or self.ledger.counts_whole(stream):
+            issuer.reserve(self.steps, whole=True)
+        return issuer
+
+    def use_of(
+        self, state: TrainState, mechanism: Mechanism, given_up: bool = False
+    ) -> Continuation:
+        """Returns the use of a checkpoint's state, or of that before the first step.
+
+        The run continues only from a state that descends from the one shown last, so that of each
+        step of a stream one version at most is ever visible; a new stream begins only at a state
+        that was shown itself. In several processes process 0 decides.
+
+        Args:
+            state: the state.
+            mechanism: of the run.
+            given_up: True if the owner sets a later state aside, which nobody could read.
+
+        Raises:
+            ValueError: the ledger lacks charges behind the state, or the steps behind it cannot be
+                charged once more.
+        """
+        return Continuation[
+            processes.from_process_0(lambda: self._use_of(state, mechanism, given_up).name)
+        ]
+
+    def _use_of(self, state: TrainState, mechanism: Mechanism, given_up: bool) -> Continuation:
+        past, ledger, streams = past_of(state), self.ledger, self.streams
+        if not ledger.holds(past) or (given_up and not streams):
+            raise ValueError(
+                f"{self.directory.ledger} must hold every charge of the last checkpoint, but some "
+                "are missing: what was released can no longer be accounted for"
+            )
+        if not given_up and self._descends(state, mechanism):
+            return Continuation.CONTINUE
+
+        # It holds other versions of steps that were shown since: only if it was shown itself may it
+        # be seen again, with everything behind it charged anew.
+        of_before = ledger.renewed and not ledger.holds(past, since=ledger.renewed)
+        shown = any(ledger.was_shown(stream, state.step, past) for stream in streams)
+        if state.step and not of_before and not shown:
+            return Continuation.NONE
+        if mechanism.strategy is not None and not getattr(mechanism.sampling, "tail_again", False):
+            raise ValueError(
+                f"the checkpoint must hold all steps that were shown, got one after {state.step}: "
+                "steps with correlated noise that is amplified by sampling cannot be repeated, for "
+                f"no bound is proven. Put back the last checkpoint of {self.directory.path}, or "
+                "begin another run, whose cost adds to this one's"
+            )
+        return Continuation.NEW_STREAM
+
+    def _descends(self, state: TrainState, mechanism: Mechanism) -> bool:
+        """True if a state is the one that was shown last, or was made from it."""
+        if not self.streams:
+            return True
+        past, last = past_of(state), self.ledger.shown(self.stream)
+        if last is not None and last.past is not None:
+            made = state.step >= last.step and self.ledger.holds(past, since=last.start)
+            return made or (state.step, past) == (last.step, last.past)
+        # Of format 2, whose lines name no states.
+        if state.step < max(self.state.shown, last.step if last else 0):
+            return False
+        number = number_of(self.name, self.stream)
+        if mechanism.strategy is None or not number:
+            return True
+        if self.state.branch is None or self.state.lost < number:  # older than the ledger
+            return False
+        start, since = map(bytes.fromhex, self.state.branch)
+        return past == start or self.ledger.holds(past, since)
+
+    def restarted_since(self, state: TrainState) -> bool:
+        """True if the stream began after a state was made, for steps that others had shown."""
+        first = self.ledger.first_shown(self.stream)
+        return (
+            bool(number_of(self.name, self.stream))
+            and first is not None
+            and not self.ledger.holds(past_of(state), since=first.start)
+        )
+
+
+def past_of(state: TrainState) -> bytes:
+    """The head of the ledger that holds the releases behind a state."""
+    return np.asarray(state.past, np.uint32).tobytes()
+
+
+@contextlib.contextmanager
+def begin(
+    directory: RunDirectory,
+    state: RunState,
+    configuration: Callable[[], str],
+    *,
+    steps: int,
+    every: int,
+    whole: bool = False,
+    note: str = "",
+) -> Iterator[Start]:
+    """Records a new start of a run durably, before anything is drawn; yields it, its ledger open.
+
+    Args:
+        directory: locked by the caller.
+        state: its secret state before this start.
+        configuration: gives all public numbers and names of the run as a text. Where a person chose
+            the seed it goes into the randomness, so that another run with that seed has another.
+        steps: as for ``Start``.
+        every: as for ``Start``.
+        whole: as for ``Start``.
+        note: as for ``Start``.
+    """
+    secret = state.secret.restored()
+    if not directory.exists():  # a ledger whose secret a crash has lost could not be read
+        directory.save_state(state)
+    with contextlib.closing(Ledger(directory.ledger, key=secret.stream("ledger"))) as ledger:
+        ledger.join()
+        # Before a checkpoint is set aside, which alone may know what the ledger has lost.
+        directory.check_shown(ledger, state)
+
+        # Each start has a line of its own, so that what two copies of a folder take and write after
+        # their start can be distinguished, and fresh randomness for draws and noise.
+        head = ledger.head
+        _, place = ledger.new_stream(
+            f"start {processes.from_process_0(lambda: secrets.token_hex(16))}"
+        )
+        fresh = processes.from_process_0(lambda: secrets.token_hex(16))
+        if secret.reproducible:
+            # A seed that a person chose gives the same to every such run that was never
+            # interrupted; copies that went on separately have other ledgers.
+            named = f"{configuration()}|{place}|{head.hex()}".encode()
+            fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
+
+        # A copy of the folder may have gone on elsewhere: that cannot be seen here, so it is said.
+        folder = processes.from_process_0(directory.place)
+        if state.place not in (None, folder):  # runs of older versions did not write it down
+            ledger.trust(MOVED)
+        state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=folder)
+        directory.save_state(state)
+        yield Start(directory, state, secret, fresh, ledger, steps, every, whole, note)
