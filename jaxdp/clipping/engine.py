@@ -287,6 +287,9 @@ class ClippedGrad:
             gathered: True if ``data`` are rows.
             scale: checked, as for a call.
             bound: checked, as for a call.
+
+        Raises:
+            ValueError: there is not a row for each position; as for a call.
         """
         if gathered and indices is not None and _rows.rows("data", data) != mask.shape[0]:
             raise ValueError(
