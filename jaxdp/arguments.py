@@ -17,7 +17,8 @@ _MOST = 10**18
 def real(name: str, value: Any) -> float:
     """Returns the value as a float; ValueError for what is no single real number."""
     numeric = hasattr(value, "__float__") or hasattr(value, "__index__")
-    if _is_no_number(value) or not numeric:
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if isinstance(value, bool) or kind in _NO_KINDS or not numeric:
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
@@ -69,8 +70,9 @@ def target(name: str, value: Any) -> float:
 def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Returns the value as an int, if it is whole and in range; booleans and 3.5 are refused."""
     expected = f"a whole number of at least {least}"
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
     try:
-        number = None if _is_no_number(value) else int(value.__index__())
+        number = None if isinstance(value, bool) or kind in _NO_KINDS else int(value.__index__())
     except (AttributeError, TypeError):  # arrays have one that not all of them can answer
         number = None
     if number is None:
@@ -115,11 +117,6 @@ def described(value: Any) -> str:
     """Returns a wrong argument in words; arrays, which may be records, by type alone."""
     shown = value is None or isinstance(value, (str, bool, int, float)) or callable(value)
     return repr(value) if shown else f"a {type(value).__name__}"
-
-
-def _is_no_number(value: Any) -> bool:
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")
-    return isinstance(value, bool) or kind in _NO_KINDS
 
 
 def _within(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> float:

@@ -49,7 +49,8 @@ class OfTicket:
         if self._made is None:
             return None
         ticket, arrays = self._made
-        return ticket if same(arrays, self._given()) else None
+        given = [getattr(self, name) for name in self.__match_args__]
+        return ticket if same(arrays, given) else None
 
     def carrying(self, ticket: Ticket | None, **more: Any) -> Self:
         """A copy that carries a ticket; the caller has seen that it is made of that ticket's draw.
@@ -59,14 +60,12 @@ class OfTicket:
             more: values of other fields that the constructor does not take.
         """
         made = dataclasses.replace(self)
-        more["_made"] = None if ticket is None else (ticket, jax.tree.leaves(made._given()))
+        # Dataclasses keep the names of what their constructor takes.
+        leaves = jax.tree.leaves([getattr(made, name) for name in self.__match_args__])
+        more["_made"] = None if ticket is None else (ticket, leaves)
         for name, value in more.items():
             object.__setattr__(made, name, value)
         return made
-
-    def _given(self) -> list[PyTree]:
-        # Dataclasses keep the names of what their constructor takes.
-        return [getattr(self, name) for name in self.__match_args__]
 
 
 class ExtraArgument:
@@ -239,7 +238,19 @@ def require_gatherable(num_records: int) -> None:
 
 
 def positions_for_device(indices: np.ndarray, num_records: int, gathered: bool) -> np.ndarray:
-    """Positions [..., m] as a compiled function takes them; see ``Draw.positions``."""
+    """Positions [..., m] as a compiled function takes them: int32 [..., m].
+
+    From 2^31 records on uint32 [..., m, 2], the low and the high halves, of which a record's
+    randomness is made.
+
+    Args:
+        indices: integer [..., m].
+        num_records: how many records they were drawn from.
+        gathered: False if the function itself is to gather the rows.
+
+    Raises:
+        ValueError: it is, and 32 bits do not reach every record.
+    """
     if num_records <= MOST_ON_DEVICE:
         return indices
     if not gathered:
@@ -251,7 +262,7 @@ def positions_for_device(indices: np.ndarray, num_records: int, gathered: bool) 
 
 
 def record_keys(rng: jax.Array, indices: jax.Array) -> jax.Array:
-    """A JAX key [m] for each record, from its position [m], or [m, 2] of ``Draw.positions``.
+    """A JAX key [m] for each record, from its position [m], or [m, 2] of ``positions_for_device``.
 
     Each position has its own: ``fold_in`` of its low half, and of the high one where it is not 0.
     """
@@ -398,20 +409,6 @@ class Draw(OfTicket):
             raise ValueError("draw must come from a sampler to have a noise key, got one by hand")
         return self.ticket.key()
 
-    def positions(self, gathered: bool) -> np.ndarray:
-        """The indices as a compiled pass takes them: int32 [passes, physical_batch_size].
-
-        From 2^31 records on uint32 [passes, physical_batch_size, 2], the low and the high halves,
-        of which a record's randomness is made.
-
-        Args:
-            gathered: False if the pass itself is to gather the rows.
-
-        Raises:
-            ValueError: it is, and 32 bits do not reach every record.
-        """
-        return positions_for_device(self.indices, self.num_records, gathered)
-
     def batches(self, data: PyTree) -> Iterator[Batch]:
         """Returns the physical batches of the draw, gathered from ``data``, each with its mask.
 
@@ -434,11 +431,6 @@ class Draw(OfTicket):
         for number, (rows, mask) in enumerate(zip(self.indices, self.mask, strict=True)):
             batch = Batch(frozen(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)), mask)
             yield batch.carrying(ticket, number=number)
-
-    def drawn_by(self, ticket: Ticket) -> "Draw":
-        """A read-only copy that carries its ticket, as the sampler hands it out."""
-        self.indices.flags.writeable = self.mask.flags.writeable = False
-        return self.carrying(ticket)
 
 
 @functools.partial(

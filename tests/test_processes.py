@@ -88,6 +88,7 @@ class Service:
         self.told, self.asked = {}, 0
         state = types.SimpleNamespace(client=self, num_processes=2, process_id=index)
         monkeypatch.setattr(processes, "_state", lambda: state)
+        monkeypatch.setattr(processes, "count", lambda: 2)
 
     def key_value_set(self, key, text, allow_overwrite):
         self.told[key] = text

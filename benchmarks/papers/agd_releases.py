@@ -208,7 +208,7 @@ def _totals(
     batch: another number of rows would round the losses of all others otherwise.
     """
     total = np.zeros(len(sizes), np.int64)
-    for places, mask in zip(draw.positions(False), draw.mask, strict=True):
+    for places, mask in zip(draw.indices, draw.mask, strict=True):
         units = _losses(loss_fn, params, direction, sizes, data, places, mask)
         total += np.asarray(units).sum(axis=1, dtype=np.int64)
     return [int(each) for each in total]

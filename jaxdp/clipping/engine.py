@@ -349,8 +349,10 @@ class ClippedGrad:
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
-            size = mask.shape[0]
-            together = self._microbatch_rows(size)
+            together = size = mask.shape[0]
+            if self.microbatch_size is not None:
+                devices = 1 if place is None else place.devices
+                together = min(size, -(-self.microbatch_size // devices))
             if together == size:
                 return microbatch(batch, mask)
             # Microbatches one after another. The last is filled up with a record that the mask
@@ -412,7 +414,7 @@ class ClippedGrad:
             else None
         )
         devices = 1 if self.placement is None else self.placement.devices
-        rows = self._microbatch_rows(-(-size // devices))
+        rows = -(-min(size, self.microbatch_size or size) // devices)
         with losses.comparing(data):
             return self._planned(params, (options.example_shapes(data), key), rows)[2]
 
@@ -466,13 +468,6 @@ class ClippedGrad:
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
         each = plan_leaves(options.paths(params), shapes, flags, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
-
-    def _microbatch_rows(self, size: int) -> int:
-        """Rows of one microbatch of a device that has ``size`` rows."""
-        if self.microbatch_size is None:
-            return size
-        devices = 1 if self.placement is None else self.placement.devices
-        return min(size, -(-self.microbatch_size // devices))
 
 
 def clipped_grad(

@@ -435,8 +435,11 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
 
     # The axes that it works over. A number in ``axes`` is an array's; elsewhere it is a name
     # like any.
-    axes = [axis for axis in _listed(eqn, "axes") if not isinstance(axis, numbers.Integral)]
-    named = axes + _listed(eqn, "axis_name")
+    named: list[Any] = []
+    for key in ("axes", "axis_name"):
+        value = params.get(key, ())
+        axes = value if isinstance(value, tuple | list | set | frozenset) else [value]
+        named += [a for a in axes if key == "axis_name" or not isinstance(a, numbers.Integral)]
     if not inner_jaxprs(eqn):
         effects: Any = eqn.effects
         named += [e.name for e in effects if type(e).__name__ == "NamedAxisEffect"]
@@ -447,11 +450,6 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
             f"{sorted(outer, key=str)}: it, or its gradient, mixes the examples of all shards. Sum "
             "over the axis after clipping, outside the loss"
         )
-
-
-def _listed(eqn: core.JaxprEqn, key: str) -> list[Any]:
-    value = eqn.params.get(key, ())
-    return list(value) if isinstance(value, tuple | list | set | frozenset) else [value]
 
 
 class Constants:

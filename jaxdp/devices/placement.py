@@ -326,7 +326,9 @@ def place_on_mesh(
         return params, opt_state, parts, None
     if not place.is_home_of((params, opt_state, parts)):
         params, parts = place.put(params), place.put(parts)
-        trained = jax.tree.map(lambda v, p: p, parts["value"], params)
+        structure: Any = jax.tree.structure(params)
+        each = zip(structure.flatten_up_to(parts["value"]), jax.tree.leaves(params), strict=True)
+        trained = jax.tree.unflatten(structure, [None if v is None else p for v, p in each])
         at = place.shardings_like(trained, opt_state)
         own = lambda leaf, like: place._sharding(leaf) if _mesh_of(leaf) else like  # noqa: E731
         opt_state = jax.device_put(opt_state, jax.tree.map(own, opt_state, at))

@@ -24,35 +24,20 @@ _asked = itertools.count()
 
 
 def _state() -> Any:
-    """The state of ``jax.distributed``; None where JAX was not imported."""
-    if "jax" not in sys.modules:
-        return None
-    from jax._src import distributed  # its public face does not tell without starting a backend
-
-    return distributed.global_state
+    """The state of ``jax.distributed``."""
+    return sys.modules["jax._src.distributed"].global_state
 
 
 def count() -> int:
     """The number of processes that ``jax.distributed.initialize`` has joined; 1 without it."""
-    state = _state()
+    # JAX need not be imported. Its public face does not tell without starting a backend.
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     return 1 if state is None or state.client is None else int(state.num_processes)
 
 
 def index() -> int:
     """This process's number, from 0."""
     return 0 if count() == 1 else int(_state().process_id)
-
-
-def check_initialized() -> None:
-    """Raises ValueError where JAX has several processes that jaxdp cannot exchange texts with."""
-    import jax
-
-    if jax.process_count() > 1 and count() != jax.process_count():
-        raise ValueError(
-            "jax.distributed.initialize() must be called before jaxdp is used by several "
-            f"processes, got {jax.process_count()} that were not joined by it: each would draw "
-            "and add noise by itself"
-        )
 
 
 def require_single_process(name: str) -> None:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxdp import accounting as acc
@@ -133,17 +133,13 @@ class Streams:
     """The steps that each stream holds: disjoint entries in order, those of a kind merged."""
 
     def __init__(self) -> None:
-        self._entries: dict[str | None, list[Entry]] = {}
+        self.entries: dict[str | None, list[Entry]] = {}
         self.whole: set[str | None] = set()  # where a line said so, of steps held or not
         self._block = 1  # the largest of any event
 
-    def __iter__(self) -> Iterator[Entry]:
-        # A signal handler may charge while somebody looks.
-        return (entry for entries in tuple(self._entries.values()) for entry in entries)
-
     def of(self, stream: str | None) -> list[Entry]:
         """The entries of one stream."""
-        return self._entries.get(stream, [])
+        return self.entries.get(stream, [])
 
     def meeting(self, stream: str | None, first: int, end: int) -> list[Entry]:
         """The entries of one stream that hold any of the steps [first, end)."""
@@ -165,7 +161,7 @@ class Streams:
         if entry.whole:
             self.whole.add(entry.stream)
         self._block = max(self._block, entry.block)
-        known = self._entries.setdefault(entry.stream, [])
+        known = self.entries.setdefault(entry.stream, [])
         if known and known[-1].end > entry.first_step:  # rarely: the time is flat to 100,000 lines
             for part in self.missing(entry):
                 bisect.insort(known, part, key=lambda e: e.first_step)
@@ -182,11 +178,11 @@ class Streams:
                 kept.append(entry.between(entry.first_step, min(entry.end, first)))
             if entry.end > end:
                 kept.append(entry.between(max(entry.first_step, int(end)), entry.end))
-        self._entries[stream] = kept
+        self.entries[stream] = kept
 
     def check(self, entry: Entry) -> None:
         """Raises ValueError where a step, or a block, would be charged as two events."""
-        if entry.stream is None or not self._entries.get(entry.stream):  # each a draw of its own
+        if entry.stream is None or not self.entries.get(entry.stream):  # each a draw of its own
             return
         # A block that is one event reaches beyond the steps themselves, as far as the widest one.
         wide = max(self._block, entry.block)
@@ -254,11 +250,6 @@ class Chain:
         return hashlib.blake2b(
             self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
         ).digest()
-
-    def holds(self, head: bytes, since: bytes = b"") -> bool:
-        """True if ``head`` was once the head, after ``since`` if that is given."""
-        heads = self.heads
-        return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
 
     def take(self, found: bytes) -> None:
         """Continues from a hash."""

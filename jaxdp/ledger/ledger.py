@@ -20,12 +20,14 @@ from jaxdp.ledger.entries import (
     SEEDED,
     SOURCES,
     Entry,
+    LedgerRows,
     Row,
     Streams,
     check_stream,
     event_counts,
 )
-from jaxdp.ledger.shared import rows_of
+from jaxdp.ledger.file import LedgerFile
+from jaxdp.ledger.shared import RowsOfAll
 
 _forks = 0  # of which this process is the last
 
@@ -189,7 +191,9 @@ class Ledger:
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
         self._forget()
-        self._rows = rows_of(None if path is None else Path(path), key or b"", budget is None)
+        self._rows = LedgerRows() if path is None else LedgerFile(Path(path), key or b"")
+        if self._processes > 1:  # process 0 writes; with a budget all read once it is taken
+            self._rows = RowsOfAll(self._rows, budget is None)
         self._read(self._rows.new_rows())
 
     # What it holds.
@@ -209,7 +213,9 @@ class Ledger:
     @property
     def reserved(self) -> tuple[Entry, ...]:
         """As ``entries``, with what was reserved and not handed out: so its file counts."""
-        return tuple(self._streams)
+        # A signal handler may charge while somebody looks.
+        held = tuple(self._streams.entries.values())
+        return tuple(entry for entries in held for entry in entries)
 
     @property
     def event(self) -> acc.Event:
@@ -231,7 +237,8 @@ class Ledger:
 
     def holds(self, head: bytes, since: bytes = b"") -> bool:
         """True if ``head`` was this ledger's (after ``since``): it holds all releases up to it."""
-        return self._rows.chain.holds(head, since)
+        heads = self._rows.chain.heads
+        return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
 
     @property
     def begun(self) -> tuple[str, ...]:
@@ -315,9 +322,11 @@ class Ledger:
         Returns:
             (name of the stream, its place among those begun).
         """
-        name = processes.from_process_0(lambda: secrets.token_hex(8)) if name is None else name
+        if name is None:
+            name = processes.from_process_0(lambda: secrets.token_hex(8))
+        else:
+            check_stream(name)
         row: Row = {"begun": name}
-        check_stream(name)
         if start is not None:
             row |= {"step": start[0], "past": start[1].hex()}
         self._open()
@@ -504,7 +513,7 @@ class Ledger:
         """The whole ledger as JSON; ``from_json`` is its inverse. What is reserved counts."""
         content = {
             "format": FORMAT,
-            "entries": [entry.to_dict() for entry in self._streams],
+            "entries": [entry.to_dict() for entry in self.reserved],
             **{kind: sorted(said) for kind, said in self._noted.items()},
             "seen": self._seen,
             "begun": list(self._begun),
@@ -538,7 +547,7 @@ class Ledger:
         """The entries, without what is reserved and known not to be handed out."""
         # Another process may have handed out what this one did not.
         live = {} if self._rows.several else self._issuers
-        for entry in self._streams:
+        for entry in self.reserved:
             counts = entry.stream in self._streams.whole
             issuer = None if counts else live.get(entry.stream)
             first, end = (0, 0) if issuer is None else issuer.unused()
@@ -565,43 +574,38 @@ class Ledger:
         self.renewed = b""  # the head at the first line of this format in a file of an older one
 
     def _read(self, rows: Iterable[tuple[str, Row, bytes]]) -> None:
+        """Takes in rows; one that Ctrl-C stopped in between is taken in once more."""
         for where, row, head in rows:
             try:
-                self._take_in(row, head)
+                if kind := next((kind for kind in self._noted if kind in row), None):
+                    self._noted[kind].add(str(row[kind]))
+                elif "begun" in row:
+                    self._begun.setdefault(row["begun"], len(self._begun))
+                    self._start = head
+                    if "past" in row:
+                        self._see(row["begun"], int(row["step"]), bytes.fromhex(row["past"]))
+                elif "shown" in row:
+                    past = bytes.fromhex(row["past"]) if "past" in row else None
+                    self._see(row["stream"], int(row["shown"]), past)
+                elif "seen" in row:
+                    self._seen.update({name: list(n) for name, n in row["seen"].items()})
+                    self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
+                elif "ended" in row:
+                    if not self.counts_whole(row["stream"]):
+                        self._streams.take_out(row["stream"], int(row["ended"]))
+                elif "given_back" in row:  # of format 2
+                    self._streams.take_out(row["stream"], *map(int, row["given_back"]))
+                elif "format" in row:
+                    self.renewed = head
+                elif "ledger" not in row:
+                    entry = Entry.from_dict(row)
+                    if self._budget is not None:
+                        self._spend(self._budget, entry)
+                    self._streams.insert(entry)
             except acc.BudgetExceededError:
                 raise
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise ValueError(f"{where} must be a ledger entry: {error}") from error
-
-    def _take_in(self, row: Row, head: bytes) -> None:
-        """Takes in one row; a row that Ctrl-C stopped in between is taken in once more."""
-        for kind in self._noted:
-            if kind in row:
-                self._noted[kind].add(str(row[kind]))
-                return
-        if "begun" in row:
-            self._begun.setdefault(row["begun"], len(self._begun))
-            self._start = head
-            if "past" in row:
-                self._see(row["begun"], int(row["step"]), bytes.fromhex(row["past"]))
-        elif "shown" in row:
-            past = bytes.fromhex(row["past"]) if "past" in row else None
-            self._see(row["stream"], int(row["shown"]), past)
-        elif "seen" in row:
-            self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
-            self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
-        elif "ended" in row:
-            if not self.counts_whole(row["stream"]):
-                self._streams.take_out(row["stream"], int(row["ended"]))
-        elif "given_back" in row:  # of format 2
-            self._streams.take_out(row["stream"], *map(int, row["given_back"]))
-        elif "format" in row:
-            self.renewed = head
-        elif "ledger" not in row:
-            entry = Entry.from_dict(row)
-            if self._budget is not None:
-                self._spend(self._budget, entry)
-            self._streams.insert(entry)
 
     def _see(self, stream: str, step: int, past: bytes | None) -> None:
         states, found = self._shown.setdefault(stream, []), Shown(step, past, self._start)

@@ -41,10 +41,16 @@ class Secret:
         """The secret itself, or a new one: that of process 0 in several processes.
 
         Raises:
-            ValueError: processes were given different ones.
+            ValueError: processes were given different ones, or JAX has several processes that
+                jaxdp cannot exchange texts with.
         """
-        processes.check_initialized()
-        processes.agree(secret=None if secret is None else secret.stream("agreement").hex())
+        if jax.process_count() > 1 and processes.count() != jax.process_count():
+            raise ValueError(
+                "jax.distributed.initialize() must be called before jaxdp is used by several "
+                f"processes, got {jax.process_count()} that were not joined by it: each would draw "
+                "and add noise by itself"
+            )
+        processes.agree(secret=secret and (lambda: secret.stream("agreement").hex()))
         if secret is None:
             found = processes.from_process_0(lambda: f"{cls.new().entropy:032x}")
             return cls(int(found, 16), reproducible=False)

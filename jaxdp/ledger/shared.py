@@ -5,7 +5,6 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError
@@ -15,18 +14,6 @@ from jaxdp.ledger.file import LedgerFile
 _TOGETHER = 500  # rows of one message: a few hundred kilobytes; the service takes 4 MB at most
 _PROMPT = 5.0  # how long a close waits for what another process says, in seconds
 _named: dict[str, Iterator[int]] = defaultdict(itertools.count)
-
-
-def rows_of(path: Path | None, key: bytes, read: bool) -> LedgerRows:
-    """The rows of a ledger in this process.
-
-    Args:
-        path: of the file; None for memory.
-        key: as for ``Chain``.
-        read: False leaves a file that process 0 writes unread until the ledger is taken.
-    """
-    own = LedgerRows() if path is None else LedgerFile(path, key)
-    return own if processes.count() == 1 else RowsOfAll(own, path, read)
 
 
 class RowsOfAll(LedgerRows):
@@ -40,14 +27,13 @@ class RowsOfAll(LedgerRows):
     Args:
         own: the rows of process 0; in the others the same file, which is only read, and only until
             the ledger is taken.
-        path: of the file.
-        read: False does not read it.
+        read: False leaves the file of process 0 unread until the ledger is taken.
     """
 
     several = True
 
-    def __init__(self, own: LedgerFile | LedgerRows, path: Path | None, read: bool):
-        self._own, self._path, self._reads = own, str(path or ""), read
+    def __init__(self, own: LedgerRows, read: bool):
+        self._own, self._reads = own, read
         self._count, self._index = processes.count(), processes.index()
         self.chain = own.chain  # then of the rows that all have: between barriers all have one head
         self._name = ""  # of the messages, once the ledger is opened
@@ -75,7 +61,7 @@ class RowsOfAll(LedgerRows):
         """As for ``LedgerRows``; the first time process 0 tells the others all rows."""
         self._known = known
         if not self._name:
-            place = processes.hashed(self._path)
+            place = processes.hashed(str(getattr(self._own, "path", "")))
             self._name = f"ledger/{place}/{next(_named[place])}"
         if self._index:
             if not self._number:

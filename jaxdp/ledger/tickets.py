@@ -11,7 +11,7 @@ keeps it.
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,11 +80,6 @@ class NoiseKey:
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 
 
-def _long_key(parts: Iterable[str]) -> bool:
-    """True if a part has noise on an integer grid."""
-    return any(part.startswith(ON_GRID) for part in parts)
-
-
 def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0) -> NoiseKey:
     """A noise key from a JAX key, for simulations and tests: **nothing is charged**.
 
@@ -99,7 +94,7 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
     step, previous = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
     parts, long = tuple(multipliers), None
-    if _long_key(parts):
+    if any(part.startswith(ON_GRID) for part in parts):
         last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
         long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
     return NoiseKey(split[1:], stds, split[0], step, previous, parts, long)
@@ -137,11 +132,6 @@ class Ticket:
         """A public name [2] of the draw and the noise key, uint32, which does not reveal them."""
         return self._words("tag")
 
-    @property
-    def previous_tag(self) -> np.ndarray:
-        """Tag [2] of the previous step's ticket; zeros for the first one of an issuer."""
-        return np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1)
-
     def key(self) -> NoiseKey:
         """Spends the ticket and returns its noise key, for an update that the caller compiles.
 
@@ -172,15 +162,15 @@ class Ticket:
         # A key for every part that the event has, by its name; nothing else can be noised.
         words = [self._words(f"noise {part}") for part in self.multipliers]
         long = None
-        if _long_key(self.multipliers):
+        if any(part.startswith(ON_GRID) for part in self.multipliers):
             name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
             long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
         return NoiseKey(
             np.array(words),
             np.asarray(list(self.multipliers.values()), np.float32),
-            self.tag,
+            self._words("tag"),
             np.int32(self.step),
-            self.previous_tag,
+            np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1),
             tuple(self.multipliers),
             long,
         )
@@ -193,7 +183,7 @@ class Ticket:
                 "add the same noise. Draw in the process that trains"
             )
         self.issuer.ledger._check_processes()  # else nobody sees what the others add its noise to
-        if self.spent:
+        if not self._right:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
                 f"{self._by or 'another thread'}: two releases with one noise subtract to none. "
@@ -209,6 +199,7 @@ class Ticket:
     def blank(self) -> NoiseKey:
         """A noise key of zeros with this ticket's shapes, to trace an update; nothing is spent."""
         count = len(self.multipliers)
+        is_long = any(part.startswith(ON_GRID) for part in self.multipliers)
         return NoiseKey(
             np.zeros((count, 2), np.uint32),
             np.zeros(count, np.float32),
@@ -216,7 +207,7 @@ class Ticket:
             np.int32(0),
             np.zeros(2, np.uint32),
             tuple(self.multipliers),
-            np.zeros(8, np.uint32) if _long_key(self.multipliers) else None,
+            np.zeros(8, np.uint32) if is_long else None,
         )
 
     def note(self, kind: str, what: str) -> None:
@@ -439,7 +430,9 @@ def issuer_of(
     if not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
     secret = Secret.of_all_processes(secret)
-    processes.agree(mechanism=mechanism, options=sorted(options.items()), **processes.versions())
+    processes.agree(
+        mechanism=mechanism, options=sorted(options.items()), versions=processes.versions
+    )
     stream, place = ledger.new_stream()
     if secret.reproducible:
         options = {"incarnation": str(place), "note": SEEDED, **options}

@@ -75,13 +75,15 @@ def _small_leaves(
     for small in groups.values():
         if len(small) == 1:
             continue
-        parts = []  # the arguments of ``_bits``, for every element of a leaf
+        parts = []  # key, counter, and which word of it, for every element of a leaf
         for n in small:
             counters, second = _counters(shapes[n])
             each = (words[n][0], words[n][1], jnp.uint32(n))
             parts.append((*(jnp.broadcast_to(x, counters.shape) for x in each), counters, second))
         flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
-        made = _from_bits(_bits(*placement.replicated(flat)))
+        *counted, second = placement.replicated(flat)
+        first, last = _threefry(*counted)
+        made = _from_bits(jnp.where(second, last, first))
         ends = np.cumsum([part[0].size for part in parts])[:-1]
         for n, values in zip(small, jnp.split(placement.replicated(made), ends), strict=True):
             found[n] = placement.replicated(values.reshape(shapes[n]))
@@ -99,8 +101,9 @@ def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Arr
     def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
         """The leaf and its noise."""
         # Scalar keys: XLA would write broadcast ones to memory.
-        bits = _bits(words[0], words[1], jnp.uint32(number), *_counters(leaf.shape))
-        return leaf + std * _from_bits(bits).reshape(leaf.shape)
+        counters, second = _counters(leaf.shape)
+        first, last = _threefry(words[0], words[1], jnp.uint32(number), counters)
+        return leaf + std * _from_bits(jnp.where(second, last, first)).reshape(leaf.shape)
 
     def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
         """NaN, as what a deviation of NaN would make."""
@@ -140,14 +143,6 @@ def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     for size, place in zip(rest, others, strict=True):
         counters = counters * np.uint32(size) + place
     return counters, second
-
-
-def _bits(
-    key: jax.Array, other: jax.Array, leaf: jax.Array, counter: jax.Array, second: jax.Array
-) -> jax.Array:
-    """uint32, the random word of every element: one of the two of its counter."""
-    first, last = _threefry(key, other, leaf, counter)
-    return jnp.where(second, last, first)
 
 
 def _from_bits(bits: jax.Array) -> jax.Array:

@@ -167,11 +167,6 @@ class Algorithm:
             raise ValueError(f"{given[0]} must be None for an algorithm with a gradient of its own")
         return self.gradient(loss_fn)
 
-    @property
-    def reads(self) -> Callable[[PyTree], dict[str, PyTree]] | None:
-        """The function ``context``; None if clipping reads nothing from the optimizer state."""
-        return self.context if (self.scale or self.raw or self.bound) is not None else None
-
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
         """The keyword arguments of the next clipped gradient, from the state of ``chain``."""
         found = {"scale": self.scale, "raw": self.raw}

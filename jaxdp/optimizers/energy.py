@@ -176,7 +176,7 @@ class PrivateEnergy(StepHook):
         # Shapes in powers of two, so that little recompiles; the loop stops at the real number.
         held = 1 << (passes - 1).bit_length()
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
-        indices[:passes], mask[:passes] = draw.positions(False), draw.mask
+        indices[:passes], mask[:passes] = draw.indices, draw.mask
         frozen((indices, mask))
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
         drawn = DrawnEnergy(

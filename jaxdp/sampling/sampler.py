@@ -120,7 +120,7 @@ class Sampler:
             self.prepare()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
-        return self.drawn(ticket.step).drawn_by(ticket)
+        return self.drawn(ticket.step).carrying(ticket)
 
     def drawn(self, step: int) -> Draw:
         """The records of a step, from its key alone: without a ticket, and nothing is charged."""
@@ -174,7 +174,7 @@ class Sampler:
 def pad(
     chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int, least: int = 0
 ) -> Draw:
-    """The positions [k] as a draw of as many physical batches as they need, at least one.
+    """The positions [k] as a read-only draw of as many physical batches as needed, at least one.
 
     Args:
         chosen: the positions.
@@ -188,7 +188,6 @@ def pad(
     dtype = np.int32 if num_records <= MOST_ON_DEVICE else np.int64
     indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
-    mask = np.zeros(len(indices), bool)
-    mask[: len(chosen)] = True
-    shape = (passes, physical_batch_size)
-    return Draw(indices.reshape(shape), mask.reshape(shape), step, num_records)
+    mask = np.arange(len(indices)) < len(chosen)
+    indices.flags.writeable = mask.flags.writeable = False
+    return Draw(indices.reshape(passes, -1), mask.reshape(passes, -1), step, num_records)

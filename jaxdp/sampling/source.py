@@ -112,13 +112,13 @@ def as_source(data: PyTree, *, example: PyTree | None = None) -> Source:
         # What looks like arrays or records and is neither. An object that JAX warns of is a leaf.
         parts = [] if listed else jax.tree.leaves(data, is_leaf=_is_no_array)
         for part in parts:
-            if _is_iterated(part):
-                raise ValueError(_no_random_access(part))
             if hasattr(part, "todense"):
                 raise ValueError(
                     f"data must hold dense arrays, got a sparse {_kind(part)}: densify it, or give "
                     "a source whose [index] densifies one record"
                 )
+            if _is_no_array(part):
+                raise ValueError(_no_random_access(part))
             # Frames and series of pandas and polars and tables of pyarrow: [i] is a column.
             converts = hasattr(part, "to_numpy") or hasattr(part, "to_pandas")
             if hasattr(part, "iloc") or (hasattr(part, "columns") and converts):
@@ -157,13 +157,10 @@ def as_source(data: PyTree, *, example: PyTree | None = None) -> Source:
     return data if isinstance(data, Source) else ArraySource.of(data)
 
 
-def _is_iterated(part: PyTree) -> bool:
-    """True for data that can only be iterated over: generators, sets, ``dict.values()``."""
-    return hasattr(part, "__next__") or isinstance(part, (Set, ValuesView))
-
-
 def _is_no_array(part: PyTree) -> bool:
-    return hasattr(part, "todense") or _is_iterated(part)
+    """True for sparse data, and what can only be iterated over: generators, sets, dict values."""
+    iterated = hasattr(part, "__next__") or isinstance(part, (Set, ValuesView))
+    return iterated or hasattr(part, "todense")
 
 
 def _is_array(data: PyTree) -> bool:

@@ -45,11 +45,6 @@ class ChargedBatch(OfTicket):
     draw: Draw = dataclasses.field(repr=False)
     rows: tuple[PyTree, ...] | None = dataclasses.field(default=None, repr=False)
 
-    def charged(self, ticket: Ticket) -> "ChargedBatch":
-        """A batch of these rows that carries its ticket, as it is handed out."""
-        batch = ChargedBatch(self.draw.drawn_by(ticket), frozen(self.rows))
-        return batch.carrying(ticket)
-
     @property
     def step(self) -> int:
         """The step that was charged."""
@@ -126,7 +121,8 @@ class Batches(Iterator[ChargedBatch]):
                 self._held = None  # another has handed it out
             elif isinstance(made, ChargedBatch):
                 self._held = None
-                return made.charged(ticket)
+                frozen((made.draw.indices, made.draw.mask, made.rows))
+                return ChargedBatch(made.draw.carrying(ticket), made.rows).carrying(ticket)
             else:
                 # That it failed may depend on its draw: it is not drawn again, and counts.
                 ticket.spend("a batch that could not be made", verified=True)

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import special
@@ -44,26 +43,19 @@ _MULTIPLE = 8
 _SHARE, _SHARE_OF_CPU = 0.85, 0.5
 
 
-def rows_for_most_draws(mechanism: Mechanism) -> int:
-    """Rows that hold nearly every draw: all of them where draws have one size, or are truncated."""
-    if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
-        return exact
-    return _likely(mechanism.batch_size)
+def rows_for_most_draws(mechanism: Mechanism, any_number: bool = False) -> int:
+    """Rows that hold nearly every draw: all of them where draws have one size, or are truncated.
 
-
-def rows_for_any_draw(mechanism: Mechanism) -> int:
-    """As ``rows_for_most_draws``, however many records there are of the declared number.
-
-    Where a draw's size is random there may be twice as many as declared.
+    Args:
+        mechanism: with the sampling rule.
+        any_number: True however many records there are: where a draw's size is random there may be
+            twice as many as declared.
     """
     if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
         return exact
-    return min(_likely(2 * mechanism.batch_size), 2 * mechanism.dataset_size)
-
-
-def _likely(size: int) -> int:
-    """Rows that hold nearly every draw of so many expected records."""
-    return -(-(size + 6 * math.isqrt(size) + 6) // 8) * 8
+    size = (2 if any_number else 1) * mechanism.batch_size
+    likely = -(-(size + 6 * math.isqrt(size) + 6) // 8) * 8
+    return min(likely, 2 * mechanism.dataset_size) if any_number else likely
 
 
 def default_rows(mechanism: Mechanism, source: Source) -> int:
@@ -99,7 +91,8 @@ def rows_of_least_work(
     whole = default_rows(mechanism, source)
     if hasattr(mechanism.sampling, "cap") or isinstance(source, BucketedText):
         return whole
-    at_once, usual = rows_for_any_draw(mechanism), default_physical_batch_size(mechanism.batch_size)
+    at_once = rows_for_most_draws(mechanism, any_number=True)
+    usual = default_physical_batch_size(mechanism.batch_size)
     one = at_once <= usual or _is_small(at_once, source)
     row = operations / devices
     each = _BATCH if jax.default_backend() == "cpu" else _BATCH_ON_ACCELERATOR
@@ -147,25 +140,21 @@ def operations_of(traced: Any) -> float:
         traced: a (closed) jaxpr. Bodies of ``scan`` count as often as they run, those of ``while``
             once, and all branches of ``cond``, which ``vmap`` runs.
     """
-    return sum(map(_operations, getattr(traced, "jaxpr", traced).eqns))
-
-
-def _operations(eqn: core.JaxprEqn) -> float:
-    if inner := list(inner_jaxprs(eqn)):
-        return float(eqn.params.get("length", 1) * sum(map(operations_of, inner)))
-    results = sum(math.prod(_shape(var)) for var in eqn.outvars)
-    numbers: Any = eqn.params.get("dimension_numbers")
-    if eqn.primitive.name == "dot_general":
-        (of_left, _), _ = numbers
-        return float(results * math.prod(_shape(eqn.invars[0])[axis] for axis in of_left))
-    if eqn.primitive.name == "conv_general_dilated":
-        kernel = _shape(eqn.invars[1])
-        return float(results * math.prod(kernel) / kernel[numbers.rhs_spec[0]])
-    return float(results)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())
+    total = 0.0
+    for eqn in getattr(traced, "jaxpr", traced).eqns:
+        if inner := list(inner_jaxprs(eqn)):
+            total += eqn.params.get("length", 1) * sum(map(operations_of, inner))
+            continue
+        # Each result takes as many multiplications as there are numbers along what is contracted.
+        each, numbers = 1.0, eqn.params.get("dimension_numbers")
+        if eqn.primitive.name == "dot_general":
+            left, ((axes, _), _) = eqn.invars[0].aval.shape, numbers
+            each = math.prod(left[axis] for axis in axes)
+        elif eqn.primitive.name == "conv_general_dilated":
+            kernel = eqn.invars[1].aval.shape
+            each = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+        total += each * sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+    return total
 
 
 def _is_small(rows: int, source: Source) -> bool:

@@ -121,10 +121,11 @@ class Guard:
         Releases that the ledger holds are computed from the records, and paid for.
         """
         source, ledger, size = self._source, self._ledger, len(self._source)
+        arrays = jax.tree.leaves(getattr(source, "arrays", ()))
         every = functools.cache(lambda: records_in_memory(source))
         few = functools.cache(lambda: sample_records(source, 64))
         # Records that lie on devices of other processes are not read.
-        here = all(not isinstance(v, jax.Array) or losses.is_readable(v) for v in _arrays(source))
+        here = all(not isinstance(v, jax.Array) or losses.is_readable(v) for v in arrays)
 
         def made_of(value: PyTree) -> statistics.Match | None:
             if ledger is not None and ledger.holds(find_past(value) or b""):
@@ -187,13 +188,9 @@ def arrays_in_memory(source: Source) -> list[jax.Array | np.ndarray]:
     """The arrays of a source whose records lie in this process's memory; [] of another."""
     if not isinstance(source, ArraySource) or not len(source):
         return []
-    leaves = _arrays(source)
+    leaves = jax.tree.leaves(source.arrays)
     # A memory map is a file.
     here = (
         isinstance(x, jax.Array) and losses.is_readable(x) or type(x) is np.ndarray for x in leaves
     )
     return leaves if all(here) else []
-
-
-def _arrays(source: Source) -> list[jax.Array | np.ndarray]:
-    return jax.tree.leaves(getattr(source, "arrays", ()))

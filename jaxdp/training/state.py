@@ -89,21 +89,14 @@ def check_state(state: Any, ledger: Ledger, step: int | None = None) -> None:
 
 def unknown_arrays(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:
     """The arrays of a tree that are neither a trainer's own start nor releases in its ledger."""
-    is_known = _knowing(ledger, start)
-    return [leaf for leaf in jax.tree.leaves(tree) if not is_known(leaf)]
-
-
-def _knowing(ledger: Ledger, start: bytes) -> Callable[[Any], bool]:
-    """True for the arrays of a start, and for those that releases in a ledger led to."""
     heads: dict[bytes | None, bool] = {None: False, start: True}
-
-    def is_known(leaf: Any) -> bool:
-        past = find_past(leaf)
-        if past not in heads:
+    unknown = []
+    for leaf in jax.tree.leaves(tree):
+        if (past := find_past(leaf)) not in heads:
             heads[past] = ledger.holds(past or b"")
-        return heads[past]
-
-    return is_known
+        if not heads[past]:
+            unknown.append(leaf)
+    return unknown
 
 
 def describe_replaced(
@@ -119,20 +112,21 @@ def describe_replaced(
         start: what the trainer's own ``init`` gave its arrays out with.
         trained: from the parameters to the same with None at frozen leaves.
     """
-    is_known = _knowing(ledger, start)
-    params, opt_state = jax.tree.leaves(state.params), jax.tree.leaves(state.opt_state)
-    known = [is_known(leaf) for leaf in (*params, *opt_state)]
-    if all(known):
+    unknown = unknown_arrays((state.params, state.opt_state), ledger, start)
+    if not unknown:
         return []
-    if not any(known):
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    if len(unknown) == len(leaves):
         return [_RESTORED]
+    missing = {id(leaf) for leaf in unknown}
+    known = [id(leaf) not in missing for leaf in leaves]
     structure: Any = jax.tree.structure(state.params)
     is_trained = [kept is not None for kept in structure.flatten_up_to(trained(state.params))]
-    of_params = list(zip(is_trained, known[: len(params)], strict=True))
+    of_params = list(zip(is_trained, known, strict=False))
     found = {
         "trained parameters": (True, False) in of_params,
         "frozen parameters": (False, False) in of_params,
-        "arrays of the optimizer's state": not all(known[len(params) :]),
+        "arrays of the optimizer's state": not all(known[len(is_trained) :]),
     }
     return [_BY_THE_CALLER.format(what) for what, is_found in found.items() if is_found]
 

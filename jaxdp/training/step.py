@@ -31,6 +31,7 @@ from jaxdp.types import (
     filled,
     like,
     never_flattened,
+    positions_for_device,
 )
 
 State = tuple[PyTree, PyTree]
@@ -47,6 +48,7 @@ class PrivateStep:
         context: from the optimizer state to what the next gradient is clipped by; None for nothing.
         leak: what the gradient releases without noise, as in ``Mechanism.leak``; "" for nothing.
         shardings: of parameters and optimizer state on a mesh; None for one device.
+        chain_record: which links of the chain opened the sum and its key while it was traced.
     """
 
     grad_fn: Any
@@ -55,19 +57,19 @@ class PrivateStep:
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
     leak: str = ""
     shardings: tuple[PyTree, PyTree] | None = None
+    chain_record: ChainRecord = dataclasses.field(default_factory=ChainRecord, init=False)
 
     @classmethod
     def of(cls, algorithm: Algorithm, loss_fn: LossFn, **options: Any) -> "PrivateStep":
         """The private step of an algorithm and a loss; options as for ``clipped_grad``."""
         grad_fn, leak = algorithm.clipped_grad(loss_fn, **options), algorithm.mechanism.leak
-        noise, after = algorithm.noise_link(), algorithm.after_noise
-        return cls(grad_fn, noise, after, algorithm.reads, leak)
+        reads = (algorithm.scale or algorithm.raw or algorithm.bound) is not None
+        context = algorithm.context if reads else None
+        return cls(grad_fn, algorithm.noise_link(), algorithm.after_noise, context, leak)
 
     def init(self, params: PyTree) -> State:
         """The optimizer state before the first step: (state of the noise, state of ``after``)."""
-        return self._init(self.grad_fn.trained(params))
-
-    def _init(self, trained: PyTree) -> State:
+        trained = self.grad_fn.trained(params)
         return self.noise.init(trained), self.after.init(trained)
 
     def clipped_by(self, opt_state: State) -> dict[str, PyTree]:
@@ -112,7 +114,8 @@ class PrivateStep:
         if fused and len(draw.indices) == 1:
             rounding.check_records(int(np.count_nonzero(draw.mask)), self.grad_fn.most_records)
             rows = data if batch.rows is None else batch.rows[0]
-            given: PyTree = (rows, draw.positions(gathered)[0], draw.mask[0], rng)
+            indices = positions_for_device(draw.indices[0], draw.num_records, gathered)
+            given: PyTree = (rows, indices, draw.mask[0], rng)
             spend = functools.partial(ticket.spend, "a step of the trainer", verified=True)
         else:
             # Gather, gradient, clip, sum: all of it is bounded, and may be refused, before the
@@ -148,11 +151,6 @@ class PrivateStep:
     def compiled(self) -> "CompiledUpdate":
         """``_traced``, which is compiled once for each of its forms."""
         return CompiledUpdate(self._traced, self.chain_record, ("gathered", "return_info"))
-
-    @functools.cached_property
-    def chain_record(self) -> ChainRecord:
-        """The record of the chain's links: which opened the sum and its key while it was traced."""
-        return ChainRecord()
 
     @functools.cached_property
     def _compiled_context(self) -> Callable[[State], dict[str, PyTree]]:
@@ -194,7 +192,8 @@ class PrivateStep:
             )
             if not return_info:
                 info = jax.tree.map(lambda leaf: None, info)
-        summed = nan_unless_same_step(summed, tags)
+        if tags is not None:
+            summed = nan_unless_same_step(summed, tags)
         place = getattr(self.grad_fn, "placement", None)
         with using_mesh(None if place is None else place.mesh, override=False):
             params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
@@ -255,7 +254,7 @@ class PrivateStep:
 
     def _require_state_of(self, trained: PyTree, found: State, error: Exception | None) -> None:
         """Raises ValueError for an optimizer state that was made for other parameters."""
-        wanted = jax.eval_shape(self._init, trained)
+        wanted = tuple(jax.eval_shape(link.init, trained) for link in (self.noise, self.after))
         one, other = (
             (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
             for tree in (found, wanted)
@@ -353,7 +352,9 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
         *,
         held: Any,
     ) -> tuple[PyTree, PyTree, StepInfo, None]:
-        summed = nan_unless_same_step(Summed(**given), tags)
+        summed = Summed(**given)
+        if tags is not None:
+            summed = nan_unless_same_step(summed, tags)
         with using_mesh(held[0].mesh if held else None, override=False):
             params, (opt_state, _), _, updates = step.release(
                 params, (opt_state, optax.EmptyState()), summed, key, **extra
@@ -473,8 +474,17 @@ class CompiledUpdate:
         if plan is None:
             key = spend() if ticket is None else ticket.blank()
             shapes = self.jitted.eval_shape(params, opt_state, given, key, blank, tags, **options)
-            if self._donate:
-                _require_distinct(params, opt_state, given)
+            # XLA reuses an array once.
+            reused = [x for x in jax.tree.leaves((params, opt_state)) if isinstance(x, jax.Array)]
+            known = {id(leaf) for leaf in reused}
+            shared = any(id(leaf) in known for leaf in jax.tree.leaves(given))
+            if self._donate and (shared or len(known) < len(reused)):
+                raise ValueError(
+                    "params and opt_state must not share an array, with each other or with the "
+                    "sum, for their memory to be reused, got one that is there twice: copy them "
+                    "when you make them, params, opt_state = jax.tree.map(jnp.copy, (params, "
+                    "tx.init(params))), or take jaxdp.compile_update(tx, donate=False)"
+                )
             plan = () if shapes[-1] is None else shapes[-1].plan
             self._programs.append((kind, plan))
 
@@ -494,7 +504,7 @@ class CompiledUpdate:
         return self.jitted(params, opt_state, given, key, taken, tags, **options)
 
 
-def nan_unless_same_step(summed: Summed, tags: jax.Array | None) -> Summed:
+def nan_unless_same_step(summed: Summed, tags: jax.Array) -> Summed:
     """The sum; NaN where processes are at different tickets.
 
     One of them may have lost a step, by an error that its own loop went on after. It would add
@@ -502,10 +512,8 @@ def nan_unless_same_step(summed: Summed, tags: jax.Array | None) -> Summed:
 
     Args:
         summed: the sum.
-        tags: uint32 [devices, 2], of each device's process; None for one process.
+        tags: uint32 [devices, 2], of each device's process.
     """
-    if tags is None:
-        return summed
     same = jnp.all(jnp.max(tags, axis=0) == jnp.min(tags, axis=0))
     parts = jax.tree.map(lambda x: jnp.where(same, x, jnp.nan), _parts(summed))
     return Summed(**{**parts, "unscale": summed.unscale})
@@ -562,16 +570,3 @@ def _explain_missing(error: Exception) -> None:
         "(as reduce_on_plateau, polyak_sgd and line searches do): computed from records without "
         f"noise it is a release that no event covers. {remedy}"
     ) from error
-
-
-def _require_distinct(params: PyTree, opt_state: PyTree, given: PyTree) -> None:
-    """Raises ValueError for an array that XLA could not reuse, before anything is spent."""
-    arrays = [leaf for leaf in jax.tree.leaves((params, opt_state)) if isinstance(leaf, jax.Array)]
-    reused = {id(leaf) for leaf in arrays}
-    if len(reused) < len(arrays) or any(id(leaf) in reused for leaf in jax.tree.leaves(given)):
-        raise ValueError(
-            "params and opt_state must not share an array, with each other or with the sum, for "
-            "their memory to be reused, got one that is there twice: copy them when you make them, "
-            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params))), or take "
-            "jaxdp.compile_update(tx, donate=False)"
-        )

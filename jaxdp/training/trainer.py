@@ -35,7 +35,7 @@ from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, 
 from jaxdp.training.batches import steps_left as left_of
 from jaxdp.training.physical_batch import (
     default_rows,
-    rows_for_any_draw,
+    rows_for_most_draws,
     rows_of_least_work,
     rows_that_fit,
 )
@@ -131,22 +131,17 @@ class Trainer:
         **clipping: Any,
     ):
         algorithm = as_algorithm(mechanism, optimizer, average)
-        self.algorithm, self._on_trust = algorithm, algorithm.on_trust()
+        self.algorithm, self.mechanism = algorithm, algorithm.mechanism
+        self._on_trust = algorithm.on_trust()
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = as_source(source)
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
         processes.agree(source=lambda: fingerprint(self.source, self._secret))
-        self._grad_fn = algorithm.clipped_grad(
-            loss_fn, trainable=trainable, constants=constants, **clipping
+        self._step = PrivateStep.of(
+            algorithm, loss_fn, trainable=trainable, constants=constants, **clipping
         )
-        self._step = PrivateStep(
-            self._grad_fn,
-            algorithm.noise_link(),
-            algorithm.after_noise,
-            algorithm.reads,
-            self.mechanism.leak,
-        )
+        self._grad_fn = self._step.grad_fn
         self._plan = None
         # Of the parameters that it was given, and whether a step was taken.
         self._start, self._stepped = secrets.token_bytes(8), False
@@ -154,18 +149,28 @@ class Trainer:
         self._settled = self._place_on_mesh(None)
         self._hook = algorithm.hook(energy, self.ledger)
         self._takes_rng = bool(getattr(self._grad_fn, "takes_rng", False))
-        if issuer is None:  # a run has looked at its records before audit canaries came to them
-            self.mechanism.check_source(self.source)
-        # Events and first step, in a ledger that other trainers may charge too; None in a run.
+        # Events and first step, in a ledger that other trainers may charge too; None in a run,
+        # which has looked at its records before audit canaries came to them.
         self._shared: tuple[set[acc.Event], int] | None = None
-        issuer = issuer or self._new_issuer(reserve)
+        if issuer is None:
+            self.mechanism.check_source(self.source)
+            self.ledger.join()
+            usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+            noise = self.mechanism.noise_multiplier
+            length = 1 if isinstance(noise, (int, float)) else noise.steps
+            events = {event for event, _, _ in self.mechanism.events(0, length)}
+            # Correlated noise begins anew: what it would go on from is in no ledger.
+            first = 0 if self.mechanism.strategy is not None else charged(self.ledger, events)
+            self._shared = events, first
+            options = {"reserve": usual if reserve is None else reserve, "first_step": first}
+            issuer = issuer_of(self.mechanism, self.ledger, self._secret, **options)
+        self._issuer = issuer
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
-        self._sampler = self._new_sampler(physical_batch_size, issuer)
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism: sampling, clipping and noise."""
-        return self.algorithm.mechanism
+        given: Any = None if self._to_fit else physical_batch_size
+        rows = given or default_rows(self.mechanism, self.source)
+        rows = self._place.round_up(rows) if self._place else rows
+        known = functools.partial(identities, self.source)
+        self._sampler = Sampler(self.mechanism.sampling, len(self.source), rows, issuer, known)
 
     @property
     def clipped_grad(self) -> Any:
@@ -206,7 +211,12 @@ class Trainer:
         self.choose_physical_batch_size(params)
         self._plan = None
         self.inspect_loss(params, first=True)
-        self._record_start(given)  # what was refused did not start it
+        # What was refused did not start it. The ledger is told of parameters from elsewhere, where
+        # steps were taken before; a release stays one.
+        unknown = unknown_arrays(given, self.ledger, self._start)
+        if self._stepped and unknown:
+            self.ledger.trust(STARTED_AGAIN)
+        record_returned(unknown, self._start)
         with using_mesh(self._place.mesh if self._place else None):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
@@ -243,10 +253,10 @@ class Trainer:
             self._sampler.set_physical_batch_size(rows if place is None else place.round_up(rows))
         # One program takes every step where one physical batch holds every draw, however many
         # records there are of the declared number: that of the records is private.
-        mechanism, enough = self.mechanism, rows_for_any_draw(self.mechanism)
+        mechanism, enough = self.mechanism, rows_for_most_draws(self.mechanism, any_number=True)
         if mechanism.sampling.largest_size(mechanism.dataset_size) is not None:
             enough = min(enough, mechanism.dataset_size)
-        one = self.physical_batch_size >= enough
+        one = self._sampler.physical_batch_size >= enough
         self._fused = one and isinstance(self._grad_fn, ClippedGrad)
 
     def batches(
@@ -270,11 +280,10 @@ class Trainer:
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        issuer, others = self._sampler.issuer, 0
-        first = issuer.next
+        first, others = self._issuer.next, 0
         if self._shared is not None:  # asked at every call: other trainers may have begun
             events, own = self._shared
-            streams = (issuer.stream, *self._hook.streams)  # whose events may be the same
+            streams = (self._issuer.stream, *self._hook.streams)  # whose events may be the same
             others = charged(self.ledger, events, streams) - own
         count = left_of(self.mechanism, others + first, steps, epochs, beyond)
         processes.agree(step=first, steps=count)
@@ -320,7 +329,7 @@ class Trainer:
         # Refused before anything is spent: a batch that is not this trainer's, or was used; a state
         # whose past its ledger does not hold; a loss or an optimizer that cannot be used with it.
         valued = {} if public_value is None else _valued(public_value)
-        ticket, mechanism = check_batch(batch, self._sampler.issuer), self.algorithm.mechanism
+        ticket, mechanism = check_batch(batch, self._issuer), self.mechanism
         check_state(state, self.ledger, batch.draw.step if mechanism.strategy else None)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
@@ -427,32 +436,6 @@ class Trainer:
                 self._step.check_after(params, opt_state, extra)
         self._tried.add(bool(valued))
 
-    def _record_start(self, params: PyTree) -> None:
-        """Tells the ledger of parameters from elsewhere, where steps were taken before."""
-        unknown = unknown_arrays(params, self.ledger, self._start)
-        if self._stepped and unknown:
-            self.ledger.trust(STARTED_AGAIN)
-        record_returned(unknown, self._start)  # a release stays one
-
-    def _new_issuer(self, reserve: int | None) -> Issuer:
-        self.ledger.join()
-        usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
-        noise = self.mechanism.noise_multiplier
-        length = 1 if isinstance(noise, (int, float)) else noise.steps
-        events = {event for event, _, _ in self.mechanism.events(0, length)}
-        # Correlated noise begins anew: what it would go on from is in no ledger.
-        first = 0 if self.mechanism.strategy is not None else charged(self.ledger, events)
-        self._shared = events, first
-        options = {"reserve": usual if reserve is None else reserve, "first_step": first}
-        return issuer_of(self.mechanism, self.ledger, self._secret, **options)
-
-    def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
-        mechanism, rows = self.mechanism, None if self._to_fit else rows
-        size = rows or default_rows(mechanism, self.source)
-        size = self._place.round_up(size) if self._place else size
-        known = functools.partial(identities, self.source)
-        return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
-
     def _place_on_mesh(self, params: PyTree) -> bool:
         """Spreads the step over the mesh asked for, or that records or parameters lie on.
 
@@ -461,7 +444,9 @@ class Trainer:
         """
         place = resolve_placement(self._place, params, getattr(self.source, "arrays", ()))
         if params is not None:
-            agree_on_layout(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
+            agree_on_layout(
+                params, self._grad_fn, place, self._to_fit or self._sampler.physical_batch_size
+            )
         if params is not None or place is not None:
             shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)

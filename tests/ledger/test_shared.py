@@ -36,6 +36,10 @@ class Service:
         index = self.here.index if client else None
         return types.SimpleNamespace(client=client, num_processes=self.count, process_id=index)
 
+    def joined(self):
+        """``processes.count`` of this thread."""
+        return self.count if getattr(self.here, "joined", False) else 1
+
     def key_value_set(self, key, text, allow_overwrite=False):
         with self.changed:
             assert allow_overwrite or key not in self.told
@@ -97,6 +101,7 @@ def together(monkeypatch):
         service, over = Service(count), threading.Event()
         out = [None] * count
         monkeypatch.setattr(processes, "_state", service.state)
+        monkeypatch.setattr(processes, "count", service.joined)
         monkeypatch.setattr(processes, "_asked", Own(service, itertools.count))
         monkeypatch.setattr(shared, "_named", Own(service, lambda: defaultdict(itertools.count)))
         time = types.SimpleNamespace(monotonic=lambda: service.now)

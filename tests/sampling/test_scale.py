@@ -9,7 +9,7 @@ import pytest
 import jaxdp
 from jaxdp import Secret
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, as_source, pad
-from jaxdp.types import Draw, record_keys
+from jaxdp.types import Draw, positions_for_device, record_keys
 from tests.refusing import all_refused, refused
 
 HUGE = 10**10
@@ -68,7 +68,7 @@ def test_records_have_randomness_of_their_own_beyond_32_bits():
     key = jax.random.key(3)
     positions = np.array([[0, 5, 2**31 - 1, 2**32, 5 + 2**32, 5 + 2**33]])
     draw = Draw(positions, np.ones((1, 6), bool), 0, HUGE)
-    halves = draw.positions(True)
+    halves = positions_for_device(draw.indices, draw.num_records, True)
     assert (halves.shape, halves.dtype) == ((1, 6, 2), np.uint32)
     np.testing.assert_array_equal(halves @ np.array([1, 2**32]), positions)
     keys = jax.random.key_data(record_keys(key, jnp.asarray(halves[0])))
@@ -88,7 +88,8 @@ def test_a_sum_is_that_of_the_records_drawn(data, rows):
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(10.0), most_records=2_000)
     summed = grad_fn(zeros(), source, draw, key)
     drawn = draw.indices[draw.mask]
-    own = record_keys(key, jnp.asarray(draw.positions(True)[draw.mask]))
+    halves = positions_for_device(drawn, HUGE, True)
+    own = record_keys(key, jnp.asarray(halves))
     expected = np.sum(jax.vmap(jax.random.uniform)(own)) / 2
     np.testing.assert_allclose(summed.value["a"], expected, rtol=1e-5)
     np.testing.assert_allclose(summed.value["b"], np.sum(drawn % 1_000_003 / 2e6), rtol=1e-5)
@@ -108,7 +109,7 @@ def test_a_trainer_runs_on_more_records_than_32_bits_count():
 def test_what_lies_on_the_device_is_refused_beyond_32_bits():
     flat, draw = jnp.zeros((2**31, 0)), sampler().draw()
     refused("fewer than 2**31 records, got more: keep them on the", as_source, flat)
-    refused("fewer than 2**31", draw.positions, False)
+    refused("fewer than 2**31", positions_for_device, draw.indices, HUGE, False)
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
     huge = np.broadcast_to(np.zeros(1, np.float32), HUGE)
     refused("fewer than 2**31", grad_fn, zeros(), huge, draw, jax.random.key(0))

@@ -86,7 +86,7 @@ def test_the_rows_are_those_of_least_expected_work():
         mech = mechanism(batch, N)
         fixed = 2.0**22 + 64 * 2 * 8 * WIDTH
         whole, most = (
-            physical_batch.rows_for_any_draw(mech),
+            physical_batch.rows_for_most_draws(mech, any_number=True),
             physical_batch.rows_for_most_draws(mech),
         )
         by_passes = {
@@ -112,7 +112,8 @@ def test_the_rows_are_those_of_least_expected_work():
 def test_the_choice_of_a_trainer():
     """A pass costs more than the rows of a small network; what the user chose stays."""
     cut, mesh = TruncatedPoisson(32 / N, 50), jax.make_mesh((1,), ("data",))
-    assert chosen(loss_fn=shallow) == 120 == physical_batch.rows_for_any_draw(mechanism(32, N))
+    whole = physical_batch.rows_for_most_draws(mechanism(32, N), any_number=True)
+    assert chosen(loss_fn=shallow) == 120 == whole
     assert chosen(sampling=cut) == 50  # truncated draws keep their one shape
     assert chosen(rows=11) == 11
     assert chosen(mesh=mesh) == chosen() < 72

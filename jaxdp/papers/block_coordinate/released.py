@@ -20,7 +20,7 @@ from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal, Rescal
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.sweep import sweep
 from jaxdp.sampling import Poisson, Sampler
-from jaxdp.types import Draw
+from jaxdp.types import Draw, positions_for_device
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
@@ -140,8 +140,8 @@ class ReleasedBlocks:
         return _step(
             self.network, self.proximal, self.rescale, float(self.step_size),
             float(self.batch_size), weights, data,
-            draw.positions(False).reshape(-1), draw.mask.reshape(-1), clips,
-            z * clips * noise_share(self.batch_size), key,
+            positions_for_device(draw.indices, draw.num_records, False).reshape(-1),
+            draw.mask.reshape(-1), clips, z * clips * noise_share(self.batch_size), key,
         )  # fmt: skip
 
 

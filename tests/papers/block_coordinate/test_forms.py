@@ -379,7 +379,7 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     nobody = [dataclasses.replace(d, mask=np.zeros_like(d.mask)) for d in draws]
     refused("draw must come from sampler", m.step, weights, (x, y), nobody[0])
     first, second, other = (
-        m.step(weights, (x, y), none.drawn_by(d.ticket))
+        m.step(weights, (x, y), none.carrying(d.ticket))
         for none, d in zip(nobody, draws, strict=True)
     )
     for i, std in enumerate((2.0 * 0.3, 3.0 * 0.1)):
@@ -432,7 +432,7 @@ def test_a_run_is_a_function_of_its_secret_compiles_once_and_learns():
     weights, data_ = NET.init(jax.random.key(1)), data(64)
     indices, mask = np.arange(16, dtype=np.int32).reshape(2, 8), np.ones((2, 8), bool)
     draw = m.sampler(64).draw()
-    larger = dataclasses.replace(draw, indices=indices, mask=mask).drawn_by(draw.ticket)
+    larger = dataclasses.replace(draw, indices=indices, mask=mask).carrying(draw.ticket)
     both = m.step(weights, data_, larger)
     exact = sweep(m, weights, *data_, np.arange(64) < 16)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, exact)
