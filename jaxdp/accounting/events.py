@@ -125,16 +125,18 @@ class Event:
         types: every event class by its ``type_name``.
         type_name: as ``to_dict`` writes it; that of the class unless it says another.
         words: for reports, with {fields}; an event without any is shown by its ``repr``.
+        whole_block: True if one such event is ``steps`` consecutive steps of a loop, charged whole.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
     type_name: ClassVar[str] = "Event"
     words: ClassVar[str] = ""
+    whole_block: ClassVar[bool] = False  # said by the class: a field may be called steps by chance
 
     @property
     def block(self) -> int:
         """The consecutive steps of a loop that are one such event: its ``steps``, or 1."""
-        return int(getattr(self, "steps", 1))
+        return int(getattr(self, "steps")) if self.whole_block else 1  # noqa: B009
 
     def refuses(self, relation: Relation) -> str:
         """The reason why there is no bound under this relation, or ""."""
@@ -372,6 +374,7 @@ class CorrelatedNoise(Event):
         steps: n >= 1, of the whole run.
     """
 
+    whole_block = True
     words = (
         "a run of {steps:,} steps with correlated noise over records in a public order, together "
         "{event}"
@@ -419,6 +422,7 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         steps: n >= 1, of the whole run.
     """
 
+    whole_block = True
     words = (
         "a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn over "
         "{bands:,} groups of records, each record of the group drawn with probability "

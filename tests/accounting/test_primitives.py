@@ -504,6 +504,7 @@ def test_a_new_event_is_one_class():
     @dataclass(frozen=True)
     class Skellam(acc.pairs.PairedEvent):
         variance: float
+        steps: int = 7  # a field of its own, and no block of steps
         words = "Skellam noise of variance {variance:g}"
 
         def renyi(self, relation, orders):
@@ -523,6 +524,7 @@ def test_a_new_event_is_one_class():
     assert max(cost(steps), cost(noise)) < cost(both) < cost(steps, accountant="rdp") + cost(noise)
     assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(both)))) == both
     assert both.describe().endswith("Skellam noise of variance 25")
+    assert noise.block == 1
     assert cost(noise) < acc.group_epsilon(noise, 1e-5, 2).upper < math.inf
     assert cost(acc.Tuned(noise, acc.Geometric(0.5))) > cost(noise)
     assert not acc.supports(acc.PoissonSampled(noise, 0.1))
