@@ -18,16 +18,16 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts
-from jaxdp.audit.canaries import noise_of, rate_of
+from jaxdp.audit.canaries import noise_multipliers, sampling_rate
 from jaxdp.audit.residuals import RUNS, ResidualVerdict, audit_noise
 from jaxdp.audit.scores import (
     Audited,
     audit_event,
     audit_scores,
+    event_tradeoff,
     family_bound,
-    points,
-    roc,
-    tradeoff_of,
+    roc_curve,
+    roc_points,
 )
 from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.losses import with_constants
@@ -195,7 +195,7 @@ def audit_algorithm(
 
     # The runs, and the scores of the worst adversary that is known for the algorithm.
     canary, worlds = tiny_worlds(algorithm)
-    judge = _energy(energy, algorithm, worlds)
+    judge = _tiny_energy(energy, algorithm, worlds)
     run = training_run(
         algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
     )
@@ -218,7 +218,7 @@ def audit_algorithm(
             np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)]),
             found.counts.without,
         )
-        misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
+        misses = np.clip(event_tradeoff(event, relation)(alarms), 0.0, 1.0)
         expected = [
             ErrorCounts(round(a * tested), tested, round(b * tested), tested)
             for a, b in zip(alarms, misses, strict=True)
@@ -235,7 +235,7 @@ def audit_algorithm(
         claim = algorithm.claim(
             mechanism.batch_size / mechanism.dataset_size, multiplier, steps, delta
         )
-    kinds = members(algorithm, steps)
+    kinds = noise_family(algorithm, steps)
     if kinds is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
         profile = family_bound(inside, outside, *kinds, delta, confidence=confidence)
     elif kinds is not None and canary.alone:
@@ -251,7 +251,7 @@ def audit_algorithm(
 
     # The noise, on runs of their own.
     noise = None
-    if residuals and not mechanism.leak and noise_of(algorithm, steps).min() > 0:
+    if residuals and not mechanism.leak and noise_multipliers(algorithm, steps).min() > 0:
         noise = audit_noise(
             algorithm,
             worlds,
@@ -275,13 +275,15 @@ def audit_algorithm(
         p_value=None if verdict is None else verdict.p_value,
         broken=verdict is not None and verdict.refuted,
         noise=noise,
-        points=points(one, other, confidence),
+        points=roc_points(one, other, confidence),
         event=event,
-        roc=roc(one, other),
+        roc=roc_curve(one, other),
     )
 
 
-def members(algorithm: Algorithm, steps: int) -> tuple[Callable[[float], acc.Event], float] | None:
+def noise_family(
+    algorithm: Algorithm, steps: int
+) -> tuple[Callable[[float], acc.Event], float] | None:
     """(from a noise multiplier to the event, the algorithm's); None where it has no single one."""
     mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
     if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
@@ -339,7 +341,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
         canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
 
     def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
-        pull = -_FAR * dot(parameters, canary.direction)
+        pull = -_FAR * inner_product(parameters, canary.direction)
         return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
 
     rows = {"x": jnp.concatenate([x, x[:1]]), "y": jnp.concatenate([labels, labels[:1]])}
@@ -347,7 +349,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     return canary, Worlds(with_constants(with_canary, canary.direction), params, records)
 
 
-def _energy(
+def _tiny_energy(
     kind: str, algorithm: Algorithm, worlds: Worlds
 ) -> Callable[[jax.Array, jax.Array], ExtraArgument] | None:
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
@@ -385,7 +387,7 @@ def _energy(
     return drawn
 
 
-def dot(tree: PyTree, other: PyTree) -> jax.Array:
+def inner_product(tree: PyTree, other: PyTree) -> jax.Array:
     """The inner product over all leaves, float32 scalar."""
     products = jax.tree.map(lambda a, b: jnp.sum(a * b), tree, other)
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
@@ -404,13 +406,13 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
         gradients = released["noisy"]
         if not jax.tree.leaves(gradients):  # differences of iterates, with the sign of gradients
             gradients = jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], released["params"])
-        noisy = jax.vmap(lambda g: dot(g, canary.direction))(gradients)
+        noisy = jax.vmap(lambda g: inner_product(g, canary.direction))(gradients)
         sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
         last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
         columns = [
             jnp.sum(noisy),
             jnp.sum(log_ratios(algorithm, -noisy / unit)),
-            dot(last, canary.direction),
+            inner_product(last, canary.direction),
             jnp.max(noisy),
             jnp.min(noisy),
             jnp.max(sizes),
@@ -429,8 +431,8 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     """
     mechanism, steps = algorithm.mechanism, len(sums)
     if mechanism.strategy is None:
-        prob = rate_of(algorithm)
-        z = jnp.asarray(noise_of(algorithm, steps)[:, 0], jnp.float32)
+        prob = sampling_rate(algorithm)
+        z = jnp.asarray(noise_multipliers(algorithm, steps)[:, 0], jnp.float32)
         shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     else:  # the strategy times the sums has independent noise
         matrix, sampling = mechanism.strategy.matrix()[:steps, :steps], mechanism.sampling

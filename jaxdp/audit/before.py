@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.audit.findings import Checked, Finding, in_order
+from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.audit.residuals import binomial
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
@@ -33,7 +33,7 @@ Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 _RECORDS = 256  # of neighbouring data sets
 _ROWS = 6  # of a batch in which an example is looked at in other company
 _ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
-_EPOCHS, _SURE = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
+_EPOCHS, _UNLIKELY = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
 
 def check(
@@ -127,17 +127,17 @@ def check(
     found: list[Finding | None] = []
     assumed: list[str] = []
     if loss_fn is not None:
-        of_loss, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
+        of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
-    found.append(_of_reading(source, kind))
+    found.append(_check_reading(source, kind))
     if gradients is not None:
-        found.append(_of_gradients(gradients, params, near.records_of(source, _ROWS)))
+        found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
 
     # Functions that are given many records, on neighbouring data sets.
     data = near.records_of(source, _RECORDS) if raw is None else raw
     data = near.take(data, np.arange(min(near.count(data), _RECORDS)))
 
-    def swept(
+    def compare_neighbours(
         kind: str,
         function: Callable[[PyTree], PyTree],
         differ: Callable[[PyTree, PyTree, near.Neighbour], str],
@@ -151,7 +151,7 @@ def check(
 
     if preprocess is not None:
 
-        def changed(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
+        def describe_changes(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
             """Other records may not come out changed, nor all of them in another shape."""
             if near.shapes(one) != near.shapes(two):
                 return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
@@ -168,32 +168,35 @@ def check(
             words = "the function gives another result when it is called again on the same records"
             found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
         else:
-            found.append(swept("preprocess", preprocess, changed))
+            found.append(compare_neighbours("preprocess", preprocess, describe_changes))
     if build is not None:
 
-        def other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
+        def describe_other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
             """Neither parameters nor the program of the loss may differ."""
             made = [each if isinstance(each, tuple) else (each, params) for each in (one, two)]
             if not near.same(made[0][1], made[1][1]):
                 return "the parameters are others"
             traced = (
-                _trace(mechanism.clipped_grad(f, **clipping), p, source.example) for f, p in made
+                _trace_loss(mechanism.clipped_grad(f, **clipping), p, source.example)
+                for f, p in made
             )
             at = _first_difference(*traced)
             return "" if at is None else f"the loss is another{at and f', at {at},'}"
 
-        found.append(swept("captured", build, other_loss))
+        found.append(compare_neighbours("captured", build, describe_other_loss))
     for name, function in (public or {}).items():
 
-        def other(one: PyTree, two: PyTree, _: near.Neighbour, name: str = name) -> str:
+        def describe_other_value(
+            one: PyTree, two: PyTree, _: near.Neighbour, name: str = name
+        ) -> str:
             return "" if near.same(one, two) else f"{name} is another value"
 
-        found.append(swept("public", function, other))
+        found.append(compare_neighbours("public", function, describe_other_value))
     if collate is not None:
         records = [near.record(data, i) for i in range(near.count(data))]
-        found.append(_of_collating(collate, records))
+        found.append(_check_collate(collate, records))
     if loader is not None:
-        found.append(_of_loader(loader, inner, source))
+        found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
         "in other company": loss_fn,
@@ -206,13 +209,13 @@ def check(
         "three epochs of the loader, beside the sampling that is charged": loader,
     }
     tested = tuple(words for words, given in tests.items() if given is not None)
-    return Checked(in_order(found), tested, tuple(assumed), time.perf_counter() - began)
+    return Checked(certain_first(found), tested, tuple(assumed), time.perf_counter() - began)
 
 
 # The loss -------------------------------------------------------------------------------------
 
 
-def _of_loss(
+def _check_loss(
     loss_fn: Callable[..., jax.Array],
     params: PyTree,
     source: Source,
@@ -233,11 +236,11 @@ def _of_loss(
     shape = lambda leaf: jax.ShapeDtypeStruct((_ROWS, *leaf.shape), leaf.dtype)  # noqa: E731
     try:
         plan = grad_fn.plan(params, jax.tree.map(shape, example))
-        first, second = (_trace(grad_fn, params, example) for _ in range(2))
+        first, second = (_trace_loss(grad_fn, params, example) for _ in range(2))
     except Exception as error:
         words = str(error)
         if isinstance(error, ValueError) and words.startswith("loss_fn must not"):
-            where = _line_of_refused(words, grad_fn, params, example)
+            where = _line_of_refusal(words, grad_fn, params, example)
             return [Finding("refused", words, where or here)], []
         if plan is None and "racer" not in type(error).__name__:
             raise  # it is the user's own
@@ -266,17 +269,17 @@ def _of_loss(
         found.append(Finding("captured", words, where, one.match.certain))
     for name, made in start.compare_parameters(grad_fn, params, made_of, len(source)):
         found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
-    found += _shared_keys(first)
+    found += _find_shared_keys(first)
 
     # Numbers: the same example in other company; the loss was compared with all records above.
     if not found and len(source) > 1:
         with losses.inspecting(lambda traced, public: None):
-            coupled = _of_company(grad_fn, params, near.records_of(source, _ROWS))
+            coupled = _check_independence(grad_fn, params, near.records_of(source, _ROWS))
         found += [coupled] if coupled else []
     return found, [entry.assumed for entry in plan if entry.assumed]
 
 
-def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
+def _trace_loss(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
     """The loss of one example, traced anew."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
@@ -284,10 +287,10 @@ def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.Closed
     return jax.make_jaxpr(lambda *args: called(*args))(params, example, *keys)
 
 
-def _line_of_refused(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
+def _line_of_refusal(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
     """The line of the operation that a refusal names, or of the loss's own error; else ""."""
     try:
-        traced = _trace(grad_fn, params, example)
+        traced = _trace_loss(grad_fn, params, example)
     except Exception as error:
         return line_of_error(error)
     for part in losses.traced_functions(traced):
@@ -321,7 +324,7 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
     return None
 
 
-def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
+def _find_shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
     """Suspicions for keys that the loss captured, or made of a number, and uses."""
     words = "the loss draws random numbers from a key that it captured, in place of its own"
     found = []
@@ -338,7 +341,7 @@ def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
 # An example in other company ------------------------------------------------------------------
 
 
-def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
+def _check_independence(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
     """Finds a record that adds other numbers in other company, or more than l2.
 
     Args:
@@ -360,11 +363,11 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
         alone = np.arange(size) == at
         one, again, without = (
             np.asarray(summed(data, mask)[0], np.float64)
-            for data, mask in ((rows, alone), (_with_others(rows, at), alone), (rows, ~alone))
+            for data, mask in ((rows, alone), (_replace_others(rows, at), alone), (rows, ~alone))
         )
-        if _far(one, again, l2):
+        if _differ(one, again, l2):
             return Finding("company", "what a record adds changes when the other rows change", line)
-        if _far(whole - without, one, l2):
+        if _differ(whole - without, one, l2):
             return Finding("company", "what a record adds changes when others take part", line)
         if (moved := float(np.linalg.norm(whole - without))) > float(l2) * (1 + _ROUNDING):
             words = (
@@ -375,7 +378,7 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
     return None
 
 
-def _of_gradients(
+def _check_gradients(
     function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree
 ) -> Finding | None:
     """Finds a row of a user's own per-example gradients that sees other rows.
@@ -401,37 +404,37 @@ def _of_gradients(
         words = f"gradients have first axes that differ from {size}: not one row for each example"
         return Finding("company", words, line)
     scale = max(float(np.max(np.linalg.norm(first, axis=1))), 1e-30)
-    if _far(first, again, scale):
+    if _differ(first, again, scale):
         return Finding("state", "gradients change when they are computed a second time", line)
     for at in sorted({0, size - 1}):
-        if _far(first[at], grads(_with_others(rows, at))[at], scale):
+        if _differ(first[at], grads(_replace_others(rows, at))[at], scale):
             words = "the gradient of a row changes when the other rows change"
             return Finding("company", words, line)
 
     # Fewer rows: all may change in proportion, or some in another way.
     half = max(1, size // 2)
     fewer = grads(near.take(rows, range(half)))
-    if _far(first[:half], fewer, scale):
+    if _differ(first[:half], fewer, scale):
         before = float(np.linalg.norm(first[:half]))
         ratio = float(np.linalg.norm(fewer)) / max(before, 1e-30)
-        if before < _ROUNDING * scale or _far(ratio * first[:half], fewer, ratio * scale):
+        if before < _ROUNDING * scale or _differ(ratio * first[:half], fewer, ratio * scale):
             words = "the gradient of a row changes when other rows are left out"
             return Finding("company", words, line)
         words = f"gradients of {half} rows are {ratio:.3g} times those of the same among {size}"
         return Finding("divisor", words, line)
     order = np.roll(np.arange(size), 1)
-    if _far(first[order], grads(near.take(rows, order)), scale):
+    if _differ(first[order], grads(near.take(rows, order)), scale):
         return Finding("company", "the gradient of a row changes with its place", line)
     return None
 
 
-def _with_others(rows: PyTree, at: int) -> PyTree:
+def _replace_others(rows: PyTree, at: int) -> PyTree:
     """The rows, all but one of them replaced by the next one's, numbers made 3 times larger."""
     others = near.take(rows, np.roll(np.arange(near.count(rows)), 1))
     return near.put(near.scaled(others, 3), at, near.record(rows, at))
 
 
-def _far(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
+def _differ(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
     """True if two vectors differ by more than rounding; what is not finite is not compared."""
     if not (np.all(np.isfinite(one)) and np.all(np.isfinite(two))):
         return False
@@ -441,7 +444,7 @@ def _far(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
 # Records as they come -------------------------------------------------------------------------
 
 
-def _of_reading(source: Source, kind: type) -> Finding | None:
+def _check_reading(source: Source, kind: type) -> Finding | None:
     """Reads the same few records in other company, another order, and again.
 
     Args:
@@ -469,7 +472,7 @@ def _of_reading(source: Source, kind: type) -> Finding | None:
     return None
 
 
-def _of_collating(
+def _check_collate(
     collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]
 ) -> Finding | None:
     """Puts one record into batches with others: its row, and all shapes, must stay the same."""
@@ -487,7 +490,7 @@ def _of_collating(
     return None
 
 
-def _of_loader(
+def _check_loader(
     loader: Callable[[int], Iterable[PyTree]], mechanism: Mechanism, source: Source
 ) -> Finding | None:
     """Draws a few epochs, and asks how probable they are under the mechanism's sampling.
@@ -541,7 +544,7 @@ def _of_loader(
         once = (1 - rate) ** least + least * rate * (1 - rate) ** (least - 1)
         chance *= once ** (records * len(seen))
         seen_so.append("no record comes twice in an epoch")
-    if chance > _SURE:
+    if chance > _UNLIKELY:
         return None
     words = f"{' and '.join(seen_so)}, a chance of {chance:.1g} under the sampling that is charged"
     return Finding("sampling", words, line_of_function(loader))

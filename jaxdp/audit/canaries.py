@@ -167,7 +167,7 @@ class Canaries:
         ) -> tuple[PyTree, Watched]:
             moved, after = inner.update(updates, state.inner, params, **extra)
             if self.leaf is None:
-                seen = self._along_records(algorithm.mechanism, updates, params, moved)
+                seen = self._compare_records(algorithm.mechanism, updates, params, moved)
             else:
                 size = algorithm.mechanism.batch_size / algorithm.mechanism.l2(updates)
                 seen = self._leaf_of(updates)[jnp.asarray(self.rows)].astype(jnp.float32) * -size
@@ -192,12 +192,12 @@ class Canaries:
         assert self.leaf is not None
         return jnp.ravel(jax.tree.leaves(tree)[self.leaf])
 
-    def _along_records(
+    def _compare_records(
         self, mechanism: Mechanism, updates: PyTree, params: PyTree, moved: PyTree
     ) -> jax.Array:
         """float32 [3 m], see ``parts``: of candidate records."""
         assert self.loss_fn is not None
-        value, unit, rule = value_of(self.loss_fn), mechanism.l2(updates), mechanism.rule
+        value, unit, rule = loss_value(self.loss_fn), mechanism.l2(updates), mechanism.rule
         noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
         before = filled(params, self.params)
         after = filled(optax.apply_updates(params, moved), self.params)
@@ -225,7 +225,7 @@ class Canaries:
         return jnp.ravel(jax.lax.map(of, records, batch_size=most).T)
 
 
-def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
+def loss_value(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
     """The loss of (params, record) as one float32 number, with a fixed key if it takes one."""
 
     def value(params: PyTree, record: PyTree) -> jax.Array:
@@ -280,7 +280,7 @@ class WithCanaries:
         return jax.tree.map(placed, rows, self.added)
 
 
-def candidates(count: int, params: PyTree) -> Canaries:
+def dirac_canaries(count: int, params: PyTree) -> Canaries:
     """``count`` candidates, each in a coordinate of its own of the largest leaf.
 
     Args:
@@ -302,7 +302,7 @@ def candidates(count: int, params: PyTree) -> Canaries:
     return Canaries(order[:count], leaf)
 
 
-def check(algorithm: Algorithm, *, records: bool = False) -> None:
+def require_auditable(algorithm: Algorithm, *, records: bool = False) -> None:
     """Raises ValueError for algorithms that canaries, or those that are records, cannot audit."""
     mechanism = algorithm.mechanism
     if mechanism.strategy is not None:
@@ -333,18 +333,18 @@ def check(algorithm: Algorithm, *, records: bool = False) -> None:
             )
 
 
-def parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """float64 [steps, m] thrice: sums along the gradients, their lengths, losses afterwards."""
-    along, size, losses = np.split(_finite(seen), PARTS, axis=1)
+    along, size, losses = np.split(_as_finite(seen), PARTS, axis=1)
     return along, np.clip(size, 0.0, 1.0), losses
 
 
-def _finite(seen: np.ndarray) -> np.ndarray:
+def _as_finite(seen: np.ndarray) -> np.ndarray:
     wide = np.asarray(seen, np.float64)
     return np.nan_to_num(wide, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
 
 
-def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+def log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
     """Log odds [m] of having taken part, from every step.
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
@@ -360,8 +360,12 @@ def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> 
         algorithm: of the run.
         records: what a candidate adds is the length of its own clipped gradient, in place of 1.
     """
-    seen, size = parts(seen)[:2] if records else (_finite(seen), np.ones(()))
-    z, rate, share = noise_of(algorithm, len(seen)), rate_of(algorithm), np.zeros((1, 1))
+    seen, size = split_parts(seen)[:2] if records else (_as_finite(seen), np.ones(()))
+    z, rate, share = (
+        noise_multipliers(algorithm, len(seen)),
+        sampling_rate(algorithm),
+        np.zeros((1, 1)),
+    )
     if rate < _RARE:  # at a large rate nothing is taken away
         shared, share = _shared(seen, z, rate)
         seen = seen - shared
@@ -376,7 +380,7 @@ def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> 
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
-def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+def last_log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
     """Scores [m] from the end of a run alone, as log odds of having taken part.
 
     Of gradients the sum of all noisy ones: all that SGD's last iterate has. The log-likelihood
@@ -389,17 +393,17 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False
     taken from what was charged, as if every step's gradient stayed in it. Ranks of equal losses are
     equal.
     """
-    z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
+    z, rate = noise_multipliers(algorithm, len(seen)), sampling_rate(algorithm)
     if records:
         from scipy import stats  # takes a second, and training needs none of it
 
-        losses = parts(seen)[2]
+        losses = split_parts(seen)[2]
         apart = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
         ranks = stats.rankdata(-losses[-1])
         # The mixture of both halves is wider than either.
         normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + apart**2 / 4)
         return np.asarray(apart * normal)
-    total = _finite(seen).sum(axis=0)
+    total = _as_finite(seen).sum(axis=0)
     total = total - (np.median(total) - len(seen) * rate / 2)
     variance = max(
         np.square(z).sum(), np.square(1.4826 * np.median(np.abs(total - np.median(total))))
@@ -468,7 +472,7 @@ def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
     return np.concatenate(found)
 
 
-def noise_of(algorithm: Algorithm, steps: int) -> np.ndarray:
+def noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     """[steps, 1], the noise multiplier of every step."""
     noise = algorithm.mechanism.noise_multiplier
     if isinstance(noise, NoiseSchedule):
@@ -476,7 +480,7 @@ def noise_of(algorithm: Algorithm, steps: int) -> np.ndarray:
     return np.full((steps, 1), float(noise))
 
 
-def rate_of(algorithm: Algorithm) -> float:
+def sampling_rate(algorithm: Algorithm) -> float:
     """The share of the steps that a record is drawn in."""
     mechanism = algorithm.mechanism
     return rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)

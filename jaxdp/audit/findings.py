@@ -175,7 +175,7 @@ class Checked:
         return "\n".join(lines)
 
 
-def in_order(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
+def certain_first(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
     """The findings without None and repetitions, those that are certain first."""
     kept = dict.fromkeys(finding for finding in findings if finding)
     return tuple(sorted(kept, key=lambda finding: not finding.certain))

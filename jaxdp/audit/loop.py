@@ -13,9 +13,18 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.audit.findings import Checked, Finding, in_order
-from jaxdp.audit.residuals import SURE, binomial, divergence, shared, tails
-from jaxdp.audit.runs import GRAIN, LEAST, Loop, Runs, all_runs, other_seeds, releases_of, replaced
+from jaxdp.audit.findings import Checked, Finding, certain_first
+from jaxdp.audit.residuals import SURE, binary_divergence, binomial, find_shared_noise, test_tails
+from jaxdp.audit.runs import (
+    GRAIN,
+    LEAST,
+    Loop,
+    Runs,
+    collect_releases,
+    replace_record,
+    run_all,
+    unused_seeds,
+)
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import FixedSize, Poisson
 from jaxdp.sampling import neighbours as near
@@ -113,7 +122,7 @@ def check_loop(
     line = line_of_function(loop)
 
     # The number of releases, and whether a seed decides them.
-    once, again = (releases_of(loop, data, 0, of) for _ in range(2))
+    once, again = (collect_releases(loop, data, 0, of) for _ in range(2))
     charged = mechanism.steps if steps is None else arguments.integer("steps", steps, least=1)
     found: list[Finding | None] = []
     tested = ["the number of releases, beside the steps that are charged"]
@@ -127,7 +136,7 @@ def check_loop(
 
     def answer() -> Checked:
         spent = time.perf_counter() - began
-        return Checked(in_order(found), tuple(tested), (), spent, tuple(untested))
+        return Checked(certain_first(found), tuple(tested), (), spent, tuple(untested))
 
     if once.shape != again.shape or not np.allclose(once, again, rtol=1e-5, atol=1e-7):
         words = "two runs of one seed on the same data release different numbers"
@@ -135,9 +144,9 @@ def check_loop(
         return answer()
 
     # Every record replaced, with every seed: as many releases, of which some must move.
-    base = [releases_of(loop, data, seed, of) for seed in range(seeds)]
+    base = [collect_releases(loop, data, seed, of) for seed in range(seeds)]
     changed = [
-        [releases_of(loop, replaced(data, at), seed, of) for at in range(count)]
+        [collect_releases(loop, replace_record(data, at), seed, of) for at in range(count)]
         for seed in range(seeds)
     ]
     for run, others in zip(base, changed, strict=True):
@@ -159,33 +168,35 @@ def check_loop(
 
     # The noise of the first release: in every coordinate, its own in each, Gaussian; and some where
     # nobody was drawn, new in every update.
-    runs, few, untested = all_runs(loop, mechanism, data, of, base, changed, first)
-    noise, law = runs.noise, _other_law(runs)
+    runs, few, untested = run_all(loop, mechanism, data, of, base, changed, first)
+    noise, law = runs.noise, _describe_other_law(runs)
     if (bare := noise.moves & ~noise.noised).any():
-        words = f"{_in_words(bare, runs)} of the first release have no noise: they change with "
+        words = (
+            f"{_count_by_leaf(bare, runs)} of the first release have no noise: they change with "
+        )
         found.append(Finding("noise", f"{words}the records, and not with the seed", line))
-    alike = _of_shared_noise(runs)
+    alike = _find_shared_noise(runs)
     found.append(alike)
     if noise.additive and law and not alike:
         found.append(Finding("noise", law, line))
-    found.append(_of_empty_draws(runs))
+    found.append(_find_empty_draws(runs))
     if not alike:
-        found.append(_of_repeats(runs, runs.few[0], base, loop, law))
+        found.append(_find_reused_noise(runs, runs.few[0], base, loop, law))
     tested.append("the noise over seeds, in every coordinate, beside the influence of each record")
     tested.append("the same noise in two updates, or in two coordinates")
     if restart is not None:
-        copies = [releases_of(restart, few, seed, of) for seed in other_seeds(seeds, _LIVES)]
-        real = [releases_of(restart, data, seed, of) for seed in other_seeds(seeds, 2)]
-        found.append(_of_repeats(runs, copies, real, restart, law))
+        copies = [collect_releases(restart, few, seed, of) for seed in unused_seeds(seeds, _LIVES)]
+        real = [collect_releases(restart, data, seed, of) for seed in unused_seeds(seeds, 2)]
+        found.append(_find_reused_noise(runs, copies, real, restart, law))
         tested.append("the same noise in two updates, across a restart")
 
     # Beside it what each record moves: how much, in which steps, and how scaled.
-    moved = _influence(runs)
-    large = _of_size(runs, moved, law)
+    moved = _measure_influence(runs)
+    large = _find_large_influence(runs, moved, law)
     of_one_size = bool(len(noise.taken)) and not len(noise.drawn) and not large
-    divided = _of_divisor(runs, moved, certain=of_one_size)
-    found += [large, _of_memory(runs), divided]
-    found.append(_of_draws(runs, moved, of_one_size and not divided))
+    divided = _find_realised_divisor(runs, moved, certain=of_one_size)
+    found += [large, _find_returning_influence(runs), divided]
+    found.append(_find_other_sampling(runs, moved, of_one_size and not divided))
     tested.append("which records take part in which step, beside the sampling that is charged")
     return answer()
 
@@ -193,7 +204,7 @@ def check_loop(
 # The noise ------------------------------------------------------------------------------------
 
 
-def _other_law(runs: Runs) -> str:
+def _describe_other_law(runs: Runs) -> str:
     """In which way the first release's noise is not Gaussian: bounded, or heavy tails; else "".
 
     A squared residual over the sum of its column's squares, r² / ((1 - h) sum r²) with h its
@@ -214,11 +225,11 @@ def _other_law(runs: Runs) -> str:
         return float(special.betainc((freedom - 1) / 2, 0.5, max(0.0, 1 - edge / freedom)))
 
     squares = np.square(rows) * len(rows)
-    p, words = tails(squares, beyond, squares.size / (1 + excess / len(some)))
+    p, words = test_tails(squares, beyond, squares.size / (1 + excess / len(some)))
     return words if p < SURE else ""
 
 
-def _of_shared_noise(runs: Runs) -> Finding | None:
+def _find_shared_noise(runs: Runs) -> Finding | None:
     """Finds coordinates that have one noise, so that a combination of them has none.
 
     Accused is a combination with a thousandth of the noise that it should have, which a record
@@ -233,7 +244,7 @@ def _of_shared_noise(runs: Runs) -> Finding | None:
     moved = changes[int(np.argmax(np.sum(changes**2, 1)))]
     starts = [part.start for _, part in runs.leaves]
     leaf = np.searchsorted(starts, noise.at[at], side="right")
-    found = shared(noise.rows[:, at], noise.freedom, leaf)
+    found = find_shared_noise(noise.rows[:, at], noise.freedom, leaf)
 
     left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))  # of their noise, combined
     one, two = found.pairs.T
@@ -246,12 +257,12 @@ def _of_shared_noise(runs: Runs) -> Finding | None:
         for block, weights, rest in found.combined
     )
 
-    def place(column: int) -> str:
+    def locate(column: int) -> str:
         name, part = runs.leaves[leaf[column] - 1]
         return f"{name}[{noise.at[at[column]] - part.start}]"
 
     if len(equal):
-        names = place(one[equal[0]]), place(two[equal[0]])
+        names = locate(one[equal[0]]), locate(two[equal[0]])
         words = f"{len(equal)} pairs of coordinates have one noise, such as {' and '.join(names)}"
     elif combined:
         words = f"{combined} linear combinations of coordinates have no noise"
@@ -263,7 +274,7 @@ def _of_shared_noise(runs: Runs) -> Finding | None:
     return Finding("shared", words, line_of_function(runs.loop), certain)
 
 
-def _of_empty_draws(runs: Runs) -> Finding | None:
+def _find_empty_draws(runs: Runs) -> Finding | None:
     """Finds releases that nobody was drawn for and that have no noise.
 
     Until the two worlds of one seed differ, nobody was drawn. A coordinate is accused if it is
@@ -278,13 +289,13 @@ def _of_empty_draws(runs: Runs) -> Finding | None:
         bare = (np.ptp(empty, 0) <= slip) & (np.max(np.abs(later), 0) > GRAIN * slip)
         bare &= noise.noised | ~noise.moves  # the others were found in the first release
         if bare.any():
-            words = f"{_in_words(bare, runs)} of release {step} have no noise in {len(empty)} runs "
-            words += "in which nobody was drawn"
+            words = f"{_count_by_leaf(bare, runs)} of release {step} have no noise in "
+            words += f"{len(empty)} runs in which nobody was drawn"
             return Finding("noise", words, line_of_function(runs.loop))
     return None
 
 
-def _of_repeats(
+def _find_reused_noise(
     runs: Runs,
     copies: Sequence[np.ndarray] | np.ndarray,
     real: list[np.ndarray],
@@ -337,7 +348,7 @@ def _of_repeats(
     return None
 
 
-def _in_words(which: np.ndarray, runs: Runs) -> str:
+def _count_by_leaf(which: np.ndarray, runs: Runs) -> str:
     """Counts of coordinates, bool [d], leaf by leaf."""
     words, at = [], runs.noise.at
     for name, part in runs.leaves:
@@ -365,7 +376,7 @@ class Influence(NamedTuple):
     share: np.ndarray
 
 
-def _influence(runs: Runs) -> Influence:
+def _measure_influence(runs: Runs) -> Influence:
     shape = len(runs.base), len(runs.changed[0])
     found = Influence(np.full(shape, -1), np.zeros(shape), np.full(shape, math.inf))
     for seed, (base, changed) in enumerate(zip(runs.base, runs.changed, strict=True)):
@@ -376,19 +387,19 @@ def _influence(runs: Runs) -> Influence:
             if len(steps):
                 step = int(steps[0])
                 bound = runs.noise.multiplier(
-                    other[step] - base[step], runs.levels[step], _looks(runs)
+                    other[step] - base[step], runs.levels[step], _count_bounds(runs)
                 )
                 found.first[seed, at], found.norm[seed, at] = step, norms[step]
                 found.share[seed, at] = bound / max(runs.charged_at(step), 1e-300)
     return found
 
 
-def _looks(runs: Runs) -> int:
+def _count_bounds(runs: Runs) -> int:
     """The number of bounds on the multiplier that are looked at together."""
     return len(runs.base) * len(runs.changed[0]) + len(runs.bad)
 
 
-def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
+def _find_large_influence(runs: Runs, moved: Influence, law: str) -> Finding | None:
     """Finds a record, or one that is not finite, that moves a release beyond its noise."""
     noise, charged, line = runs.noise, runs.charged_at(0), line_of_function(runs.loop)
     if not noise.size or charged == 0:
@@ -403,7 +414,7 @@ def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
         # What is no sum plus noise, such as Adam's updates, has no sensitivity in this sense;
         # where dropout moves the sums from run to run, it has.
         return Finding("sensitivity", words, line, noise.additive or (share < _FAR and not law))
-    bounds = [noise.multiplier(change, runs.levels[0], _looks(runs)) for change in runs.bad]
+    bounds = [noise.multiplier(change, runs.levels[0], _count_bounds(runs)) for change in runs.bad]
     if min(bounds, default=math.inf) >= _SLACK * charged:
         return None
     words = (
@@ -413,7 +424,7 @@ def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
     return Finding("sensitivity", words, line)
 
 
-def _of_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
+def _find_realised_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
     """Finds an influence of a record that falls with the number of records drawn beside it.
 
     Args:
@@ -440,7 +451,7 @@ def _of_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
     return Finding("divisor", words, line_of_function(runs.loop), certain or len(pairs) > 1)
 
 
-def _of_memory(runs: Runs) -> Finding | None:
+def _find_returning_influence(runs: Runs) -> Finding | None:
     """Finds influence that comes back in steps that the record was not drawn for.
 
     Two worlds of a few copies of one record, or of another, differ by D_a in the first step that
@@ -522,7 +533,7 @@ def _autoregression(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np
 # Who is drawn ---------------------------------------------------------------------------------
 
 
-def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None:
+def _find_other_sampling(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None:
     """Finds draws that are improbable under the sampling that is charged.
 
     In whole runs: more records change a release, none of them before, than can have been drawn; or
@@ -569,7 +580,7 @@ def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None
         odd.append((8 * count * float(law[: high + 1].sum()) ** trials, SURE, words))
         if rate < mean <= 1:
             words = f"{mean:.1%} of the records were drawn in {trials} first steps"
-            odd.append((4 * math.exp(-trials * count * divergence(mean, rate)), SURE, words))
+            odd.append((4 * math.exp(-trials * count * binary_divergence(mean, rate)), SURE, words))
     elif poisson and of_one_size:
         words = f"as many records, or none, were drawn in each of {trials} first steps"
         odd.append((4 * float(law[0] + law[1:].max()) ** trials, SURE, words))

@@ -166,7 +166,7 @@ class Runs:
         return whole * (1 if strategy is None else float(strategy.inverse_row_norms()[step]))
 
 
-def releases_of(
+def collect_releases(
     loop: Loop, data: PyTree, seed: int, of: str, most: int | None = None
 ) -> np.ndarray:
     """The first ``most`` releases of a run, float64 [T, d]; increments of parameters."""
@@ -191,17 +191,17 @@ def releases_of(
     return found if of == "gradients" else np.concatenate([found[:1], np.diff(found, axis=0)])
 
 
-def replaced(data: PyTree, at: int) -> PyTree:
+def replace_record(data: PyTree, at: int) -> PyTree:
     """The data with another record at ``at``: the next one, its numbers made larger, reversed."""
     return near.put(data, at, near.scaled(near.record(data, (at + 1) % near.count(data)), -2))
 
 
-def other_seeds(seeds: int, most: int) -> range:
+def unused_seeds(seeds: int, most: int) -> range:
     """Seeds that the runs on neighbours do not have."""
     return range(seeds, seeds + most)
 
 
-def all_runs(
+def run_all(
     loop: Loop,
     mechanism: Mechanism,
     data: PyTree,
@@ -238,32 +238,34 @@ def all_runs(
         some = np.random.default_rng(0).choice(size, _COORDINATES, replace=False)
         at = np.unique(np.concatenate([some, *(at[part][:64] for _, part in leaves)]))
 
-    def starts(given: PyTree, most: int, at: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def first_releases(
+        given: PyTree, most: int, at: np.ndarray | slice = slice(None)
+    ) -> np.ndarray:
         """[most, m], first releases at these coordinates."""
-        seen = other_seeds(seeds, most)
+        seen = unused_seeds(seeds, most)
         with np.errstate(all="ignore"):  # copies have no spread, which some divide by
-            return np.stack([releases_of(loop, given, seed, of, 1)[0][at] for seed in seen])
+            return np.stack([collect_releases(loop, given, seed, of, 1)[0][at] for seed in seen])
 
-    def lives(given: PyTree) -> list[np.ndarray]:
+    def whole_runs(given: PyTree) -> list[np.ndarray]:
         """[T, d] for each of other seeds."""
         with np.errstate(all="ignore"):
-            return [releases_of(loop, given, seed, of) for seed in other_seeds(seeds, _WHOLE)]
+            return [collect_releases(loop, given, seed, of) for seed in unused_seeds(seeds, _WHOLE)]
 
     # Two worlds: copies of a record, and of another that changes the first release. Where the loop
     # gives nothing finite on copies, the records themselves, and others one by one.
     one, copies = near.take(data, np.zeros(count, np.int64)), True
-    some = starts(one, _SOME)
+    some = first_releases(one, _SOME)
     if np.all(np.isfinite(some)):
         for other in range(LEAST):
-            two = near.take(replaced(data, other), np.full(count, other))
-            if np.any(np.abs(starts(two, _SOME) - some) > 1e-6 * np.abs(some).max()):
+            two = near.take(replace_record(data, other), np.full(count, other))
+            if np.any(np.abs(first_releases(two, _SOME) - some) > 1e-6 * np.abs(some).max()):
                 break
     else:
         one, copies = data, False
         two = near.scaled(near.take(data, np.roll(np.arange(count), -1)), -2)
     known = 1 if copies else count  # the draw of n records has n directions
-    pair = starts(one, first, at), starts(two, first, at)
-    noise = _measured(*pair, known, leaves, fine, at)
+    pair = first_releases(one, first, at), first_releases(two, first, at)
+    noise = _measure_noise(*pair, known, leaves, fine, at)
     if not noise.additive:
         untested.append(
             "the law of the noise, and whether coordinates share it: what a record changes differs "
@@ -276,7 +278,7 @@ def all_runs(
         places = np.arange(min(count, max(2, int(noise.drawn.min()))))
         fewer = near.take(one, places), near.take(two, places)
         try:
-            few = lives(fewer[0]), lives(fewer[1])
+            few = whole_runs(fewer[0]), whole_runs(fewer[1])
             shapes = {run.shape for world in few for run in world}
             why = f"on {len(places)} copies of a record it gives {len(shapes)} shapes of releases"
             alone = shapes == {base[0].shape} and bool(np.all(np.isfinite(few)))
@@ -284,15 +286,15 @@ def all_runs(
             why = f"on {len(places)} records the loop raises {type(error).__name__}: {error}"
     if few is None or not alone:
         untested.append(f"steps that nobody is drawn for, and influence that comes back: {why}")
-        fewer, few = (one, two), (lives(one), lives(two))
+        fewer, few = (one, two), (whole_runs(one), whole_runs(two))
     least = min(len(run) for world in few for run in world)
     worlds = tuple(np.stack([run[:least] for run in world]) for world in few)
 
     # One record that is not finite, among copies of another.
     bad = np.zeros((0, len(fine)))
     try:
-        found = starts(near.put(one, 0, near.scaled(near.record(one, 0), math.nan)), _BAD)
-        found = found - starts(one, _BAD)
+        found = first_releases(near.put(one, 0, near.scaled(near.record(one, 0), math.nan)), _BAD)
+        found = found - first_releases(one, _BAD)
         if np.all(np.isfinite(found)):
             bad = found
         else:
@@ -305,7 +307,7 @@ def all_runs(
     return runs, fewer[0], untested
 
 
-def _measured(
+def _measure_noise(
     one: np.ndarray,
     two: np.ndarray,
     known: int,

@@ -80,7 +80,7 @@ class Audited:
         )
 
 
-class _Look(NamedTuple):
+class _PlannedTest(NamedTuple):
     """A test whose threshold was fixed before these runs were looked at.
 
     Attributes:
@@ -158,37 +158,45 @@ def audit_scores(
     level = 1 - arguments.fraction("confidence", confidence)
     arguments.fraction("held_out", held_out)
     arguments.integer("seed", seed, least=0)
-    inside, outside = checked(with_record, without)
+    inside, outside = as_scores(with_record, without)
     columns = inside.shape[1]
 
-    def counted(test: ThresholdTest) -> list[_Look]:
+    def fixed_test(test: ThresholdTest) -> list[_PlannedTest]:
         counts = test.counts(inside, outside)
-        return [_Look(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)]
+        return [
+            _PlannedTest(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)
+        ]
 
     if threshold is not None:
         if columns > 1:
             raise ValueError(f"threshold must be None for {columns} columns, got {threshold}")
         if np.ndim(threshold) or np.isnan(threshold):
             raise ValueError(f"threshold must be a single number, got {threshold!r}")
-        looks = counted(ThresholdTest(0, 1, float(threshold)))
+        looks = fixed_test(ThresholdTest(0, 1, float(threshold)))
     elif columns == 1:
         looks = [
             look
             for sign, share in ((1, 1 - _BACK), (-1, _BACK))
-            for look in _ranks(inside, outside, 0, sign, share * level, gaussian)
+            for look in _rank_tests(inside, outside, 0, sign, share * level, gaussian)
         ]
     else:
-        chosen, (inside, outside) = split(inside, outside, held_out, seed)
+        chosen, (inside, outside) = split_runs(inside, outside, held_out, seed)
         if gaussian:
             # The column and sign whose balanced threshold has the fewest errors.
             _, column, sign = min(
-                (_ranks(*chosen, column, sign, 1.0, balanced=True)[0].counts.alarms, column, sign)
+                (
+                    _rank_tests(*chosen, column, sign, 1.0, balanced=True)[0].counts.alarms,
+                    column,
+                    sign,
+                )
                 for column in range(columns)
                 for sign in (1, -1)
             )
-            looks = _ranks(inside, outside, column, sign, level, gaussian)
+            looks = _rank_tests(inside, outside, column, sign, level, gaussian)
         else:
-            looks = counted(_best_event(chosen, (len(inside), len(outside)), delta, confidence))
+            looks = fixed_test(
+                _choose_for_epsilon(chosen, (len(inside), len(outside)), delta, confidence)
+            )
 
     # The largest epsilon, or mu, that a look refutes.
     guarantee = bounds.gaussian_dp if gaussian else partial(bounds.approximate_dp, delta=delta)
@@ -208,9 +216,9 @@ def audit_scores(
     return Audited(epsilon, delta, confidence, kind, assumes, best_look.counts, best_look.test)
 
 
-def _ranks(
+def _rank_tests(
     inside: np.ndarray, outside: np.ndarray, column: int, sign: int, level: float, balanced: bool
-) -> list[_Look]:
+) -> list[_PlannedTest]:
     """The looks at one column, higher with the record: several ranks, or the ``balanced`` one.
 
     Some threshold has at most c false alarms and c misses if and only if the (c + 1)-th lowest
@@ -225,7 +233,7 @@ def _ranks(
         c = int(np.argmax(above)) if above.any() else size
         test = ThresholdTest(column, sign, float(low[min(c, size - 1)]))
         p_value = partial(bounds.rank_p_value, c, m, c, n) if c < size else lambda tradeoff: 1.0
-        return [_Look(test, ErrorCounts(c, m, c, n), p_value, level)]
+        return [_PlannedTest(test, ErrorCounts(c, m, c, n), p_value, level)]
     most = int(np.log(max(size / 2, 1)) / np.log(_RATIO))
     for rank in sorted({0, *(round(_RATIO**i) for i in range(1, most + 1))}):
         # From above, by the rank of a false alarm, and from below, by that of a miss.
@@ -233,14 +241,16 @@ def _ranks(
         missed, alarms = int(np.sum(low <= cut)), int(np.sum(high >= low[rank]))
         test = ThresholdTest(column, sign, float(np.nextafter(cut, np.inf)))
         p_value = partial(bounds.rank_p_value, rank, m, missed, n)
-        looks.append(_Look(test, ErrorCounts(rank, m, missed, n), p_value, level))
+        looks.append(_PlannedTest(test, ErrorCounts(rank, m, missed, n), p_value, level))
         test = ThresholdTest(column, sign, float(low[rank]))
         p_value = partial(bounds.rank_p_value, rank, n, alarms, m)
-        looks.append(_Look(test, ErrorCounts(alarms, m, rank, n), p_value, level))
+        looks.append(_PlannedTest(test, ErrorCounts(alarms, m, rank, n), p_value, level))
     return [look._replace(level=level / len(looks)) for look in looks]
 
 
-def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
+def split_runs(
+    inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int
+) -> tuple[Pair, Pair]:
     """(the part to choose on, the part to test on), each of both worlds."""
     arguments.fraction("held_out", held_out)
     rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
@@ -256,7 +266,7 @@ def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -
     return (parts[0][0], parts[1][0]), (parts[0][1], parts[1][1])
 
 
-def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarray]:
+def candidate_tests(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarray]:
     """The tests worth trying, with their rates of false alarms [r] and misses [r]."""
     rules, alarms, missed = [], [], []
     for column in range(chosen[0].shape[1]):
@@ -275,11 +285,11 @@ def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarra
     return rules, np.concatenate(alarms), np.concatenate(missed)
 
 
-def _best_event(
+def _choose_for_epsilon(
     chosen: Pair, sizes: tuple[int, int], delta: float, confidence: float
 ) -> ThresholdTest:
     """The test with the largest bound to be expected of ``sizes`` further runs (with, without)."""
-    tests, alarms, misses = candidates(chosen)
+    tests, alarms, misses = candidate_tests(chosen)
 
     def pessimistic(rate: np.ndarray, runs: int) -> np.ndarray:
         # The upper end at 95 % (Clopper and Pearson), so that 0 in few runs is not taken for 0.
@@ -302,7 +312,7 @@ def _best_event(
     return dataclasses.replace(tests[best], combine=combine)
 
 
-def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
+def as_scores(with_record: ArrayLike, without: ArrayLike) -> Pair:
     """Both as float64 [n, k], with not-a-number as a score above all others.
 
     Raises:
@@ -310,7 +320,7 @@ def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
     """
     inside, outside = (
         scores[:, None] if scores.ndim == 1 else scores
-        for scores in (numbers("with_record", with_record), numbers("without", without))
+        for scores in (as_numbers("with_record", with_record), as_numbers("without", without))
     )
     for name, scores in (("with_record", inside), ("without", outside)):
         if scores.ndim != 2 or not scores.size:
@@ -322,7 +332,7 @@ def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
     return inside, outside
 
 
-def numbers(name: str, given: ArrayLike) -> np.ndarray:
+def as_numbers(name: str, given: ArrayLike) -> np.ndarray:
     """The scores as float64, not-a-number as one above all others; ValueError for no numbers."""
     try:
         found = np.asarray(given)
@@ -367,9 +377,9 @@ def audit_event(
     Arguments as for ``audit_scores``; the worlds are neighbours under ``relation``.
     """
     level = 1 - arguments.fraction("confidence", confidence)
-    chosen, kept = split(*checked(with_record, without), held_out, seed)
-    rule = _best_against(event, relation, chosen, kept)
-    p = bounds.p_value(rule.counts(*kept), tradeoff_of(event, relation), rule.combine)
+    chosen, kept = split_runs(*as_scores(with_record, without), held_out, seed)
+    rule = _choose_against_event(event, relation, chosen, kept)
+    p = bounds.p_value(rule.counts(*kept), event_tradeoff(event, relation), rule.combine)
     return Verdict(p, p <= level)
 
 
@@ -399,19 +409,19 @@ def family_bound(
     arguments.positive("noise", noise)
     arguments.fraction("delta", delta)
     level = 1 - arguments.fraction("confidence", confidence)
-    chosen, kept = split(*checked(with_record, without), held_out, seed)
+    chosen, kept = split_runs(*as_scores(with_record, without), held_out, seed)
     # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.
-    rule = _best_against(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
+    rule = _choose_against_event(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
     counts = rule.counts(*kept)
-    least = least_refuted(
-        lambda z: bounds.p_value(counts, tradeoff_of(family(z)), rule.combine) <= level, noise
+    least = smallest_refuted_noise(
+        lambda z: bounds.p_value(counts, event_tradeoff(family(z)), rule.combine) <= level, noise
     )
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     assumes = "the mechanism is what its event says, but for the size of the noise"
     return Audited(value, delta, confidence, "family", assumes, counts, rule)
 
 
-def least_refuted(refuted: Callable[[float], bool], start: float) -> float | None:
+def smallest_refuted_noise(refuted: Callable[[float], bool], start: float) -> float | None:
     """Nearly the least refuted noise, itself refuted; None where none is."""
     high, step = start, 1.5
     while not refuted(high):
@@ -429,15 +439,15 @@ def least_refuted(refuted: Callable[[float], bool], start: float) -> float | Non
     return high
 
 
-def tradeoff_of(
+def event_tradeoff(
     event: acc.Event, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
 ) -> Tradeoff:
     """A trade-off function not above the event's own, from its profile at a few epsilons."""
-    return lambda alarms: false_negative_rates(list(profile(event, relation)), alarms)
+    return lambda alarms: false_negative_rates(list(privacy_profile(event, relation)), alarms)
 
 
 @functools.lru_cache(maxsize=4096)
-def profile(
+def privacy_profile(
     event: acc.Event, relation: acc.Relation, epsilons: tuple[float, ...] = _EPSILONS
 ) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
@@ -449,11 +459,11 @@ def profile(
     return tuple(found)
 
 
-def _best_against(
+def _choose_against_event(
     event: acc.Event, relation: acc.Relation, chosen: Pair, kept: Pair
 ) -> ThresholdTest:
     """The test with the least p-value of the event to be expected in the runs kept."""
-    rules, alarms, missed = candidates(chosen)
+    rules, alarms, missed = candidate_tests(chosen)
     # Half a hit more and less, so that a rate of 0 in few runs has a spread.
     a, b = (
         (rate * len(part) + 0.5) / (len(part) + 1)
@@ -462,7 +472,7 @@ def _best_against(
 
     # The few that exceed the profile by most standard deviations, in either direction.
     excess = np.full(len(rules), -np.inf)
-    for epsilon, delta in profile(event, relation):
+    for epsilon, delta in privacy_profile(event, relation):
         for inside, outside, n_in, n_out in (
             (1 - b, a, len(chosen[0]), len(chosen[1])),
             (1 - a, b, len(chosen[1]), len(chosen[0])),
@@ -473,7 +483,7 @@ def _best_against(
             excess = np.maximum(excess, gain / np.sqrt(spread))
 
     # Of these the one with the least p-value, each combined by every rule.
-    tradeoff, with_record, without = tradeoff_of(event, relation), len(kept[0]), len(kept[1])
+    tradeoff, with_record, without = event_tradeoff(event, relation), len(kept[0]), len(kept[1])
 
     def expected(i: int, combine: str) -> float:
         counts = ErrorCounts(round(a[i] * without), without, round(b[i] * with_record), with_record)
@@ -564,7 +574,7 @@ def attack_measures(
     wanted = arguments.each(
         "false_positive_rates", np.ravel(false_positive_rates).tolist(), arguments.fraction
     )
-    pair = checked(with_record, without)
+    pair = as_scores(with_record, without)
     if pair[0].shape[1] > 1:
         raise ValueError(
             f"with_record must be scores [n], one a run, got {pair[0].shape[1]} columns"
@@ -608,7 +618,7 @@ def true_positive_rate(
     return clopper_pearson(hits, len(inside), confidence)
 
 
-def points(inside: np.ndarray, outside: np.ndarray, confidence: float) -> list[list[float]]:
+def roc_points(inside: np.ndarray, outside: np.ndarray, confidence: float) -> list[list[float]]:
     """Points of the ROC curve at fixed false-positive rates, each interval at ``confidence``.
 
     Rates that fewer than one of the scores ``outside`` [n'] would pass are left out.
@@ -633,7 +643,7 @@ def clopper_pearson(hits: int, runs: int, confidence: float) -> WithInterval:
     return WithInterval(hits / runs, float(low), float(high))
 
 
-def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
+def roc_curve(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
     """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
     both = np.sort(np.r_[inside, outside])
     cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]

@@ -71,12 +71,12 @@ def training_run(
     """
     steps = arguments.integer("steps", steps, least=1)
     links = PrivateStep.of(algorithm, worlds.loss_fn)
-    draw = _drawing(algorithm, worlds.count)
+    draw = _draw_function(algorithm, worlds.count)
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
         noise_key, draw_key, judge = jax.random.split(jax.random.wrap_key_data(words), 3)
         first, last = links.init(worlds.params)
-        begun = first, with_coin(last, judge)
+        begun = first, with_acceptance_key(last, judge)
 
         def body(carry: tuple[PyTree, PyTree], step: jax.Array) -> tuple[PyTree, PyTree]:
             params, state = carry
@@ -105,25 +105,25 @@ def training_run(
             return (moved, state), shown
 
         _, shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
-        return (score or step_by_step)(shown)
+        return (score or flatten_by_step)(shown)
 
     return run
 
 
-def step_by_step(released: PyTree) -> jax.Array:
+def flatten_by_step(released: PyTree) -> jax.Array:
     """All released numbers of leaves [steps, ...], [k]: those of the first step come first."""
     leaves = jax.tree.leaves(released)
     return jnp.ravel(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1))
 
 
-def with_coin(state: PyTree, key: jax.Array) -> PyTree:
+def with_acceptance_key(state: PyTree, key: jax.Array) -> PyTree:
     """An annealer's state with the acceptance key of this run; other states as they are."""
     if "coin" not in getattr(state, "_fields", ()):
         return state
     return state._replace(coin=jax.random.key_data(key))
 
 
-def _drawing(
+def _draw_function(
     algorithm: Algorithm, count: int
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """A function from (key of the run, key of the step, step) to the records drawn, bool [n]."""

@@ -216,27 +216,29 @@ def test_collisions_have_a_valid_p_value():
             law = law * taken + np.r_[0.0, (law * (1 - taken))[:-1]]
         for occupied in range(1, min(draws, cells) + 1):
             shown = np.r_[np.arange(occupied), np.zeros(draws - occupied, int)]
-            assert residuals.collisions(shown, cells) >= law[: occupied + 1].sum() - 1e-12
+            assert residuals.test_collisions(shown, cells) >= law[: occupied + 1].sum() - 1e-12
 
 
 def test_pairs_and_combinations_have_valid_p_values_and_are_found():
     rng = np.random.default_rng(12)
-    found = [residuals.shared(rng.normal(size=(20, 6)), 20, np.zeros(6)) for _ in range(400)]
+    found = [
+        residuals.find_shared_noise(rng.normal(size=(20, 6)), 20, np.zeros(6)) for _ in range(400)
+    ]
     assert np.mean([each.p_value <= 0.1 for each in found]) <= 0.14
     columns = rng.normal(size=(60, 8))
     columns -= columns.mean(1, keepdims=True)
-    of_no_mean = residuals.shared(columns, 60, np.zeros(8))
+    of_no_mean = residuals.find_shared_noise(columns, 60, np.zeros(8))
     ((block, weights, left), *_) = of_no_mean.combined
     assert of_no_mean.p_value < 1e-7
     scaled = columns[:, block] / np.linalg.norm(columns[:, block], axis=0)
     np.testing.assert_allclose(np.linalg.norm(scaled @ weights), left, atol=1e-12)
     # Coordinates whose sum is nothing at all.
     opposite = np.concatenate([columns[:, :1], -columns[:, :1]] * 50, axis=1)
-    assert residuals.shared(opposite, 60, np.zeros(100)).p_value < 1e-7
+    assert residuals.find_shared_noise(opposite, 60, np.zeros(100)).p_value < 1e-7
     # Of more coordinates than pairs are looked at, opposite ones are found all the same.
     wide = rng.normal(size=(60, 1_500))
     wide[:, 1_403] = -wide[:, 7]
-    assert residuals.shared(wide, 60, np.zeros(1_500)).p_value < 1e-7
+    assert residuals.find_shared_noise(wide, 60, np.zeros(1_500)).p_value < 1e-7
 
 
 LEAF = np.zeros((4, 3, 2), np.float32)

@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import audit_event, audit_scores, two_worlds
 from jaxdp.audit.algorithms import HELD_OUT, EpsilonAudit
-from jaxdp.audit.scores import roc
+from jaxdp.audit.scores import roc_curve
 from jaxdp.audit.worlds import Run
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Network
@@ -228,7 +228,7 @@ def audit_blocks(
         broken=verdict.refuted,
         event=event,
         adversary=words,
-        roc=roc(column[:, 0], column[:, 1]),
+        roc=roc_curve(column[:, 0], column[:, 1]),
         what=HIDDEN if hidden else RELEASED,
     )
 

@@ -16,7 +16,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.claimed is not None:
         found.append(("Claimed by the paper", show_epsilon(row.claimed), ""))
     proven = "nothing" if math.isinf(row.proven) else f"at most {show_epsilon(row.proven)}"
-    found.append((f"Proven, for the {steps_of(row)} attacked", proven, ""))
+    found.append((f"Proven, for the {count_steps(row)} attacked", proven, ""))
     found.append(
         (
             f"Audited, at {row.confidence:.0%} confidence",
@@ -40,7 +40,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         value = f"at least {show_audited(row.audited_family)}"
         found.append((name, value, _share(row, row.audited_family)))
     if row.audited_last is not None:
-        name = f"Audited, from {last_of(row)}"
+        name = f"Audited, from {describe_last(row)}"
         value = f"at least {show_audited(row.audited_last)}"
         found.append((name, value, _share(row, row.audited_last)))
     if row.points and row.points[0][0] > 2 * _RARE:
@@ -56,12 +56,12 @@ def _found_at(alarms: float) -> str:
     return f"Used records found, where {100 * alarms:.2g}% of the unused ones are accused"
 
 
-def steps_of(row: AuditRow) -> str:
+def count_steps(row: AuditRow) -> str:
     """The number of attacked steps in words."""
     return f"{row.steps:,} {'step' if row.steps == 1 else 'steps'}"
 
 
-def last_of(row: AuditRow) -> str:
+def describe_last(row: AuditRow) -> str:
     """The releases that the audit of the end of a run alone was computed from."""
     return row.last_of or "the sum of the noisy gradients alone"
 
@@ -86,7 +86,7 @@ def advice(row: AuditRow) -> str:
     else:
         # Other steps, records and parameters have another epsilon than the run.
         words = "Go by the guarantee of the run, and not by the numbers of this table. "
-        attacked = f"it attacks {row.what} ({steps_of(row)}, proven: {proven})"
+        attacked = f"it attacks {row.what} ({count_steps(row)}, proven: {proven})"
     words += (
         f"The audit is an alarm that did not ring: {attacked} and looks for more leakage than is "
         "proven, and found none. "
@@ -113,11 +113,11 @@ def advice(row: AuditRow) -> str:
     return words
 
 
-def how(row: AuditRow) -> str:
+def describe_audit(row: AuditRow) -> str:
     """The attacked run or mechanism, the number of steps and runs, and the adversary, in words."""
     runs = f"{row.runs:,} {'run' if row.runs == 1 else 'runs'}"
     delta = f", delta {show_delta(row.delta)}" if row.delta is not None else ""
-    return f"Audited: {row.what}, {steps_of(row)}, {runs}{delta}, {row.adversary}"
+    return f"Audited: {row.what}, {count_steps(row)}, {runs}{delta}, {row.adversary}"
 
 
 def verdict(row: AuditRow) -> str:

@@ -56,8 +56,8 @@ def build(
         levels=subject.levels,
         privacy_unit=subject.unit,
         guarantee=guarantee,
-        warnings=cautions.cautions(guarantee.epsilon, subject.delta, subject.dataset_size)
-        + cautions.of_shuffling(subject, guarantee),
+        warnings=cautions.weak_guarantee(guarantee.epsilon, subject.delta, subject.dataset_size)
+        + cautions.shuffling_cost(subject, guarantee),
         tradeoff=tradeoff.tradeoff(ledger.event, subject.relation, subject.delta),
         claim=_claim(subject, ledger, rows[-1]),
         counts=_counts(rows[-1]),
@@ -66,7 +66,7 @@ def build(
         notes=tuple(ledger.notes()),
         unverified=tuple(said for said in ledger.unverified() if said not in told_elsewhere),
         assumed=words.ASSUMED,
-        outside_the_guarantee=words.outside(ledger.event)
+        outside_the_guarantee=words.outside_guarantee(ledger.event)
         + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
         history=rows,
         parameters=origin.parameters(params),
@@ -77,7 +77,7 @@ def build(
         versions=origin.versions(),
         machine=f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
     )
-    return dataclasses.replace(report, facts=facts.groups(subject, report))
+    return dataclasses.replace(report, facts=facts.grouped_facts(subject, report))
 
 
 def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:

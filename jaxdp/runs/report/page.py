@@ -36,11 +36,11 @@ def to_html(report: Report, folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(_shown(report, folder))
+    page = environment.get_template("report.html.jinja").render(_template_values(report, folder))
     return encodable(page)
 
 
-def _shown(report: Report, folder: Path) -> dict[str, Any]:
+def _template_values(report: Report, folder: Path) -> dict[str, Any]:
     guarantee, claim, row = report.guarantee, report.claim, report.audited
     found, limits, attacked, caption = report.measured, [], [], _PROGRESS
     if report.tradeoff is not None:
@@ -61,22 +61,22 @@ def _shown(report: Report, folder: Path) -> dict[str, Any]:
         "measured": None
         if found is None or report.value is None
         else {"name": found.name, "shown": found.shown(report.value)},
-        "compared": levels.sentences(report),
+        "compared": levels.describe_levels(report),
         "epsilon": "infinite" if math.isinf(guarantee.epsilon) else show_epsilon(guarantee.epsilon),
         "weak": any(each.about == "epsilon" for each in report.warnings),
         "delta": show_delta(guarantee.delta),
-        "neighbours": facts.neighbours(report),
+        "neighbours": facts.describe_relation(report),
         "claim": claim and {"shown": show_epsilon(claim.epsilon), "verdict": claim.verdict},
-        "warnings": cautions.shown(report),
+        "warnings": cautions.all_warnings(report),
         "judged_by": report.judged_by,
         "meaning": markdown.meaning(report),
-        "attack": markdown.attack(report),
-        "gaussian": markdown.gaussian(report),
+        "attack": markdown.attack_limits(report),
+        "gaussian": markdown.describe_gaussian(report),
         "audited": row
         and {
             "table": audited.table(row),
             "advice": audited.advice(row),
-            "how": audited.how(row),
+            "how": audited.describe_audit(row),
             "verdict": audited.verdict(row),
             "shown": show_audited(row.audited),
             "most": None if row.reachable is None else f"{row.reachable:.2f}",

@@ -44,17 +44,17 @@ def accuracy_and_epsilon(report: Report) -> Figure:
         figure, (below,) = _figure(2.9)
     else:
         figure, (above, below) = _figure(4.9, 2)
-        _measured(above, report, found, steps)
-    _epsilon(below, report, steps)
-    _steps(below, steps)
+        _plot_measured(above, report, found, steps)
+    _plot_epsilon(below, report, steps)
+    _label_steps(below, steps)
     return figure
 
 
-def _measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> None:
+def _plot_measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> None:
     scale = 100 if found.share else 1
-    _styled(axes, f"{found.name} (%)" if found.share else found.name)
+    _style(axes, f"{found.name} (%)" if found.share else found.name)
     axes.plot(steps, scale * _column(report, found.column), "o-", color=BLUE, markersize=4)
-    if (guess := levels.guessing(report)) is None:
+    if (guess := levels.best_guess(report)) is None:
         return
     axes.axhline(scale * guess, color=SOFT, linestyle=":")
     axes.annotate(
@@ -69,9 +69,9 @@ def _measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> N
     axes.set_ylim(bottom=0)
 
 
-def _epsilon(axes: Axes, report: Report, steps: np.ndarray) -> None:
+def _plot_epsilon(axes: Axes, report: Report, steps: np.ndarray) -> None:
     delta = show_delta(report.guarantee.delta)
-    _styled(axes, f"Proven epsilon so far, at delta {delta}")
+    _style(axes, f"Proven epsilon so far, at delta {delta}")
     epsilon = _column(report, "epsilon")
     axes.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
     if np.isfinite(epsilon).any():
@@ -93,12 +93,12 @@ def update_norm(report: Report) -> Figure:
     figure, (axes,) = _figure(2.9)
     steps = _column(report, "step")
     norms = _column(report, "update_norm")
-    _styled(axes, "Norm of the noisy update, mean of a block")
+    _style(axes, "Norm of the noisy update, mean of a block")
     axes.plot(steps, norms, "o-", color=BLUE, markersize=4)
     # A run that diverged has a report as well, and so has one that never moved.
     highest = np.max(norms, where=np.isfinite(norms), initial=0.0)
     axes.set_ylim(0, 1.1 * highest or 1.0)
-    _steps(axes, steps)
+    _label_steps(axes, steps)
     return figure
 
 
@@ -126,7 +126,7 @@ def tradeoff(found: Tradeoff) -> Figure:
 def rates(least: float) -> tuple[Figure, Axes]:
     """Empty logarithmic axes of both rates, in percent, with the diagonal of guessing."""
     figure, (axes,) = _figure(4.7)
-    _styled(axes, "True positives: used records found")
+    _style(axes, "True positives: used records found")
     axes.set_xlabel("False positives: unused records accused", color=INK, fontsize=_LETTERS)
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.08))
     ticks = 10.0 ** np.arange(round(np.log10(least)), 1)
@@ -168,7 +168,7 @@ def _figure(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[:, 0])
 
 
-def _styled(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     titled(axes, title, color=INK)
     axes.tick_params(colors=LINE, labelcolor=INK, labelsize=_LETTERS)
     axes.grid(color=LINE, linewidth=0.7)
@@ -177,7 +177,7 @@ def _styled(axes: Axes, title: str) -> None:
     axes.spines[["left", "bottom"]].set_color(SOFT)
 
 
-def _steps(axes: Axes, steps: np.ndarray) -> None:
+def _label_steps(axes: Axes, steps: np.ndarray) -> None:
     axes.set_xlabel("step", color=INK, fontsize=_LETTERS)
     axes.set_xlim(0, 1.03 * steps[-1])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

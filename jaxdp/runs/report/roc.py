@@ -38,7 +38,7 @@ def save_roc(audit: "EpsilonAudit", path: Path, title: str) -> Path:
         plots.bounded(axes, curve, label)
     axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")
     if audit.points:
-        _points(axes, np.array(audit.points), audit.confidence)
+        _plot_points(axes, np.array(audit.points), audit.confidence)
     plots.legend(figure)
     write_atomically(path.with_suffix(".svg"), svg.standalone(svg.inline(figure, "roc", WORDS)))
     plots.titled(axes, f"{title}\n{axes.get_title(loc='left')}")
@@ -46,7 +46,7 @@ def save_roc(audit: "EpsilonAudit", path: Path, title: str) -> Path:
     return path
 
 
-def _points(axes: Axes, points: np.ndarray, confidence: float) -> None:
+def _plot_points(axes: Axes, points: np.ndarray, confidence: float) -> None:
     """Draws points [k, 6] with their intervals."""
     alarms, hits = points[:, :3], points[:, 3:]
     spreads = [np.abs(each[:, 1:] - each[:, :1]).T for each in (alarms, hits)]

@@ -60,7 +60,7 @@ def inline(figure: Figure, name: str, words: str) -> str:
             if child.tag == f"{_SVG}style":
                 parent.remove(child)
     for element in root.iter():
-        _adapt(element, name)
+        _use_page_style(element, name)
     root.attrib = {
         "viewBox": root.attrib["viewBox"],
         "role": "img",
@@ -83,7 +83,7 @@ def embedded(file: str) -> str:
     return re.sub(r"<style>.*?</style>", "", file, count=1).replace(f" {_NAMESPACE}", "", 1)
 
 
-def _adapt(element: ElementTree.Element, name: str) -> None:
+def _use_page_style(element: ElementTree.Element, name: str) -> None:
     if "id" in element.attrib:
         element.attrib["id"] = f"{name}-{element.attrib['id']}"
     if target := element.attrib.pop(_LINK, None):
@@ -92,7 +92,7 @@ def _adapt(element: ElementTree.Element, name: str) -> None:
         if key in element.attrib:
             value = re.sub(r"url\(#", f"url(#{name}-", element.attrib[key])
             # The page's font: only its size and weight are the figure's.
-            value = re.sub(r"font: ((?:\w+ )*)([\d.]+px)[^;]*", _font, value)
+            value = re.sub(r"font: ((?:\w+ )*)([\d.]+px)[^;]*", _size_and_weight, value)
             for colour, (light, _) in COLOURS.items():
                 value = value.replace(light, f"var(--{colour})")
             element.attrib[key] = value
@@ -101,6 +101,6 @@ def _adapt(element: ElementTree.Element, name: str) -> None:
         element.attrib["style"] = f"{element.attrib.get('style', '')}; fill: var(--ink)"
 
 
-def _font(match: re.Match[str]) -> str:
+def _size_and_weight(match: re.Match[str]) -> str:
     weight = f"; font-weight: {match[1].strip()}" if match[1].strip() else ""
     return f"font-size: {match[2]}{weight}"

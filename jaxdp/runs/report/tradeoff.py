@@ -27,36 +27,36 @@ def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> Tradeoff
     points = profile(event, relation, delta) if acc.supports(event, relation) else []
     if not points:
         return None
-    mu, kind = _mu(event, relation, points, delta)
+    mu, kind = _equivalent_mu(event, relation, points, delta)
     return Tradeoff(
         {
-            f"{rate:g}": _up(1 - float(false_negative_rates(points, np.array([rate]))[0]))
+            f"{rate:g}": _round_up(1 - float(false_negative_rates(points, np.array([rate]))[0]))
             for rate in AT
         },
         mu,
         kind,
         tuple(
-            (float(f"{rate:.6g}"), _up(1 - float(missed)))
+            (float(f"{rate:.6g}"), _round_up(1 - float(missed)))
             for rate, missed in zip(_RATES, false_negative_rates(points, _RATES), strict=True)
         ),
     )
 
 
-def _mu(
+def _equivalent_mu(
     event: acc.Event, relation: acc.Relation, points: Profile, delta: float
 ) -> tuple[float | None, str]:
     """mu of the Gaussian mechanism that is this one, or is no better wherever it was compared."""
     whole = acc.mu_gdp(event, relation)
     if whole.lower > 0 and math.isfinite(whole.upper):
-        return _up(whole.upper), "exact"
+        return _round_up(whole.upper), "exact"
     least = min(delta, points[0][1])
     found = [largest_mu_between(at, at) for at in points if least <= at[1] < 1 - _SMALL]
     # Next to no noise: no Gaussian mechanism whose mu a float holds is as bad.
     known = bool(found) and math.isfinite(max(found))
-    return (_up(max(found)), "approximate") if known else (None, "")
+    return (_round_up(max(found)), "approximate") if known else (None, "")
 
 
-def _up(value: float) -> float:
+def _round_up(value: float) -> float:
     """The number with six digits, rounded up: never better than what is proven."""
     if value <= 0:
         return 0.0
