@@ -163,7 +163,7 @@ CALLS = {
         lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e), jaxdp.clip(1.0))(
             PARAMS, jnp.zeros((3, 2))
         ),
-        "mask must say which rows are records, got None",
+        "draw must be a Draw where data are all records, a mask where they are the rows of one",
     ),
     "a loss that closes over its batch": (
         lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e - OWN.mean(0)), jaxdp.clip(1.0))(

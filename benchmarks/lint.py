@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras arguments accounting devices _rows ledger types
+    _version _extras arguments accounting devices ledger types
     sampling clipping schedules noise mechanism optimizers training audit
     recipes data runs papers cli
 """.split()

@@ -31,7 +31,6 @@ from jaxdp.sampling import (
     Shuffled,
     TruncatedPoisson,
 )
-from jaxdp.sampling.rules import rate
 
 RESULT = Path(__file__).parent / "results" / "sampling_audit.json"
 DIRECTION = np.array([0.6, 0.8], np.float32)
@@ -88,7 +87,7 @@ class Case:
         sampling, batch = self.sampling, getattr(self.sampling, "batch_size", 1)
         if isinstance(sampling, SameBins):
             sampling = dataclasses.replace(sampling, run=run)
-        batch = round(rate(sampling, batch, self.records) * self.records)
+        batch = round(sampling.rate(batch, self.records) * self.records)
         return jaxdp.dp_sgd(self.noise, 1.0, batch, self.records, sampling)
 
     def data(self, there: bool) -> np.ndarray:
@@ -210,7 +209,7 @@ def _of_subsets(logs: np.ndarray, times: int) -> np.ndarray:
 def _share(sampling, batch: int, records: int) -> float:
     """The share of the steps that a record is kept in."""
     if not isinstance(sampling, TruncatedPoisson) or isinstance(sampling, IgnoresCap):
-        return rate(sampling, batch, records)
+        return sampling.rate(batch, records)
     sizes = np.arange(records + 1)
     kept = np.minimum(sizes, sampling.cap)
     return float(stats.binom(records, sampling.sampling_prob).pmf(sizes) @ kept) / records

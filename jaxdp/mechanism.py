@@ -27,25 +27,14 @@ from jaxdp.sampling import (
     CyclicPoisson,
     EpochSampling,
     FixedOrder,
-    FixedSize,
-    FullBatch,
     RunSampling,
     Sampler,
     Sampling,
-    Shuffled,
     Source,
     StepSampling,
     by_name,
-    steps_of_a_block,
 )
-from jaxdp.sampling.rules import (
-    Identities,
-    expected_size,
-    name_of,
-    rate,
-    relations,
-    whole_epochs,
-)
+from jaxdp.sampling.rules import Identities, whole_epochs
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import LossFn, PyTree, Summed
 
@@ -319,7 +308,23 @@ class Mechanism:
         relation: acc.Relation | None = None,
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
-        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
+        return acc.epsilon(self.total(steps), delta, self.covered(relation) or self.neighbours)
+
+    def covered(self, relation: acc.Relation | None) -> acc.Relation | None:
+        """The relation, unless only the event has a bound under it: the draws' proof must, too.
+
+        Raises:
+            UnsupportedEventError: the sampling says that it does not cover it.
+        """
+        known = self.sampling.relations
+        if relation is None or relation in known:
+            return relation
+        if acc.supports(self.sampling.event(acc.Gaussian(1.0), self.dataset_size), relation):
+            raise acc.UnsupportedEventError(
+                f"relation must be one that {self.sampling.title} covers, "
+                f"{', '.join(each.value for each in known)}; got {relation.value}"
+            )
+        return relation
 
     @property
     def neighbours(self) -> acc.Relation:
@@ -330,7 +335,7 @@ class Mechanism:
         """
         if self.relation is not None:
             return self.relation
-        event, covered = self.event_at(0), relations(name_of(self.sampling))
+        event, covered = self.event_at(0), self.sampling.relations
         return next((each for each in covered if acc.supports(event, each)), covered[0])
 
     def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
@@ -411,7 +416,8 @@ class Mechanism:
 
         if not has_kind(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        if not any(has_kind(sampling, kind) for kind in (StepSampling, EpochSampling, RunSampling)):
+        kinds = (StepSampling, EpochSampling, RunSampling)
+        if not any(has_kind(sampling, kind) for kind in kinds):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
@@ -446,27 +452,30 @@ class Mechanism:
         batch = arguments.integer("batch_size", self.batch_size, least=1)
         if batch > size:
             raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
-        expected = rate(sampling, batch, size) * size
+        expected = sampling.rate(batch, size) * size
         if abs(expected - batch) >= 1:
             of = "sampling_prob" if hasattr(sampling, "sampling_prob") else "share of the steps"
             raise ValueError(
                 f"batch_size must be {of} * dataset_size = {expected:g}, rounded, got {batch}"
             )
-        if isinstance(sampling, FixedSize | FixedOrder | Shuffled) and sampling.batch_size != batch:
-            raise ValueError(
-                f"batch_size must be that of the sampling ({sampling.batch_size}), got {batch}"
-            )
-        if isinstance(sampling, FullBatch) and batch != size:
-            raise ValueError(
-                f"batch_size must be dataset_size ({size}) for full_batch, got {batch}"
-            )
+        fixed = sampling.fixed_size(size)
+        if fixed is not None and fixed != batch:
+            raise ValueError(f"batch_size must be that of the sampling ({fixed}), got {batch}")
         cap = getattr(sampling, "cap", None)
         if cap is not None and cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
 
-        # An epoch that is one event has one noise.
+        # An epoch that is one event has one noise. What is drawn at once must be what is charged
+        # at once: the event of more steps would be charged for too few of their draws.
+        released = sampling.event(acc.Gaussian(1.0), size)
+        if not isinstance(released, acc.Event) or released.block != sampling.block(size):
+            raise ValueError(
+                f"sampling must have an event of the {sampling.block(size)} steps that are drawn "
+                f"at once (its block), got {released!r}"
+            )
+        self.covered(self.relation)
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
-            if steps % (block := steps_of_a_block(sampling, size)):
+            if steps % (block := sampling.block(size)):
                 raise ValueError(
                     f"noise_multiplier must stay the same within an epoch of {block} steps, got a "
                     f"schedule that keeps {multiplier:g} for {steps}"
@@ -480,7 +489,7 @@ class Mechanism:
                 f"got {strategy!r} with {sampling}"
             )
         if strategy is not None:
-            if strategy.steps != (block := steps_of_a_block(sampling, size)):
+            if strategy.steps != (block := sampling.block(size)):
                 raise ValueError(
                     f"steps must be those of the sampling ({block}) for the strategy, got "
                     f"{strategy.steps}"
@@ -639,7 +648,7 @@ def dp_sgd(
     dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
     if isinstance(sampling, str):
         sampling = by_name(sampling, batch_size, dataset_size)
-        batch_size = expected_size(sampling, batch_size, dataset_size)
+        batch_size = sampling.expected_size(batch_size, dataset_size)
     made = Mechanism(
         rule,
         first,

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 
 PyTree = Any
 # The loss of one example: (params, example) or (params, *example), with a key by name if it likes.
 LossFn = Callable[..., jax.Array]
+# A compiled step gathers by indices of 32 bits. Floating-point numbers count to 2^53.
+MOST_ON_DEVICE, MOST_RECORDS = 2**31 - 1, 2**53
+OTHER_RECORDS = "data must hold the records that the sampler draws from, got another number of them"
 
-
-_NOT_TAKEN_APART = (
+_NEVER_FLATTENED = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
     "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
     "multi_transform and apply_if_finite, and hand the chain the Summed itself, outside jit: "
@@ -29,7 +32,7 @@ _NOT_TAKEN_APART = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfTicket:
-    """Base of what jaxdp makes of a charged draw: it brings the ticket as long as it is unchanged.
+    """Base of draws, batches and sums: each carries its draw's ticket as long as it is unchanged.
 
     Attributes:
         ticket: the right to release the draw once. None for what was made by hand or inside
@@ -42,14 +45,14 @@ class OfTicket:
 
     @property
     def ticket(self) -> Ticket | None:
-        """The right to release the draw once; None for what jaxdp did not make as it is."""
+        """The right to release the draw once; None where an array or a field was exchanged."""
         if self._made is None:
             return None
         ticket, arrays = self._made
         return ticket if same(arrays, self._given()) else None
 
     def carrying(self, ticket: Ticket | None, **more: Any) -> Self:
-        """A copy that carries a ticket; for whoever saw that it is made of that ticket's draw.
+        """A copy that carries a ticket; the caller has seen that it is made of that ticket's draw.
 
         Args:
             ticket: the draw's ticket.
@@ -97,7 +100,7 @@ class Summed(OfTicket):
     of such contributions; the accountant, not this class, applies the relation. The rounding of the
     float32 sum is included (docs/clip_bound.md).
 
-    It cannot be taken apart: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
+    It cannot be flattened: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
     ``optax.clip`` before the noise) raises an error that names the remedy. Only
     ``jaxdp.privatize``, first in a chain, opens it. Sums over disjoint parts of one draw can be
     added with ``+``.
@@ -140,7 +143,7 @@ class Summed(OfTicket):
         votes = None if mine is None or others is None else mine + others
         zeros = jax.tree.map(lambda leaf: 0.0, self.value)
         parts = ((x.value, zeros if x.lost is None else x.lost) for x in (self, other))
-        value, lost = _rows.added(*parts)
+        value, lost = _add_pairs(*parts)
         added = dataclasses.replace(self, value=value, votes=votes)
         return added.carrying(self.ticket, passes=self.passes | other.passes, lost=lost)
 
@@ -157,7 +160,7 @@ def never_flattened(cls: type) -> type:
     """Registers a class as a pytree whose flattening raises an error that names the remedy."""
 
     def refuse(*_: Any) -> Any:
-        raise TypeError(_NOT_TAKEN_APART)
+        raise TypeError(_NEVER_FLATTENED)
 
     jax.tree_util.register_pytree_node(cls, refuse, refuse)
     for name in ("__iter__", "__getitem__", "__mul__", "__rmul__", "__truediv__", "__sub__"):
@@ -196,6 +199,72 @@ def filled(moved: PyTree, params: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [leaf if m is None else m for m, leaf in both])
 
 
+def count_rows(name: str, tree: Any) -> int:
+    """The common length m of the first axis of all leaves."""
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)]
+    sizes = {shape[0] if shape else -1 for shape in shapes}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError(
+            f"{name} must hold arrays [m, ...] with one and the same m, got shapes {shapes}"
+        )
+    return int(sizes.pop())
+
+
+def check_mask(mask: Any, size: int) -> None:
+    """Raises ValueError unless the mask is bool [size]."""
+    shape, dtype = getattr(mask, "shape", None), getattr(mask, "dtype", type(mask).__name__)
+    if shape != (size,) or str(dtype) != "bool":
+        found = f"{dtype} {list(shape)}" if shape is not None else dtype
+        raise ValueError(f"mask must be bool [{size}], got {found}")
+
+
+def check_records(data: Any, num_records: int) -> None:
+    """Raises ValueError unless the data hold ``num_records`` records."""
+    # A gather beyond the end would count the last record again and again.
+    if count_rows("data", data) != num_records:
+        # Without the numbers: they are private.
+        raise ValueError(OTHER_RECORDS)
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(data)):
+        require_gatherable(num_records)
+
+
+def require_gatherable(num_records: int) -> None:
+    """Raises ValueError for more records than can be gathered on the device."""
+    if num_records > MOST_ON_DEVICE:
+        raise ValueError(
+            "data on the device must hold fewer than 2**31 records, got more: keep them on the "
+            "host, in NumPy arrays, memory maps or a reader, so that a draw's rows are gathered "
+            "there"
+        )
+
+
+def positions_for_device(indices: np.ndarray, num_records: int, gathered: bool) -> np.ndarray:
+    """Positions [..., m] as a compiled function takes them; see ``Draw.positions``."""
+    if num_records <= MOST_ON_DEVICE:
+        return indices
+    if not gathered:
+        require_gatherable(num_records)
+    # Without 64-bit numbers JAX would drop the high halves silently.
+    whole = indices.astype(np.uint64)
+    halves = (whole & np.uint64(2**32 - 1), whole >> np.uint64(32))
+    return np.stack(halves, axis=-1).astype(np.uint32)
+
+
+def record_keys(rng: jax.Array, indices: jax.Array) -> jax.Array:
+    """A JAX key [m] for each record, from its position [m], or [m, 2] of ``Draw.positions``.
+
+    Each position has its own: ``fold_in`` of its low half, and of the high one where it is not 0.
+    """
+    if indices.ndim == 1:
+        return jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+
+    def of_one(halves: jax.Array) -> jax.Array:
+        low = jax.random.fold_in(rng, halves[0])
+        return jnp.where(halves[1] == 0, low, jax.random.fold_in(low, halves[1]))
+
+    return jax.vmap(of_one)(indices)
+
+
 def _check_parts(one: Summed, other: Summed) -> None:
     """Raises ValueError unless two sums are disjoint parts of one draw."""
     if one.ticket is None or one.ticket is not other.ticket:
@@ -216,6 +285,28 @@ def _check_parts(one: Summed, other: Summed) -> None:
         raise ValueError(f"sums must have one l2 to be added, got {one.l2} and {other.l2}")
     if scaled and one.unscale is not other.unscale:
         raise ValueError("sums must have one scale to be added, got two")
+
+
+@jax.jit
+def _add_pairs(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The sum of two (value, lost) as such a pair: value is rounded once in all.
+
+    Knuth's two-sum (The Art of Computer Programming, vol. 2, 4.2.2, Theorem B): exact in any order
+    of the two, so that parts may be added one by one, by halves or from the other end. (The
+    engine's ``add_compensated`` takes a small array into a large total alone.)
+    """
+    both = jax.tree.map(_two_sum, one[0], other[0])
+    total, rounded = (jax.tree.map(lambda _, pair, i=i: pair[i], one[0], both) for i in (0, 1))
+    lost = jax.tree.map(lambda a, b, c: a + b + c, one[1], other[1], rounded)
+    pairs = jax.tree.map(_two_sum, total, lost)
+    first, second = (jax.tree.map(lambda _, pair, i=i: pair[i], total, pairs) for i in (0, 1))
+    return first, second
+
+
+def _two_sum(a: jax.Array, b: jax.Array) -> tuple[Any, Any]:
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,7 +335,7 @@ class Batch(OfTicket):
 
     def __post_init__(self) -> None:
         if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves((self.data, self.mask))):
-            _rows.check_mask(self.mask, _rows.rows("data", self.data))
+            check_mask(self.mask, count_rows("data", self.data))
 
     def __repr__(self) -> str:
         # Records: a stray print or log line must not show them.
@@ -275,7 +366,7 @@ jax.tree_util.register_pytree_with_keys(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draw(OfTicket):
-    """The records of one step, cut into physical batches of one fixed shape.
+    """The records of one step, in physical batches of one fixed shape.
 
     ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
     the gradient, ``grad_fn(params, data, draw)``.
@@ -319,7 +410,7 @@ class Draw(OfTicket):
         Raises:
             ValueError: it is, and 32 bits do not reach every record.
         """
-        return _rows.for_device(self.indices, self.num_records, gathered)
+        return positions_for_device(self.indices, self.num_records, gathered)
 
     def batches(self, data: PyTree) -> Iterator[Batch]:
         """Returns the physical batches of the draw, gathered from ``data``, each with its mask.
@@ -333,7 +424,7 @@ class Draw(OfTicket):
         Raises:
             ValueError: ``data`` does not hold the records that were drawn from.
         """
-        _rows.check_records(data, self.num_records)
+        check_records(data, self.num_records)
         return self._gathered(data)
 
     def _gathered(self, data: PyTree) -> Iterator[Batch]:

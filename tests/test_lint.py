@@ -9,7 +9,7 @@ FAULTS = {  # file, its text, and what is said of it
         "types imports noise, which lies after it",
     ),
     "papers/a.py": ("from jaxdp.cli import x", "papers imports cli, which lies after it"),
-    "accounting/a.py": ("from jaxdp._rows import x", "accounting imports _rows, which lies after"),
+    "accounting/a.py": ("from jaxdp.types import x", "accounting imports types, which lies after"),
     "accounting/b.py": ("from jaxdp import _extras", "accounting stands alone, and imports _ext"),
     "other.py": (
         "from jaxdp import clipping",

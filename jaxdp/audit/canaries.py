@@ -28,7 +28,6 @@ from jaxdp.devices.shards import hashed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
-from jaxdp.sampling.rules import name_of, rate
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import LossFn, PyTree, filled, like
@@ -312,7 +311,7 @@ def require_auditable(algorithm: Algorithm, *, records: bool = False) -> None:
         )
     if not isinstance(mechanism.sampling, Poisson | FullBatch | RandomAllocation):
         raise ValueError(
-            f"canaries must be 0 for {name_of(mechanism.sampling)} sampling: a record more changes "
+            f"canaries must be 0 for {mechanism.sampling.name} sampling: a record more changes "
             "who else is drawn, got a number of them"
         )
     if mechanism.records_per_user is not None:
@@ -483,4 +482,4 @@ def noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
 def sampling_rate(algorithm: Algorithm) -> float:
     """The share of the steps that a record is drawn in."""
     mechanism = algorithm.mechanism
-    return rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)
+    return mechanism.sampling.rate(mechanism.batch_size, mechanism.dataset_size)

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from jaxdp import accounting as acc
-from jaxdp.cli.options import CORRELATED, SAMPLINGS
 
 _RELATIONS = [r.value for r in acc.Relation]
 _relation = click.option(
@@ -46,7 +45,7 @@ _NEEDED = {
 @click.command()
 @click.option(
     "--sampling",
-    type=click.Choice((*SAMPLINGS, *CORRELATED)),
+    type=click.Choice(tuple(_NEEDED)),
     default="poisson",
     show_default=True,
     help="How batches are drawn. The last two have noise that is correlated over the steps: "

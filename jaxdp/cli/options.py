@@ -17,15 +17,6 @@ def papers() -> None:
     del algorithms, networks
 
 
-# The names of jaxdp.sampling, which imports jax.
-SAMPLINGS = (
-    "poisson",
-    "fixed_size",
-    "full_batch",
-    "allocation",
-    "shuffle",
-    "truncated_poisson",
-)
 # Those of jaxdp.papers.block_coordinate, which have no optax chain and a command of their own.
 BLOCK_ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 # Of whole runs with noise that is correlated over the steps.

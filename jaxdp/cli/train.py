@@ -13,9 +13,7 @@ from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import (
     BLOCK_ALGORITHMS,
     CANARY_KINDS,
-    CORRELATED,
     RELATIONS,
-    SAMPLINGS,
     STRATEGIES,
     Filled,
     NumberOr,
@@ -118,9 +116,10 @@ if TYPE_CHECKING:
 @click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9; 0 for sa-dpsgd].")
 @click.option(
     "--sampling",
-    type=click.Choice((*SAMPLINGS, *CORRELATED)),
-    help="How batches are drawn [default: poisson]. shuffle has no amplification; the last two are "
-    "for --strategy.",
+    metavar="NAME",
+    help="How batches are drawn [default: poisson]: poisson, fixed_size, full_batch, allocation, "
+    "shuffle (without amplification) or truncated_poisson; cyclic_poisson or fixed_order with "
+    "--strategy.",
 )
 @click.option(
     "--strategy",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
@@ -20,7 +20,18 @@ from jaxdp.clipping.rules import Rule
 from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.sampling.source import ArraySource, Source
-from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
+from jaxdp.types import (
+    OTHER_RECORDS,
+    Batch,
+    ClipInfo,
+    Draw,
+    PyTree,
+    Summed,
+    check_records,
+    count_rows,
+    positions_for_device,
+    record_keys,
+)
 
 # A running sum, what rounding took from it, and the votes.
 Totals = tuple[PyTree, PyTree, jax.Array]
@@ -212,9 +223,9 @@ class ClippedGrad:
         on_device = source is None and not gathered
         if on_device:
             options.require_no_batch(data)
-            _rows.check_records(data, draw.num_records)
+            check_records(data, draw.num_records)
         elif source is not None and len(source) != draw.num_records:
-            raise ValueError(_rows.OTHER_RECORDS)
+            raise ValueError(OTHER_RECORDS)
 
         # Parameters and records stay where they are; where that is a mesh, its devices share the
         # rows of each physical batch.
@@ -238,7 +249,7 @@ class ClippedGrad:
                 rows = source.gather(indices, mask)
             elif source is not None and place is not None:
                 rows = shards.gather_sharded(source.gather, indices, mask, place.row_sharding)
-            positions = _rows.for_device(indices, draw.num_records, not on_device)
+            positions = positions_for_device(indices, draw.num_records, not on_device)
             with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
                 totals, info = add_physical_batch(
@@ -291,10 +302,10 @@ class ClippedGrad:
         Raises:
             ValueError: the rows are not as many as the mask says.
         """
-        if gathered and indices is not None and _rows.rows("data", data) != mask.shape[0]:
+        if gathered and indices is not None and count_rows("data", data) != mask.shape[0]:
             raise ValueError(
                 f"data must hold a row for each of the {mask.shape[0]} positions of a physical "
-                f"batch, got {_rows.rows('data', data)}: one would count as several records"
+                f"batch, got {count_rows('data', data)}: one would count as several records"
             )
         # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
         # the same axes they are already), each record goes to the device that will work on it.
@@ -316,7 +327,7 @@ class ClippedGrad:
                 batch = own
             else:
                 examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
-                batch = examples, None if rng is None else _rows.folded(rng, indices)
+                batch = examples, None if rng is None else record_keys(rng, indices)
 
             def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
                 # The plan, then every row's gradients in the form that it says, then the sum of
@@ -394,7 +405,7 @@ class ClippedGrad:
         """
         options.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
-        size = _rows.rows("batch", data)
+        size = count_rows("batch", data)
         key = (
             jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
             if self.takes_rng

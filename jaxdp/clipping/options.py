@@ -10,10 +10,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxdp import arguments
-from jaxdp._rows import check_mask, rows
 from jaxdp.ledger.returned import find_past, past_of_bound
 from jaxdp.ledger.tickets import Ticket
-from jaxdp.types import Batch, PyTree
+from jaxdp.types import Batch, PyTree, check_mask, count_rows
 
 # Further out, squares in float32 underflow or overflow and a norm could not be trusted.
 LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
@@ -209,7 +208,7 @@ def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, j
     if isinstance(data, Batch):
         if mask is not None:
             raise ValueError("mask must not be given with a Batch, which holds its own; got both")
-        check_mask(data.mask, rows("batch", data.data))
+        check_mask(data.mask, count_rows("batch", data.data))
         return data.data, jnp.asarray(data.mask)
     require_no_batch(data)
     if not isinstance(mask, str | list | tuple) and not hasattr(mask, "dtype"):
@@ -222,7 +221,7 @@ def rows_and_mask(data: PyTree, mask: ArrayLike | str | None) -> tuple[PyTree, j
             f'physical batch (bool [{size}], or "all" where no row is padding), or left out where '
             f"data is a jaxdp.Batch (draw.batches(data) makes them), got {found}"
         )
-    return data, checked_mask(mask, rows("batch", data))
+    return data, checked_mask(mask, count_rows("batch", data))
 
 
 def require_no_batch(data: PyTree) -> None:

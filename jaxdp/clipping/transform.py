@@ -8,12 +8,11 @@ import jax
 import optax
 from jax.typing import ArrayLike
 
-from jaxdp import _rows
 from jaxdp.clipping import options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
 from jaxdp.devices.placement import tracked_axes, varying
-from jaxdp.types import PyTree, Summed
+from jaxdp.types import PyTree, Summed, count_rows
 
 # Records of a draw where nobody says how many there are at most.
 _MOST = 2**14
@@ -76,7 +75,7 @@ def clip_and_sum(
             )
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         scales = None if scale is None else options.scale_leaves(scale, params)
-        rows = _rows.rows("updates", updates)
+        rows = count_rows("updates", updates)
         keep = options.checked_mask(mask, rows)
         _refuse_summed(updates, keep)
         leaves, structure = jax.tree.flatten(updates)

@@ -1,4 +1,4 @@
-"""The places of rows, records and parameters on the devices of a mesh."""
+"""Shardings of rows, records and parameters over a mesh, in one object: ``Placement``."""
 
 import contextlib
 import contextvars
@@ -21,19 +21,19 @@ Shardings = tuple[NamedSharding, ...]
 
 # The mesh of the step that is being traced, and None outside.
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# The axis that rows are cut over, where a mesh has one of this name.
+# The axis that rows are sharded over, where a mesh has one of this name.
 _USUAL = "data"
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh, and what is cut over which of its axes; hashable, as ``jit`` needs it.
+    """A mesh, and what is sharded over which of its axes; hashable, as ``jit`` needs it.
 
     Attributes:
         mesh: with automatic axes.
-        rows: the axes that the rows of a physical batch are cut over.
-        leaves: of every parameter how it is cut; None where that is not known.
-        records: the axes that the records [N, ...] are cut over; () where every device has all.
+        rows: the axes that the rows of a physical batch are sharded over.
+        leaves: the sharding of every parameter; None where that is not known.
+        records: the axes that the records [N, ...] are sharded over; () where they are replicated.
         from_trainer: True where a trainer gathers the rows, so that full batches come before
             others, or rows are dealt to the devices one by one.
     """
@@ -46,35 +46,36 @@ class Placement:
 
     @property
     def devices(self) -> int:
-        """The number of parts that the rows are cut into."""
+        """The number of shards of the rows."""
         return math.prod(self.mesh.shape[axis] for axis in self.rows)
 
     @property
     def manual_axes(self) -> frozenset[str]:
-        """The axes taken by hand: all, unless parameters may be cut over others than rows."""
+        """The manual axes of ``shard_map``: all, unless parameters may be sharded over others.
+
+        Parameters that are sharded over an axis without rows are left to the compiler there.
+        """
         specs = self.leaves or ()
         used = {axis for spec in specs for entry in spec for axis in axes_of(entry)}
         more = self.leaves is None or used - set(self.rows)
         return frozenset(self.rows if more else self.mesh.axis_names)
 
     def row_spec(self, leaf: int) -> P:
-        """The cut of parameter ``leaf`` over the axes of rows alone."""
+        """The sharding of parameter ``leaf`` over the axes of rows alone."""
         spec = self.leaves[leaf] if self.leaves else P()
         kept = (tuple(a for a in axes_of(entry) if a in self.rows) for entry in spec)
         return P(*(axes or None for axes in kept))
 
     def with_sharding(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arrays shaped like the parameters (None at some), cut as these are; inside ``jit``."""
+        """Arrays like the parameters (None at some), sharded as these are; inside ``jit``."""
         if self.leaves is None or jax.sharding.get_abstract_mesh().manual_axes:
             return list(leaves)
         each = zip(leaves, self.leaves, strict=True)
-        return [x if x is None else self._pinned(x, spec) for x, spec in each]
-
-    def _pinned(self, x: Any, spec: P) -> Any:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+        constrain = jax.lax.with_sharding_constraint
+        return [x if x is None else constrain(x, NamedSharding(self.mesh, s)) for x, s in each]
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """The arrays, all of them on every device."""
+        """The arrays, replicated on every device."""
         return shards.put(tree, NamedSharding(self.mesh, P()))
 
     @property
@@ -83,49 +84,49 @@ class Placement:
         return NamedSharding(self.mesh, P(self.rows))
 
     def put_rows(self, rows: PyTree) -> PyTree:
-        """Rows [m, ...] of a physical batch, each device its own part; m must be divisible."""
+        """Rows [m, ...] of a physical batch, sharded; m must be divisible by the devices."""
         return shards.put(rows, self.row_sharding)
 
     def round_up(self, rows: int) -> int:
-        """The next number of rows that all devices share evenly."""
+        """The number of rows, rounded up to a multiple of the devices."""
         return -(-rows // self.devices) * self.devices
 
     def pad(self, indices: Any, mask: Any) -> list[np.ndarray]:
-        """Places in the records [m] and their mask, with padding for the devices to share."""
+        """Positions of the records [m] and their mask, padded to a multiple of the devices."""
         more = self.round_up(len(mask)) - len(mask)
         return [np.pad(np.asarray(each), (0, more)) for each in (indices, mask)]
 
     def interleaved(self, rows: int) -> np.ndarray:
-        """The order in which the devices get rows one by one in turn, as cards are dealt."""
+        """The order of rows [m] that gives each device every n-th of them."""
         return np.arange(rows).reshape(-1, self.devices).T.ravel()
 
     def put(self, tree: PyTree) -> PyTree:
-        """The arrays on the mesh: those that are cut as they are, the others whole."""
+        """The arrays on the mesh: those that are on it stay sharded, the others are replicated."""
         return shards.put(tree, jax.tree.map(self._sharding, tree))
 
     def is_home_of(self, tree: PyTree) -> bool:
-        """True if every JAX array of the tree lies on the mesh."""
+        """True if every JAX array of the tree is placed on the mesh."""
         arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
         return all(getattr(array.sharding, "mesh", None) == self.mesh for array in arrays)
 
     def with_parameters(self, params: PyTree) -> "Placement":
-        """The placement with the cuts of parameters that lie on the mesh."""
+        """The placement with the shardings of parameters that are on the mesh."""
         found = tuple(_spec(leaf) for leaf in jax.tree.leaves(params))
         return dataclasses.replace(self, leaves=found)
 
     def with_records(self, arrays: PyTree) -> "Placement":
-        """The placement with the cut of records that lie on the mesh."""
+        """The placement with the sharding of records that are on the mesh."""
         found = {_first_axes(leaf) for leaf in jax.tree.leaves(arrays)}
         records = found.pop() if len(found) == 1 else ()
         return dataclasses.replace(self, records=records)
 
     def shardings_like(self, params: PyTree, tree: PyTree) -> PyTree:
-        """Shardings for a tree: of parts that are built like ``params`` theirs, else whole.
+        """Shardings for a tree: the parameters' for subtrees like ``params``, else replicated.
 
-        Likewise of parts that hold several copies of them, [m, ...] each.
+        Subtrees of several copies of the parameters, [m, ...] each, are sharded like them as well.
         """
         structure: Any = jax.tree.structure(params)
-        cuts = [_spec(leaf) for leaf in jax.tree.leaves(params)]
+        specs = [_spec(leaf) for leaf in jax.tree.leaves(params)]
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
 
         def is_like(node: Any) -> bool:
@@ -135,9 +136,9 @@ class Placement:
             leaves, own = jax.tree.flatten(node)
             found, built = [P()] * len(leaves), [np.shape(leaf) for leaf in leaves]
             if own == structure and built == shapes:
-                found = cuts
+                found = specs
             elif own == structure and all(built) and [shape[1:] for shape in built] == shapes:
-                found = [P(None, *cut) for cut in cuts]
+                found = [P(None, *spec) for spec in specs]
             return jax.tree.unflatten(own, [NamedSharding(self.mesh, spec) for spec in found])
 
         return jax.tree.map(one, tree, is_leaf=is_like)
@@ -151,7 +152,7 @@ def placement(mesh: Any, data_axes: Sequence[str] | None = None) -> Placement:
 
     Args:
         mesh: a ``jax.sharding.Mesh``.
-        data_axes: the axes that rows are cut over; None takes the one called "data", else the
+        data_axes: the axes that rows are sharded over; None takes the one called "data", else the
             first.
 
     Raises:
@@ -174,16 +175,16 @@ def placement(mesh: Any, data_axes: Sequence[str] | None = None) -> Placement:
 def resolve_placement(
     place: Placement | None, params: PyTree, *records: PyTree
 ) -> Placement | None:
-    """The placement of a step for parameters, and records, where they lie.
+    """The placement of a step, from what was asked for and from where the arrays are.
 
     Args:
-        place: what was asked for; None takes the mesh that arrays lie on, if they lie on one, and
-            for rows the axes that records are cut over.
-        params: the parameters; what lies on no mesh is to be put on it.
+        place: what was asked for; None takes the mesh that the arrays are on, if any, and for
+            rows the axes that records are sharded over.
+        params: the parameters; what is on no mesh is to be put on it.
         records: the records, where they are arrays.
 
     Raises:
-        ValueError: the arrays lie on several meshes, or on another than was asked for.
+        ValueError: the arrays are on several meshes, or on another than was asked for.
     """
     meshes = {mesh for leaf in jax.tree.leaves((params, records)) if (mesh := _mesh_of(leaf))}
     meshes |= set() if place is None else {place.mesh}
@@ -196,14 +197,14 @@ def resolve_placement(
     if not meshes:
         return None
     if place is None:
-        cut = {_first_axes(leaf) for leaf in jax.tree.leaves(records)} - {()}
-        place = placement(meshes.pop(), cut.pop() if len(cut) == 1 else None)
+        axes = {_first_axes(leaf) for leaf in jax.tree.leaves(records)} - {()}
+        place = placement(meshes.pop(), axes.pop() if len(axes) == 1 else None)
     place = place.with_parameters(params)
     return place.with_records(records) if records else place
 
 
 def sharded_like(total: PyTree, params: PyTree) -> PyTree:
-    """A sum cut as the parameters are, on their own mesh where its axes are explicit."""
+    """A sum sharded as the parameters are, on their own mesh where its axes are explicit."""
 
     def one(leaf: Any, param: Any) -> Any:
         mesh = _mesh_of(param)
@@ -215,7 +216,7 @@ def sharded_like(total: PyTree, params: PyTree) -> PyTree:
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """The same devices with automatic axes: what is cut follows from what the step is given."""
+    """The same devices with automatic axes: shardings follow from the step's arguments."""
     if all(kind == AxisType.Auto for kind in mesh.axis_types):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
@@ -233,7 +234,7 @@ def _first_axes(leaf: Any) -> tuple[str, ...]:
 
 
 def _mesh_of(leaf: Any) -> Mesh | None:
-    """The mesh that an array (or a shape) lies on, its axes automatic; None for one device."""
+    """The mesh that an array (or a shape) is on, its axes automatic; None for one device."""
     known = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
     if not known or isinstance(leaf, jax.core.Tracer):
         return None
@@ -268,7 +269,7 @@ def using_mesh(mesh: Mesh | AbstractMesh | None, *, override: bool = True) -> It
 
 
 def current_mesh(*trees: PyTree) -> Mesh | None:
-    """The mesh that a step is traced for, or that arrays outside ``jit`` lie on; None for none."""
+    """The mesh of ``using_mesh``, or that arrays outside ``jit`` are on; None for none."""
     if (mesh := _MESH.get()) is not None:
         return mesh
     meshes = {mesh for leaf in jax.tree.leaves(trees) if (mesh := _mesh_of(leaf)) is not None}
@@ -276,7 +277,7 @@ def current_mesh(*trees: PyTree) -> Mesh | None:
 
 
 def replicated(tree: PyTree) -> PyTree:
-    """Values that every device of the mesh makes for itself: XLA must not cut and gather them."""
+    """Values replicated on the mesh: every device computes them, XLA must not shard and gather."""
     mesh = _MESH.get()
     if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
         return tree
@@ -284,9 +285,9 @@ def replicated(tree: PyTree) -> PyTree:
 
 
 def generate_sharded(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> PyTree:
-    """``make(numbers, *shared)``, of which every device of the mesh makes a part for all.
+    """Computes ``make(numbers, *shared)`` in parallel over the devices of the mesh, and gathers it.
 
-    On processors alone, where making costs more than exchanging: elsewhere every device makes all.
+    On CPUs only: elsewhere generating is cheaper than communicating, so every device makes all.
 
     Args:
         make: row i [n, ...] of what it returns depends on number i and ``shared`` alone.
@@ -294,10 +295,11 @@ def generate_sharded(make: Callable[..., PyTree], numbers: jax.Array, *shared: A
         shared: arrays.
     """
     mesh, count = _MESH.get(), len(numbers)
-    by_hand = jax.sharding.get_abstract_mesh().manual_axes
-    if mesh is None or mesh.size == 1 or by_hand or count == 1 or not _of_processors(mesh):
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if mesh is None or mesh.size == 1 or manual or count == 1 or not _is_cpu(mesh):
         return replicated(make(numbers, *shared))
     every = P(mesh.axis_names)
+    # Every device gets as many numbers; the padding is made too, and dropped.
     padded = jnp.concatenate([numbers, jnp.zeros(-count % mesh.size, numbers.dtype)])
     own = (every, *(P() for _ in shared))
     part: Any = jax.shard_map(make, mesh=mesh, in_specs=own, out_specs=every)
@@ -305,16 +307,19 @@ def generate_sharded(make: Callable[..., PyTree], numbers: jax.Array, *shared: A
     return jax.tree.map(lambda rows: rows[:count], found)
 
 
-def _of_processors(mesh: Mesh) -> bool:
+def _is_cpu(mesh: Mesh) -> bool:
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def place_on_mesh(
     params: PyTree, opt_state: PyTree, parts: dict[str, PyTree]
 ) -> tuple[PyTree, PyTree, dict[str, PyTree], Shardings | None]:
-    """Parameters, optimizer state and a sum's parts on the parameters' mesh, and their cuts.
+    """Places parameters, optimizer state and a sum's parts on the parameters' mesh.
 
-    State that ``tx.init`` left on one device is cut as the parameters that it is built like.
+    State that ``tx.init`` left on one device is sharded as the parameters that it is shaped like.
+
+    Returns:
+        (params, opt_state, parts, shardings of the first two); unchanged and None without a mesh.
     """
     place = resolve_placement(None, params)
     if place is None:
@@ -329,22 +334,22 @@ def place_on_mesh(
     return params, opt_state, parts, tuple(map(place._sharding, leaves))
 
 
-def with_sharding(tree: PyTree, held: Shardings | None) -> PyTree:
-    """A tree that stays cut as it was; inside ``jit``."""
+def with_sharding(tree: PyTree, shardings: Shardings | None) -> PyTree:
+    """The tree, constrained to these shardings; inside ``jit``."""
     leaves, structure = jax.tree.flatten(tree)
-    if held is None or len(leaves) != len(held):
+    if shardings is None or len(leaves) != len(shardings):
         return tree
-    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(held)))
+    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(shardings)))
 
 
 def tracked_axes() -> set[str]:
-    """The axes of a ``shard_map`` around that tracks who varies over them (``check_vma=True``)."""
+    """The axes of an enclosing ``shard_map`` with ``check_vma=True``."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
     return set(axes) if axes and varying(jax.lax.axis_index(axes[0])) else set()
 
 
 def varying(value: Any) -> set[str]:
-    """The mesh axes over which ``shard_map`` knows the value to differ; none where it does not."""
+    """The mesh axes over which ``shard_map`` knows the value to differ; none without its check."""
     kind: Any = jax.typeof(value)
     if hasattr(kind, "vma"):  # its name before jax 0.10.2
         return set(kind.vma)

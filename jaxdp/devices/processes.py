@@ -1,4 +1,4 @@
-"""Agreement between the processes of ``jax.distributed``: process 0 speaks, the others hear.
+"""Messages and agreement between the processes of ``jax.distributed``; process 0 decides.
 
 Texts travel through the key-value store of JAX's own coordination service, which is not encrypted
 (docs/threat_model.md). Every process runs the same program, so that the n-th call of a function
@@ -44,7 +44,7 @@ def index() -> int:
 
 
 def check_initialized() -> None:
-    """Raises ValueError where JAX sees processes that could not agree on draws and noise."""
+    """Raises ValueError where JAX has several processes that jaxdp cannot exchange texts with."""
     import jax
 
     if jax.process_count() > 1 and count() != jax.process_count():
@@ -56,7 +56,7 @@ def check_initialized() -> None:
 
 
 def require_single_process(name: str) -> None:
-    """Raises ValueError in several processes, for what each computes from records of its own."""
+    """Raises ValueError if more than one process runs: the computation is not distributed."""
     if count() > 1:
         raise ValueError(
             f"{name} must be computed in one process, got {count()}: each would release its own "
@@ -70,19 +70,19 @@ class LostError(ValueError):
 
 
 def send(key: str, text: str) -> None:
-    """Gives a text to all processes under a name of its own; who was interrupted tells it again."""
+    """Sends a text to all processes under a name; sending it again after an interrupt is fine."""
     _state().client.key_value_set(f"jaxdp/{key}", text, True)
 
 
 def receive(key: str, patience: float | None = None) -> str:
-    """The text that was told under this name; waits for it.
+    """Returns the text that was sent under this name; waits for it.
 
     Args:
         key: the name.
         patience: in seconds; None is ``PATIENCE``.
 
     Raises:
-        LostError: nothing was told by then; the process that tells has ended.
+        LostError: nothing was sent by then; the sending process has ended.
     """
     began, said = time.monotonic(), False
     patience = PATIENCE if patience is None else patience
@@ -109,7 +109,7 @@ _LOST = (
 
 
 def from_process_0(make: Callable[[], str]) -> str:
-    """The text that ``make`` returns in process 0, in every process; so is what it refuses.
+    """Runs ``make`` in process 0 and returns its text in every process; an error is raised in all.
 
     Args:
         make: called in process 0 alone; the others wait at most ``PATIENCE`` seconds for it.
@@ -135,7 +135,7 @@ def from_process_0(make: Callable[[], str]) -> str:
 
 
 def agree(**facts: Any) -> None:
-    """Compares facts between all processes; every one of them learns of a difference.
+    """Raises ValueError in every process if a fact is not the same in all of them.
 
     Args:
         facts: by the name that the message gives them, or functions that make them; compared as
@@ -146,6 +146,7 @@ def agree(**facts: Any) -> None:
     """
     if count() == 1:
         return
+    # Hashes alone are sent: the service is not encrypted, and a secret is among the facts.
     facts = {name: fact() if callable(fact) else fact for name, fact in facts.items()}
     key = f"agree/{next(_asked)}"
     mine = {name: hashed(str(value)) for name, value in facts.items()}
@@ -164,7 +165,7 @@ def versions() -> dict[str, str]:
 
 
 def _verdict(key: str, mine: dict[str, str]) -> str:
-    """The words of a disagreement with process 0; "" without one."""
+    """The error message of a disagreement with process 0; "" without one."""
     for other in range(1, count()):
         found = json.loads(receive(f"{key}/{other}"))
         wrong = [name for name in {**mine, **found} if mine.get(name) != found.get(name)]
@@ -177,7 +178,7 @@ def _verdict(key: str, mine: dict[str, str]) -> str:
 
 
 def _in_words(facts: dict[str, Any]) -> str:
-    """The facts in words, without those that are secret or long."""
+    """The facts for an error message, without those that are secret or long."""
     texts = {name: str(value) for name, value in facts.items() if name not in _HIDDEN}
     return ", ".join(f"{name} = {text[:200]}" for name, text in texts.items()) or "not told"
 

@@ -1,4 +1,4 @@
-"""Arrays over the devices of one or several processes: each process makes the parts it holds."""
+"""Arrays sharded over the devices of one or several processes; each makes its own shards."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,9 +15,9 @@ PyTree = Any
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """The arrays under their shardings, a prefix of the tree.
+    """The arrays placed by their shardings, a prefix of the tree.
 
-    In several processes arrays of the host are the same in all, which nobody checks here.
+    In several processes, arrays on the host must be the same in all; this is not checked here.
     """
     if processes.count() == 1:
         return jax.device_put(tree, shardings)
@@ -52,14 +52,15 @@ def gather_sharded(
     size = len(mask)
     if processes.count() == 1:
         return jax.device_put(gather(indices, mask), sharding)
+    # Devices of one process may share rows: each stretch of them is gathered once.
     parts: dict[tuple[int, int], list[Any]] = {}
     structure: Any = None
     for index in sharding.addressable_devices_indices_map((size,)).values():
         assert index is not None
-        cut = index[0]
-        start, stop, _step = cut.indices(size)
+        rows_here = index[0]
+        start, stop, _step = rows_here.indices(size)
         if (start, stop) not in parts:
-            found, structure = jax.tree.flatten(gather(indices[cut], mask[cut]))
+            found, structure = jax.tree.flatten(gather(indices[rows_here], mask[rows_here]))
             parts[start, stop] = [np.asarray(leaf) for leaf in found]
 
     def whole(number: int) -> jax.Array:
@@ -75,14 +76,14 @@ def gather_sharded(
 
 
 def on_host(tree: PyTree) -> PyTree:
-    """The arrays; in several processes, where each device has them whole, as NumPy's."""
+    """The arrays; in several processes, where they are replicated, as NumPy arrays."""
     if processes.count() == 1 or not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
         return tree
     return jax.tree.map(np.asarray, tree)
 
 
 def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
-    """Raises ValueError for several processes whose devices are not all in the mesh."""
+    """Raises ValueError unless the mesh has devices of every process."""
     if processes.count() == 1:
         return
     found = set() if mesh is None else {device.process_index for device in mesh.devices.flat}
@@ -96,7 +97,7 @@ def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
 
 
 def check_shared(sums: PyTree) -> None:
-    """Raises ValueError for sums that one of several processes has by itself."""
+    """Raises ValueError unless a sum is sharded or replicated over all processes."""
     if processes.count() == 1:
         return
     for leaf in jax.tree.leaves(sums):
@@ -112,7 +113,7 @@ def check_shared(sums: PyTree) -> None:
 
 
 def hashed(arrays: PyTree) -> str:
-    """A hash of the numbers of a pytree, in hexadecimal; of shapes, where others hold a part."""
+    """A hash of the numbers, in hexadecimal; of shapes, where other processes have shards."""
     found = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(arrays):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -126,7 +127,7 @@ def hashed(arrays: PyTree) -> str:
 
 
 def local_shards(leaf: jax.Array) -> list[jax.Array]:
-    """The parts that make up an array, in order, where this process holds all of them; else []."""
+    """An array's shards, in order, if this process has all of them; else []."""
     parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
     if sum(part.size for part in parts.values()) < leaf.size:
         return []
@@ -140,9 +141,9 @@ def described(mesh: jax.sharding.Mesh) -> str:
 
 
 def ticket_tags(ticket: Any, arrays: PyTree) -> jax.Array | None:
-    """The tag of the ticket that each device's process is at, uint32 [devices, 2].
+    """Each device's current ticket tag, uint32 [devices, 2], to compare the processes' steps.
 
-    Cut over the devices of the mesh that the arrays lie on, so that each process writes its own.
+    Sharded over the mesh that the arrays are placed on, so that each process writes its own.
     None in one process, or where the arrays are on devices of this process alone.
     """
     if ticket is None or processes.count() == 1:

@@ -176,7 +176,7 @@ class Streams:
 
     def take_out(self, stream: str, first: int, end: float = float("inf")) -> None:
         """Forgets the steps [first, end) of a stream."""
-        kept = []
+        kept = []  # an entry may stick out on both sides
         for entry in self.of(stream):
             if entry.first_step < first:
                 kept.append(entry.between(entry.first_step, min(entry.end, first)))
@@ -188,6 +188,7 @@ class Streams:
         """Raises ValueError where a step, or a block, would be charged as two events."""
         if entry.stream is None or not self._entries.get(entry.stream):  # each a draw of its own
             return
+        # A block that is one event reaches beyond the steps themselves, as far as the widest one.
         wide = max(self._block, entry.block)
         for other in self.meeting(entry.stream, entry.first_step - wide, entry.end + wide):
             size = max(entry.block, other.block)
@@ -201,6 +202,7 @@ class Streams:
 
     def new_events(self, entry: Entry) -> int:
         """The number of events that an entry adds: its steps, or the blocks that it begins."""
+        # Blocks that the stream holds in part are paid for already.
         size = entry.block
         first, end = blocks(entry.first_step, entry.end, size)
         held = {
@@ -272,7 +274,7 @@ def header(key: bytes = b"") -> Row:
 
 
 class LedgerRows:
-    """The rows of a ledger: in memory, or by its subclasses in a file or in process 0."""
+    """The rows of a ledger in memory; subclasses keep them in a file or in process 0."""
 
     several = False  # processes
     _known: Known

@@ -71,6 +71,7 @@ class LedgerFile(LedgerRows):
             return
         self.close()
         self._known = known
+        # The lock comes first, then what others wrote meanwhile: nobody writes in between.
         if not durable.is_file(self.path):
             self._check_known([])
         try:
@@ -105,6 +106,7 @@ class LedgerFile(LedgerRows):
         self._check()
         if "ledger" not in row and "format" not in row:
             self.begin()
+        # The row is read back from the line that was written: memory and file cannot differ.
         found = self.chain.after(row)
         line = json.dumps({**row, "chain": found.hex()}, sort_keys=True)
         self._writing = True
@@ -206,6 +208,7 @@ class LedgerFile(LedgerRows):
             at, head, chained, readable_only, newest = self._read
             self.chain.head = head  # Ctrl-C may have left the next one
             where = f"{self.path}, line {at + 1},"
+            # What kind of row: a header begins the chain, and a newer format is announced.
             row, chain = _row(where, line)
             if "ledger" in row or "format" in row:
                 newest = int(row["ledger"] if "ledger" in row else row["format"])
@@ -213,6 +216,7 @@ class LedgerFile(LedgerRows):
                     raise ValueError(f"{where} must not begin a ledger of format {newest!r}")
             if "ledger" in row:
                 chained, readable_only = True, bool(row.get("keyed")) and not self._key
+            # Each line must follow from the one before, unless its key is somebody else's.
             found = self.chain.after(row)
             if chained and not readable_only and chain != found.hex():
                 raise ValueError(

@@ -66,7 +66,7 @@ _Result = TypeVar("_Result")
 def alone(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
-    """Runs a method with the lock of its object's guard, as the only one inside.
+    """Runs a method under its object's lock, which a fork or an interrupting handler cannot enter.
 
     Other threads wait. Refused are the thread that is inside already (a signal handler, or a
     finalizer that the garbage collector runs there: it would see a charge that is half made), and a
@@ -283,6 +283,8 @@ class Ledger:
         entries = self.entries
         said = {SOURCES["by hand"] for e in entries if e.source == "by hand"}
         said |= self._noted["trusted"] | {SEEDED for e in entries if SEEDED in e.note}
+        # Steps of a sampler whose noise jaxdp did not add itself: the key went to the caller, or
+        # nobody saw any. Counts are by stream, for a ledger may hold several loops.
         drawn = [e for e in entries if e.source == "sampler"]
         steps = sum(e.steps for e in drawn)
         seen = [self._seen.get(name, [0, 0]) for name in {e.stream for e in drawn}]
@@ -351,6 +353,7 @@ class Ledger:
                 or one that another process writes to; a bad argument; a full disk, or storage
                 without locks.
         """
+        # An issuer alone knows which steps of its stream it handed out.
         entry = Entry(event, first_step, steps, stream, source, note)
         self._open()
         if stream in self._issuers:
@@ -358,9 +361,11 @@ class Ledger:
                 f"stream must be one that no sampler or trainer charges, got {stream!r}: its steps "
                 "are charged as they are handed out"
             )
+        # Without a stream every charge is a draw of its own: behind all others.
         if stream is None and (known := self._streams.of(None)):
             start = -(-known[-1].end // event.block) * event.block  # never within an epoch
             entry = entry.between(start, start + steps)
+        # A step of a stream is one draw, which is paid for once and released once.
         held = self._streams.meeting(stream, entry.first_step, entry.end)
         if held and not again:
             raise ValueError(
@@ -373,7 +378,7 @@ class Ledger:
                 f"source must be that of the steps that stream {stream!r} holds, "
                 f"{others.pop()!r}, got {source!r}"
             )
-        self.reserve(entry)
+        self._reserve(entry)
 
     def assume(self, what: str) -> None:
         """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
@@ -426,7 +431,7 @@ class Ledger:
         if last is None or (step, past) != (last.step, last.past):
             self._rows.append({"shown": step, "stream": stream, "past": past.hex()})
 
-    def count(self, stream: str, *, verified: bool) -> None:
+    def _count(self, stream: str, *, verified: bool) -> None:
         """Counts a step whose whole release jaxdp saw, or whose noise key went to the caller."""
         with self.guard.lock:
             self._seen.setdefault(stream, [0, 0])[0 if verified else 1] += 1
@@ -441,7 +446,7 @@ class Ledger:
 
     # For issuers, which hold the lock.
 
-    def register(self, stream: str, issuer: Reserving) -> None:
+    def _register(self, stream: str, issuer: Reserving) -> None:
         """Makes a stream an issuer's, which alone charges it from now on."""
         with self.guard.lock:
             if self._issuers.setdefault(stream, issuer) is not issuer:
@@ -449,7 +454,7 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
-    def check_processes(self) -> None:
+    def _check_processes(self) -> None:
         """Raises ValueError where there are more or fewer processes than it was made in."""
         if processes.count() != self._processes:
             raise ValueError(
@@ -458,13 +463,14 @@ class Ledger:
                 "each would miss what the others release, or add their noise to another sum"
             )
 
-    def reserve(self, entry: Entry) -> None:
+    def _reserve(self, entry: Entry) -> None:
         """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
 
         Raises:
             ValueError: another event for a step, or a block, that the stream holds.
             acc.BudgetExceededError: the budget does not admit them.
         """
+        # What can be refused is refused before the line: afterwards it counts.
         self._open()
         self._streams.check(entry)
         if self._budget is not None:
@@ -473,7 +479,7 @@ class Ledger:
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
 
-    def end(self, stream: str, step: int) -> None:
+    def _end_stream(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them.
 
         Raises:
@@ -488,7 +494,7 @@ class Ledger:
         held = [entry.end for entry in self._streams.of(stream) if not entry.whole]
         self._rows.end(stream, step, max(held, default=0))
 
-    def whole(self, stream: str) -> bool:
+    def counts_whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
         return stream in self._streams.whole
 
@@ -530,6 +536,7 @@ class Ledger:
 
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
+        # Another process may have handed out what this one did not.
         live = {} if self._rows.several else self._issuers
         for entry in self._streams:
             counts = entry.stream in self._streams.whole
@@ -544,7 +551,7 @@ class Ledger:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self.closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        self.check_processes()
+        self._check_processes()
         self._rows.open(self._read, self._forget)
 
     def _forget(self) -> None:
@@ -584,7 +591,7 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "ended" in row:
-            if not self.whole(row["stream"]):
+            if not self.counts_whole(row["stream"]):
                 self._streams.take_out(row["stream"], int(row["ended"]))
         elif "given_back" in row:  # of format 2
             self._streams.take_out(row["stream"], *map(int, row["given_back"]))

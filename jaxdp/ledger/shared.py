@@ -50,7 +50,7 @@ class RowsOfAll(LedgerRows):
         self._own, self._path, self._reads = own, str(path or ""), read
         self._count, self._index = processes.count(), processes.index()
         self.chain = own.chain  # then of the rows that all have: between barriers all have one head
-        self._name = ""  # of the messages, once the ledger was taken
+        self._name = ""  # of the messages, once the ledger is opened
         self._number = 0  # of the next barrier
         self._untold: list[tuple[Row, str]] = []  # of process 0: rows, and heads
         self._noted: list[Row] = []  # that process 0 wrote; in another one what it did not yet
@@ -91,6 +91,7 @@ class RowsOfAll(LedgerRows):
 
     def append(self, row: Row) -> None:
         """As for ``LedgerRows``: a barrier."""
+        # The others send a hash of their row and wait: they go on once the row is on disk.
         mine, what = _hashed(row), str(self._number)
         if self._index:
             self._say(what, mine)
@@ -98,6 +99,7 @@ class RowsOfAll(LedgerRows):
                 raise ValueError(_UNLIKE.format(0, row))
             self._noted = []
             return
+        # Process 0 compares before it writes: a row on which they disagree charges nothing.
         with self._failing():
             for number, other in enumerate(self._said(what), 1):
                 if other != mine:
@@ -119,6 +121,8 @@ class RowsOfAll(LedgerRows):
         They say it under the number of the next barrier: who asks for that was handed all that it
         may be of the ones before.
         """
+        # No barrier: a process that has ended would be waited for. Without all answers nothing is
+        # written, and the whole reservation counts.
         what = f"{self._number}/end of {stream}"
         try:
             if self._index:
@@ -147,7 +151,7 @@ class RowsOfAll(LedgerRows):
             self._own.close()
 
     def _kept(self, rows: Rows) -> Rows:
-        """Rows of process 0, until it tells them."""
+        """The rows, which process 0 keeps until it sends them to the others."""
         for where, row, head in rows:
             yield where, row, head
             self._untold.append((row, head.hex()))
@@ -155,11 +159,11 @@ class RowsOfAll(LedgerRows):
                 self._noted.append(row)
 
     def _say(self, what: str, text: str) -> None:
-        """Tells process 0 a text, and what this process has noted."""
+        """Sends process 0 a text, and the notes of this process."""
         processes.send(f"{self._name}/{what}/{self._index}", json.dumps([text, self._noted]))
 
     def _said(self, what: str, patience: float | None = None) -> list[str]:
-        """The texts that the others told process 0, which writes what they have noted."""
+        """The texts that the others sent process 0, which writes their notes into the ledger."""
         found = []
         for number in range(1, self._count):
             text, noted = json.loads(processes.receive(f"{self._name}/{what}/{number}", patience))
@@ -171,7 +175,7 @@ class RowsOfAll(LedgerRows):
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Tells the others why process 0 ends a barrier: they would wait for nothing."""
+        """Sends the others the error that ends a barrier in process 0: else they would wait."""
         try:
             yield
         except BaseException as error:  # an interrupt too
@@ -179,7 +183,7 @@ class RowsOfAll(LedgerRows):
             raise
 
     def _tell(self, failed: str = "") -> None:
-        """Ends a barrier: tells the others all rows that process 0 wrote since the last one."""
+        """Ends a barrier: sends the others all rows that process 0 wrote since the last one."""
         found, self._untold = self._untold, []
         name, self._number = f"{self._name}/{self._number}", self._number + 1
         head = self._own.chain.head.hex()
@@ -190,7 +194,7 @@ class RowsOfAll(LedgerRows):
             processes.send(f"{name}/from {first}", json.dumps(message))
 
     def _hear(self, forget: Callable[[], None] = lambda: None) -> Row:
-        """Takes in what process 0 tells at the end of a barrier; returns the last row."""
+        """Receives the rows that process 0 sends at the end of a barrier; returns the last one."""
         found: list[tuple[Row, str]] = []
         last = False
         while not last:

@@ -134,12 +134,12 @@ class Ticket:
 
     @property
     def tag(self) -> np.ndarray:
-        """A name [2] of its draw and noise key, uint32, that does not reveal them."""
+        """A public name [2] of the draw and the noise key, uint32, which does not reveal them."""
         return self._words("tag")
 
     @property
     def previous_tag(self) -> np.ndarray:
-        """The tag [2] of the step before it; zeros where another issuer handed that out."""
+        """Tag [2] of the previous step's ticket; zeros for the first one of an issuer."""
         return np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1)
 
     def key(self) -> NoiseKey:
@@ -160,14 +160,30 @@ class Ticket:
         Raises:
             ValueError: as ``key``.
         """
+        # Taking the only element needs no lock: of two threads one finds the list empty.
         self.check()
         try:
             self._right.pop()
         except IndexError:  # another thread was faster
             self.check()
         self._by = by
-        self.issuer.ledger.count(self.issuer.stream, verified=verified)
-        return self._derived()
+        self.issuer.ledger._count(self.issuer.stream, verified=verified)
+
+        # A key for every part that the event has, by its name; nothing else can be noised.
+        words = [self._words(f"noise {part}") for part in self.multipliers]
+        long = None
+        if _long_key(self.multipliers):
+            name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
+            long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
+        return NoiseKey(
+            np.array(words),
+            np.asarray(list(self.multipliers.values()), np.float32),
+            self.tag,
+            np.int32(self.step),
+            self.previous_tag,
+            tuple(self.multipliers),
+            long,
+        )
 
     def check(self) -> None:
         """Raises ValueError if the ticket can no longer be spent in this process."""
@@ -176,7 +192,7 @@ class Ticket:
                 "ticket must be spent by the process that drew it, got a forked one: both would "
                 "add the same noise. Draw in the process that trains"
             )
-        self.issuer.ledger.check_processes()  # else nobody sees what the others add its noise to
+        self.issuer.ledger._check_processes()  # else nobody sees what the others add its noise to
         if self.spent:
             raise ValueError(
                 f"ticket must be spent once, but that of step {self.step} was spent by "
@@ -204,27 +220,11 @@ class Ticket:
         )
 
     def note(self, kind: str, what: str) -> None:
-        """Tells the ledger what this release rests on; see ``Ledger.note``."""
+        """Writes into the ledger what this release rests on; see ``Ledger.note``."""
         self.issuer.ledger.note(kind, what)
 
-    def _derived(self) -> NoiseKey:
-        words = [self._words(f"noise {part}") for part in self.multipliers]
-        long = None
-        if _long_key(self.multipliers):
-            name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
-            long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
-        return NoiseKey(
-            np.array(words),
-            np.asarray(list(self.multipliers.values()), np.float32),
-            self.tag,
-            np.int32(self.step),
-            self.previous_tag,
-            tuple(self.multipliers),
-            long,
-        )
-
     def _words(self, name: str, step: int | None = None) -> np.ndarray:
-        """Two words [2] of the stream of a name, of this step or another."""
+        """uint32 [2] of the pseudorandom stream of a name, for this step or another."""
         label = f"{name}|{self.issuer.label}|{self.step if step is None else step}"
         return np.frombuffer(self.issuer.secret.stream(label)[:8], dtype=np.uint32)
 
@@ -297,7 +297,8 @@ class Issuer:
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
         self.guard = ledger.guard
-        # The step that is handed out next, and the end of what this issuer has reserved.
+        # The step that is handed out next, and the end of what this issuer has reserved: between
+        # them lie steps that are charged and that nobody has.
         self.next = self._end = self._first = arguments.integer("first_step", first_step, least=0)
         self._ahead = arguments.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
@@ -307,8 +308,9 @@ class Issuer:
         self.run_order: Any = None  # of a run with correlated noise: the sampler, and its records
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
-        ledger.register(stream, self)
-        with contextlib.suppress(ValueError):  # it is told where the step is taken
+        ledger._register(stream, self)
+        # The event is written as text, and read, here already: the first step waits for less.
+        with contextlib.suppress(ValueError):  # what is wrong is said where the step is taken
             event, _, _ = self._stretch(self.next)
             Entry.from_dict(Entry(event, self.next, 1, stream, *self._kind).to_dict())
 
@@ -325,7 +327,7 @@ class Issuer:
         """
         if self.ledger.closed:
             raise ValueError("ledger must be open to hand out a step, got one that was closed")
-        self.ledger.check_processes()
+        self.ledger._check_processes()
         if step is not None and step != self.next:
             return None
         step = self.next
@@ -349,6 +351,7 @@ class Issuer:
 
     def _charge(self, until: int, whole: bool = False) -> None:
         """Reserves the steps from the end on, by a whole line for each stretch of one event."""
+        # A schedule may change the event on the way, and each stretch of one event has its line.
         first = start = self._end
         try:
             while start < until:
@@ -360,9 +363,10 @@ class Issuer:
                     until = start
                     break
                 steps = min(end, until) - start
-                self.ledger.reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
+                self.ledger._reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
                 start += steps
         except acc.BudgetExceededError:
+            # The budget has room for less than was asked for: one step is tried before it is over.
             if whole or until == first + 1:
                 raise
             if start == first:
@@ -391,10 +395,10 @@ class Issuer:
         Not in a run, nor where releases decide the number of steps. Whoever draws afterwards
         reserves anew. Where the ledger was closed before, what is reserved stays.
         """
-        if self._resumed or self.ledger.closed or self.ledger.whole(self.stream):
+        if self._resumed or self.ledger.closed or self.ledger.counts_whole(self.stream):
             return
         self._end = self.next  # before the line: whatever becomes of it, no ticket lies behind it
-        self.ledger.end(self.stream, self.next)
+        self.ledger._end_stream(self.stream, self.next)
 
     def generator(self, step: int, block: int = 0) -> np.random.Generator:
         """NumPy's 64-bit Philox generator for a step's draw; it charges nothing.
@@ -459,6 +463,7 @@ def released_once(
         secret: None takes one from the operating system.
         source: as for ``Entry``.
     """
+    # On a stream of its own, whose name goes into the randomness: no other release has it.
     processes.require_single_process("a release of a whole computation")
     ledger = Ledger() if ledger is None else ledger
     secret = Secret.of_all_processes(secret)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxdp import _rows
 from jaxdp.clipping import losses, rounding
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import Ticket
@@ -18,7 +17,15 @@ from jaxdp.noise.normals import add_normals
 from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import ExtraArgument, LossFn, OfTicket, PyTree, frozen
+from jaxdp.types import (
+    ExtraArgument,
+    LossFn,
+    OfTicket,
+    PyTree,
+    count_rows,
+    frozen,
+    require_gatherable,
+)
 
 _JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -127,14 +134,14 @@ class PrivateEnergy(StepHook):
                 "sampler must be mechanism.sampler(...) of the energy's own mechanism "
                 f"{self.mechanism}, got one that charges {charged}"
             )
-        rows = _rows.rows("data", self.data)
+        rows = count_rows("data", self.data)
         # A gather beyond the end would count the last record again and again.
         if rows != self.sampler.num_records:
             # Without the numbers: they are private.
             raise ValueError(
                 "data must hold the records that the sampler draws from, got another number"
             )
-        _rows.require_gathered(rows)
+        require_gatherable(rows)
 
     @property
     def charges(self) -> Mechanism:

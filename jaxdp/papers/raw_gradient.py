@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxdp import _rows
 from jaxdp.clipping import options
 from jaxdp.clipping.losses import form_of
 from jaxdp.sampling.source import ArraySource, Source
-from jaxdp.types import ClipInfo, Draw, PyTree, Summed
+from jaxdp.types import ClipInfo, Draw, PyTree, Summed, check_records
 
 # From one example's gradient: its contribution, and what is averaged raw.
 Contribution = Callable[[PyTree], tuple[PyTree, PyTree]]
@@ -97,7 +96,7 @@ class RawGradient:
         source = data if isinstance(data, Source) else None
         if not gathered and source is None:
             options.require_no_batch(data)
-            _rows.check_records(data, draw.num_records)
+            check_records(data, draw.num_records)
         parts, infos = [], []
         each = data if gathered else itertools.repeat(data, len(draw.indices))
         for rows, indices, mask in zip(each, draw.indices, draw.mask, strict=True):

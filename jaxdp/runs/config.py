@@ -53,7 +53,7 @@ class RunConfig:
         l2_clip_norm: per-example bound.
         batch_size: expected batch size.
         dataset_size: declared number of training records.
-        sampling: one of ``jaxdp.sampling.NAMES``; with a strategy, cyclic_poisson or fixed_order.
+        sampling: one of ``jaxdp.sampling.names()``; with a strategy, cyclic_poisson or fixed_order.
         relation: neighbouring relation of the guarantee.
         epsilon: the budget, where one was given.
         delta: of the guarantee.
@@ -276,9 +276,8 @@ def resolve(config: RunConfig) -> RunConfig:
     # Whole steps of an allocation's epoch make the batch size.
     if config.sampling == "allocation" and config.strategy is None:
         arguments.integer("participations", config.participations, least=1)
-        batch_size = sampling.rules.expected_size(
-            config.sampling_rule(), config.batch_size, config.dataset_size
-        )
+        rule = config.sampling_rule()
+        batch_size = rule.expected_size(config.batch_size, config.dataset_size)
         config = dataclasses.replace(config, batch_size=batch_size)
     check_values(config)
     given = (config.epsilon, config.noise_multiplier, config.steps)
@@ -325,7 +324,7 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
     if config.noise_multiplier is None:
         if config.steps is None:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
-        block = sampling.steps_of_a_block(config.sampling_rule(), config.dataset_size)
+        block = config.sampling_rule().block(config.dataset_size)
         if config.noise_schedule is None:
             steps = sampling.rules.whole_epochs(config.steps, block)
             config = dataclasses.replace(config, steps=steps)
@@ -418,7 +417,7 @@ def check_values(config: RunConfig) -> None:
     arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     strategies.check(config)
     if config.strategy is None:
-        arguments.one_of("sampling", config.sampling, sampling.NAMES)
+        arguments.one_of("sampling", config.sampling, sampling.names())
     covered = [r.value for r in sampling.relations(config.sampling)]
     arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
     arguments.integer("participations", config.participations, least=1)

@@ -145,7 +145,7 @@ class Start:
             note="; ".join(filter(None, notes)),
         )
         self.issuers.append(issuer)
-        if self.whole or self.state.until_enough or self.ledger.whole(stream):
+        if self.whole or self.state.until_enough or self.ledger.counts_whole(stream):
             issuer.reserve(self.steps, whole=True)
         return issuer
 

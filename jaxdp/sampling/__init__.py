@@ -14,7 +14,6 @@ from jaxdp.sampling.files import load
 from jaxdp.sampling.hashes import fingerprint
 from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
-    NAMES,
     CyclicPoisson,
     EpochSampling,
     FixedOrder,
@@ -28,8 +27,8 @@ from jaxdp.sampling.rules import (
     StepSampling,
     TruncatedPoisson,
     by_name,
+    names,
     relations,
-    steps_of_a_block,
 )
 from jaxdp.sampling.sampler import Sampler, pad
 from jaxdp.sampling.source import Source, as_source
@@ -37,7 +36,6 @@ from jaxdp.sampling.text import bucketed_text, padded_text
 from jaxdp.sampling.users import User, users
 
 __all__ = [
-    "NAMES",
     "CyclicPoisson",
     "EpochSampling",
     "FixedOrder",
@@ -58,10 +56,10 @@ __all__ = [
     "by_name",
     "fingerprint",
     "load",
+    "names",
     "pad",
     "padded_text",
     "prefetch",
     "relations",
-    "steps_of_a_block",
     "users",
 ]

@@ -1,4 +1,4 @@
-"""Hashes of records: what stays a record's own, and what a run recognises its data by."""
+"""Hashes of records: the identity of each, and a fingerprint by which a run knows its data."""
 
 import hashlib
 
@@ -38,6 +38,7 @@ def identities(source: Source) -> Identities:
             "identities must be given for records that several processes hold in parts: the "
             "source needs an attribute identities, one value a record; got none"
         )
+    # A hash of the content alone: the group that is made of it does not depend on other records.
     count = len(source)
     digests = np.empty(count, np.uint64)
     for start in range(0, count, _AT_ONCE):

@@ -74,7 +74,8 @@ def records_of(source: Source, most: int) -> PyTree:
 
 
 def neighbours(data: PyTree) -> Iterator[Neighbour]:
-    """Neighbours that tell most: without the largest, smallest, longest record; with odd ones."""
+    """Yields informative neighbours: without the largest, smallest, longest record; with others."""
+    # A statistic over the records shows best where an extreme one is left out.
     size = count(data)
     everyone = np.arange(size)
     sizes = np.array([measure(take(data, [i])) for i in range(size)])

@@ -11,7 +11,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,95 +27,79 @@ Identities = Sequence[Identity] | np.ndarray
 _BYTES = 64
 
 
-class Sampling(Protocol):
-    """A rule for drawing records: ``StepSampling`` or ``EpochSampling``, and the event of a draw.
-
-    One with a ``cap`` never draws more records than that, and its draws are padded to it.
-    """
-
-    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """The accounting event of releasing ``released`` on one such draw."""
-
-    def check(self, num_records: int, dataset_size: int) -> None:
-        """Raises ValueError where these records cannot be drawn from by this rule."""
+_ADD, _REPLACE, _NULL = (
+    acc.Relation.ADD_OR_REMOVE_ONE,
+    acc.Relation.REPLACE_ONE,
+    acc.Relation.REPLACE_SPECIAL,
+)
+# The rules by name, in the order of their definition; a class statement adds one, ``name="..."``.
+RULES: dict[str, type["Sampling"]] = {}
 
 
-@runtime_checkable
-class StepSampling(Sampling, Protocol):
-    """A rule that draws each step by itself."""
+class Sampling:
+    """A rule for drawing records: a frozen dataclass that derives from one of the three below.
 
-    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
-
-        In random order: the rounding of a sum depends on it (docs/clip_bound.md, Theorem 4).
-        """
-
-
-@runtime_checkable
-class EpochSampling(Sampling, Protocol):
-    """A rule that draws an epoch at once, which is one event, charged whole at its first step."""
-
-    def block(self, dataset_size: int) -> int:
-        """The number of steps of an epoch."""
-
-    def epoch(self, rng: np.random.Generator, num_records: int) -> list[np.ndarray]:
-        """The positions of every step of an epoch, int64 [k] each; otherwise as ``choose``.
-
-        Args:
-            rng: Philox, at the beginning of the epoch's stream.
-            num_records: n.
-        """
-
-
-@runtime_checkable
-class RunSampling(Sampling, Protocol):
-    """A rule under which a whole run is one event, charged at its first step: correlated noise.
+    ``StepSampling`` draws each step by itself, ``EpochSampling`` an epoch at once, ``RunSampling``
+    a whole run. A rule states its own facts, by overriding what differs from the defaults here; no
+    other module asks which rule it is (docs/draws.md, "Add a sampling rule").
 
     Attributes:
-        tail_again: True if the last steps may be released once more, with other noise, for the
-            price of the whole event.
+        name: of the rule, ``class Poisson(StepSampling, name="poisson")``; else the class's.
+        title: the rule in words, for messages.
+        exact: True where the declared number of records is part of the guarantee. Elsewhere a wrong
+            one makes a wrong divisor of the mean, silently, and is refused from a factor of 2 on.
+        relations: the neighbouring relations that are covered, the first one usual. The event must
+            have a bound besides.
+        options: names of the options of ``by_name`` that the rule has.
     """
 
-    @property
-    def tail_again(self) -> bool:
-        """True if the last steps may be released twice for the price of two events."""
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = "this sampling"
+    exact: ClassVar[bool] = True
+    relations: ClassVar[tuple[acc.Relation, ...]] = tuple(acc.Relation)
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, name: str = "") -> None:
+        cls.name = name or cls.__name__
+        if not name:
+            return
+        # The same class once more, such as a notebook's cell that is run again, takes the name.
+        known = RULES.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"name must be one that no sampling rule has, got {name!r}")
+        RULES[name] = cls
+
+    @classmethod
+    def of(cls, batch_size: int, dataset_size: int, **options: Any) -> "Sampling":
+        """The rule for an expected batch size, as ``by_name`` makes it."""
+        return cls(batch_size, **options)  # type: ignore[call-arg]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The accounting event of releasing ``released`` on one step's draw, or a block's."""
+        raise NotImplementedError(f"{type(self).__name__} must have an event")
 
     def block(self, dataset_size: int) -> int:
-        """The number of steps of the run."""
+        """The number of consecutive steps that are one event: 1, an epoch's, or a run's."""
+        return 1
 
-    def prepare(
-        self, rng: np.random.Generator, num_records: int, identities: Identities | None
-    ) -> list[np.ndarray]:
-        """The part of the draws that all steps have in common.
+    def fixed_size(self, dataset_size: int) -> int | None:
+        """The number of records of every draw (but a shorter last one); None where it is random."""
+        return None
 
-        Args:
-            rng: Philox, at the beginning of the run's stream.
-            num_records: n.
-            identities: what identifies each record, [n]; None where nothing was given.
-        """
+    def largest_size(self, dataset_size: int) -> int | None:
+        """The largest number of records of a draw, where it is public; None where it is not."""
+        return self.fixed_size(dataset_size)
 
-    def of_step(
-        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        """The positions of one step, int64 [k]; otherwise as ``choose``.
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The share of the steps that a record is in, on average."""
+        return batch_size / dataset_size
 
-        Args:
-            arranged: from ``prepare``.
-            step: of the run.
-            rng: of the step.
-        """
+    def expected_size(self, batch_size: int, dataset_size: int) -> int:
+        """The expected batch size, rounded up, for one that was asked for."""
+        return batch_size
 
-
-class _Rule:
-    """The check of a declared size, by what a rule says of itself."""
-
-    title: ClassVar[str]
-    # The declared size is part of the guarantee. Elsewhere a wrong one makes a wrong divisor of the
-    # mean, silently, and is refused from a factor of 2 on.
-    exact: ClassVar[bool] = False
-
-    def _positions(self, dataset_size: int) -> float:
-        """The number of positions that are drawn at once, by public numbers alone."""
+    def positions_held(self, dataset_size: int) -> float:
+        """The number of positions that memory holds at once, by public numbers alone."""
         return dataset_size
 
     def check(self, num_records: int, dataset_size: int) -> None:
@@ -134,24 +118,88 @@ class _Rule:
                 f"dataset_size must be the number of records ({num_records}) under {self.title}, "
                 f"got {dataset_size}"
             )
-        # Without the number, which is private; that it was refused is told to the owner alone.
+        # Without the number, which is private; only the owner sees that it was refused.
         if not dataset_size <= 2 * num_records <= 4 * dataset_size:
             raise ValueError(
                 "dataset_size must be the number of records, to a factor of 2, got "
                 f"{dataset_size}: batches would have a size far from batch_size"
             )
-        positions, held = self._positions(dataset_size), memory()
-        if held is not None and _BYTES * positions > held:
+        positions, available = self.positions_held(dataset_size), memory()
+        if available is not None and _BYTES * positions > available:
             raise ValueError(
                 f"dataset_size must be one that can be drawn from in memory under {self.title}: "
                 f"one draw has {positions:.3g} positions, which take "
-                f"{_BYTES * positions / 1e9:.3g} GB of the {held / 1e9:.3g} GB here. Poisson "
+                f"{_BYTES * positions / 1e9:.3g} GB of the {available / 1e9:.3g} GB here. Poisson "
                 "sampling at a small rate holds one batch alone"
             )
 
 
+class StepSampling(Sampling):
+    """A rule that draws each step by itself."""
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
+
+        In random order: the rounding of a sum depends on it (docs/clip_bound.md, Theorem 4).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method choose")
+
+
+class EpochSampling(Sampling):
+    """A rule that draws an epoch at once, which is one event, charged whole at its first step.
+
+    It overrides ``block``, the number of steps of an epoch.
+    """
+
+    def epoch(self, rng: np.random.Generator, num_records: int) -> list[np.ndarray]:
+        """The positions of every step of an epoch, int64 [k] each; otherwise as ``choose``.
+
+        Args:
+            rng: Philox, at the beginning of the epoch's stream.
+            num_records: n.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method epoch")
+
+
+class RunSampling(Sampling):
+    """A rule under which a whole run is one event, charged at its first step: correlated noise.
+
+    It overrides ``block``, the number of steps of the run.
+
+    Attributes:
+        tail_again: True if the last steps may be released once more, with other noise, for the
+            price of the whole event.
+    """
+
+    tail_again: ClassVar[bool]
+
+    def prepare(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
+    ) -> list[np.ndarray]:
+        """The part of the draws that all steps have in common.
+
+        Args:
+            rng: Philox, at the beginning of the run's stream.
+            num_records: n.
+            identities: the identity of each record, [n]; None where nothing was given.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method prepare")
+
+    def of_step(
+        self, prepared: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """The positions of one step, int64 [k]; otherwise as ``choose``.
+
+        Args:
+            prepared: from ``prepare``.
+            step: of the run.
+            rng: of the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method of_step")
+
+
 @dataclasses.dataclass(frozen=True)
-class Poisson(_Rule):
+class Poisson(StepSampling, name="poisson"):
     """Poisson sampling: each record takes part independently with probability ``sampling_prob``.
 
     Amplifies under add-or-remove-one. The number of records is private: the guarantee does not
@@ -160,9 +208,19 @@ class Poisson(_Rule):
 
     sampling_prob: float
     title: ClassVar[str] = "Poisson sampling"
+    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         arguments.probability("sampling_prob", self.sampling_prob)
+
+    @classmethod
+    def of(cls, batch_size: int, dataset_size: int, **options: Any) -> "Poisson":
+        """With the share of the records as the probability."""
+        return cls(batch_size / dataset_size)
+
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The sampling probability."""
+        return self.sampling_prob
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn, k binomial; may be empty."""
@@ -172,20 +230,24 @@ class Poisson(_Rule):
         """The event of a Poisson-sampled Gaussian."""
         return acc.PoissonSampled(released, sampling_prob=self.sampling_prob)
 
-    def _positions(self, dataset_size: int) -> float:
+    def positions_held(self, dataset_size: int) -> float:
+        """Those of one draw."""
         return self.sampling_prob * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSize(_Rule):
+class FixedSize(StepSampling, name="fixed_size"):
     """Fixed-size sampling: ``batch_size`` records, uniformly without replacement (replace-one)."""
 
     batch_size: int
     title: ClassVar[str] = "fixed-size sampling"
-    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
+
+    def fixed_size(self, dataset_size: int) -> int:
+        """The batch size."""
+        return self.batch_size
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [batch_size]: the positions drawn."""
@@ -203,15 +265,30 @@ class FixedSize(_Rule):
                 f"batch_size must be at most the {num_records} records, got {self.batch_size}"
             )
 
-    def _positions(self, dataset_size: int) -> float:
+    def positions_held(self, dataset_size: int) -> float:
+        """Those of one draw."""
         return self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
-class FullBatch(_Rule):
+class FullBatch(StepSampling, name="full_batch"):
     """Full-batch steps: every record takes part in every step, without amplification."""
 
     title: ClassVar[str] = "full batches"
+    exact: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, batch_size: int, dataset_size: int, **options: Any) -> "FullBatch":
+        """The rule, which has no numbers."""
+        return cls()
+
+    def fixed_size(self, dataset_size: int) -> int:
+        """All records."""
+        return dataset_size
+
+    def largest_size(self, dataset_size: int) -> int:
+        """A little more than the declared number, since a record may enter."""
+        return dataset_size // 8 * 8 + 8
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [num_records]: all positions."""
@@ -223,41 +300,7 @@ class FullBatch(_Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoisson(_Rule):
-    """Poisson sampling of which at most ``cap`` records are kept, so that every draw has one shape.
-
-    Each record takes part independently with probability ``sampling_prob``; of more than ``cap`` a
-    uniformly random subset of ``cap`` is kept. Draws are padded to ``cap``, whatever their size:
-    one compiled physical batch serves every step. Only replacing a record by a null record is
-    covered, and ``dataset_size`` must be exact.
-    """
-
-    sampling_prob: float
-    cap: int
-    title: ClassVar[str] = "truncated Poisson sampling"
-    exact: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        arguments.probability("sampling_prob", self.sampling_prob)
-        arguments.integer("cap", self.cap, least=1)
-
-    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [k]: the positions drawn, k <= cap.
-
-        A Poisson sample stands in random order, so its first ``cap`` are a uniformly random part.
-        """
-        return Poisson(self.sampling_prob).choose(rng, num_records)[: self.cap]
-
-    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """The event of a Gaussian on a truncated Poisson sample."""
-        return acc.TruncatedPoisson(released, self.sampling_prob, self.cap, dataset_size)
-
-    def _positions(self, dataset_size: int) -> float:
-        return self.sampling_prob * dataset_size
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomAllocation(_Rule):
+class RandomAllocation(EpochSampling, name="allocation"):
     """Random allocation: in each epoch every record is in ``participations`` random steps.
 
     They are drawn uniformly without replacement among the epoch's ``steps_per_epoch``, for each
@@ -274,6 +317,9 @@ class RandomAllocation(_Rule):
     steps_per_epoch: int
     participations: int = 1
     title: ClassVar[str] = "random allocation"
+    exact: ClassVar[bool] = False
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_ADD, _NULL)
+    options: ClassVar[tuple[str, ...]] = ("participations",)
 
     def __post_init__(self) -> None:
         arguments.integer("steps_per_epoch", self.steps_per_epoch, least=1)
@@ -283,6 +329,21 @@ class RandomAllocation(_Rule):
                 f"participations must be at most steps_per_epoch ({self.steps_per_epoch}), got "
                 f"{self.participations}"
             )
+
+    @classmethod
+    def of(
+        cls, batch_size: int, dataset_size: int, participations: int = 1, **options: Any
+    ) -> "RandomAllocation":
+        """With as many steps an epoch as keep the expected batch size at most at this one."""
+        return cls(-(-dataset_size * participations // batch_size), participations)
+
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The share of an epoch's steps."""
+        return self.participations / self.steps_per_epoch
+
+    def expected_size(self, batch_size: int, dataset_size: int) -> int:
+        """The expected batch size that whole steps of an epoch make."""
+        return -(-dataset_size * self.participations // self.steps_per_epoch)
 
     def block(self, dataset_size: int) -> int:
         """The steps of an epoch."""
@@ -313,6 +374,7 @@ class RandomAllocation(_Rule):
             rng: at the beginning of the epoch's stream.
             num_records: n.
         """
+        # Sorted by step, and in random order within each.
         slots = self.slots(rng, num_records).ravel()
         ends = np.cumsum(np.bincount(slots.view(np.int64), minlength=self.steps_per_epoch))
         positions = np.repeat(np.arange(num_records), self.participations)
@@ -325,12 +387,13 @@ class RandomAllocation(_Rule):
         """The event of an epoch of such steps."""
         return acc.RandomAllocation(released, self.steps_per_epoch, self.participations)
 
-    def _positions(self, dataset_size: int) -> float:
+    def positions_held(self, dataset_size: int) -> float:
+        """Those of one draw."""
         return self.participations * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled(_Rule):
+class Shuffled(EpochSampling, name="shuffle"):
     """Shuffling: an epoch is one pass over the records in random order, in batches of one size.
 
     It is offered to be compared with: no amplification is proven, and the epsilon charged is that
@@ -341,10 +404,14 @@ class Shuffled(_Rule):
 
     batch_size: int
     title: ClassVar[str] = "shuffled sampling"
-    exact: ClassVar[bool] = True
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_REPLACE, _NULL)
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
+
+    def fixed_size(self, dataset_size: int) -> int:
+        """The batch size."""
+        return self.batch_size
 
     def block(self, dataset_size: int) -> int:
         """The steps of an epoch."""
@@ -365,7 +432,63 @@ class Shuffled(_Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(_Rule):
+class TruncatedPoisson(StepSampling, name="truncated_poisson"):
+    """Poisson sampling of which at most ``cap`` records are kept, so that every draw has one shape.
+
+    Each record takes part independently with probability ``sampling_prob``; of more than ``cap`` a
+    uniformly random subset of ``cap`` is kept. Draws are padded to ``cap``, whatever their size:
+    one compiled physical batch serves every step. Only replacing a record by a null record is
+    covered, and ``dataset_size`` must be exact.
+    """
+
+    sampling_prob: float
+    cap: int
+    title: ClassVar[str] = "truncated Poisson sampling"
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_NULL,)
+    options: ClassVar[tuple[str, ...]] = ("cap",)
+
+    def __post_init__(self) -> None:
+        arguments.probability("sampling_prob", self.sampling_prob)
+        arguments.integer("cap", self.cap, least=1)
+
+    @classmethod
+    def of(
+        cls, batch_size: int, dataset_size: int, cap: int | None = None, **options: Any
+    ) -> "TruncatedPoisson":
+        """With a cap that a draw exceeds about once in a billion steps, unless one is given.
+
+        Six standard deviations above the mean, rounded up to a multiple of 64.
+        """
+        most = batch_size + math.ceil(6 * math.sqrt(batch_size))
+        cap = min(dataset_size, -(-most // 64) * 64) if cap is None else cap
+        return cls(batch_size / dataset_size, cap)
+
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The sampling probability, of a record before the cap."""
+        return self.sampling_prob
+
+    def largest_size(self, dataset_size: int) -> int:
+        """The cap."""
+        return self.cap
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [k]: the positions drawn, k <= cap.
+
+        A Poisson sample stands in random order, so its first ``cap`` are a uniformly random part.
+        """
+        return Poisson(self.sampling_prob).choose(rng, num_records)[: self.cap]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Gaussian on a truncated Poisson sample."""
+        return acc.TruncatedPoisson(released, self.sampling_prob, self.cap, dataset_size)
+
+    def positions_held(self, dataset_size: int) -> float:
+        """Those of one draw."""
+        return self.sampling_prob * dataset_size
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(RunSampling, name="cyclic_poisson"):
     """Cyclic Poisson sampling: every record belongs to one of ``bands`` groups, used in turn.
 
     Step i draws each record of group i mod ``bands`` independently with ``sampling_prob``. A
@@ -386,11 +509,17 @@ class CyclicPoisson(_Rule):
     # A record whose columns straddle the first repeated step would be released twice by one draw.
     tail_again: ClassVar[bool] = False
     title: ClassVar[str] = "cyclic Poisson sampling"
+    exact: ClassVar[bool] = False
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_ADD, _NULL)
 
     def __post_init__(self) -> None:
         arguments.probability("sampling_prob", self.sampling_prob)
         arguments.integer("bands", self.bands, least=1)
         arguments.integer("steps", self.steps, least=1)
+
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The probability of a record of the group, over all groups."""
+        return self.sampling_prob / self.bands
 
     def block(self, dataset_size: int) -> int:
         """The steps of the run."""
@@ -420,6 +549,7 @@ class CyclicPoisson(_Rule):
             )
         if len(identities) != num_records:
             raise ValueError("identities must be as many as the records, got another number")
+        # A keyed hash: nobody without the key can choose an identity for a group.
         key, groups = rng.bytes(32), np.empty(num_records, np.int64)
         for place, identity in enumerate(identities):
             digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
@@ -427,16 +557,16 @@ class CyclicPoisson(_Rule):
         return [np.flatnonzero(groups == g) for g in range(self.bands)]
 
     def of_step(
-        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+        self, prepared: list[np.ndarray], step: int, rng: np.random.Generator
     ) -> np.ndarray:
         """int64 [k]: the positions of one step, in random order; k is binomial, may be 0.
 
         Args:
-            arranged: from ``prepare``.
+            prepared: from ``prepare``.
             step: of the run.
             rng: of the step.
         """
-        group = arranged[step % self.bands]
+        group = prepared[step % self.bands]
         return group[Poisson(self.sampling_prob).choose(rng, len(group))]
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
@@ -445,7 +575,7 @@ class CyclicPoisson(_Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedOrder(_Rule):
+class FixedOrder(RunSampling, name="fixed_order"):
     """Batches in one order, the same in every pass over the records.
 
     A record's steps are T = ⌈N/B⌉ apart, exactly. The order is a random permutation that stays
@@ -461,11 +591,15 @@ class FixedOrder(_Rule):
     steps: int
     tail_again: ClassVar[bool] = True
     title: ClassVar[str] = "fixed-order sampling"
-    exact: ClassVar[bool] = True
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_REPLACE, _NULL)
 
     def __post_init__(self) -> None:
         arguments.integer("batch_size", self.batch_size, least=1)
         arguments.integer("steps", self.steps, least=1)
+
+    def fixed_size(self, dataset_size: int) -> int:
+        """The batch size."""
+        return self.batch_size
 
     def block(self, dataset_size: int) -> int:
         """The steps of the run."""
@@ -482,10 +616,10 @@ class FixedOrder(_Rule):
         return _in_batches(rng, num_records, self.batch_size)
 
     def of_step(
-        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+        self, prepared: list[np.ndarray], step: int, rng: np.random.Generator
     ) -> np.ndarray:
         """int64 [k]: the positions of one step; as ``CyclicPoisson.of_step``."""
-        batch = arranged[step % len(arranged)]
+        batch = prepared[step % len(prepared)]
         return batch[permutation(rng, len(batch))]
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
@@ -493,35 +627,15 @@ class FixedOrder(_Rule):
         return acc.CorrelatedNoise(released, self.steps)
 
 
-_ADD, _REPLACE, _NULL = (
-    acc.Relation.ADD_OR_REMOVE_ONE,
-    acc.Relation.REPLACE_ONE,
-    acc.Relation.REPLACE_SPECIAL,
-)
-# The rules by name, and the neighbouring relations that are covered.
-RULES: dict[str, tuple[type[Sampling], tuple[acc.Relation, ...]]] = {
-    "poisson": (Poisson, (_ADD, _REPLACE, _NULL)),
-    "fixed_size": (FixedSize, (_ADD, _REPLACE, _NULL)),
-    "full_batch": (FullBatch, (_ADD, _REPLACE, _NULL)),
-    "allocation": (RandomAllocation, (_ADD, _NULL)),
-    "shuffle": (Shuffled, (_REPLACE, _NULL)),
-    "truncated_poisson": (TruncatedPoisson, (_NULL,)),
-    # Of whole runs with correlated noise: ``dp_mf`` makes them, and they are no ``NAMES``.
-    "cyclic_poisson": (CyclicPoisson, (_ADD, _NULL)),
-    "fixed_order": (FixedOrder, (_REPLACE, _NULL)),
-}
-NAMES = tuple(name for name in RULES if name not in ("cyclic_poisson", "fixed_order"))
-
-
 def by_name(
     name: str, batch_size: int, dataset_size: int, participations: int = 1, cap: int | None = None
 ) -> Sampling:
-    """The sampling rule of a name in ``NAMES``.
+    """The sampling rule of a name in ``names()``.
 
     Args:
-        name: of the rule.
+        name: of the rule, as ``names`` lists them.
         batch_size: the expected number of records of a step; of an allocation, of whose steps a
-            whole number makes an epoch, the most that it may be, see ``expected_size``.
+            whole number makes an epoch, the most that it may be, see ``Sampling.expected_size``.
         dataset_size: the declared number of records.
         participations: of an allocation.
         cap: of truncated Poisson sampling; None takes one that a draw exceeds about
@@ -531,73 +645,30 @@ def by_name(
         ValueError: an unknown name, or a number that the rule does not have or allow.
     """
     hint = ": correlated noise, jaxdp.dp_mf" if name in RULES else ""
-    arguments.one_of("sampling", name, NAMES, hint)
+    arguments.one_of("sampling", name, names(), hint)
     batch_size = arguments.integer("batch_size", batch_size, least=1)
     dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
     if batch_size > dataset_size:
         raise ValueError(
             f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
         )
-    if participations != 1 and name != "allocation":
+    kind, options = RULES[name], {"participations": participations, "cap": cap}
+    if participations != 1 and "participations" not in kind.options:
         raise ValueError(f"participations must be 1 but for allocation, got {participations}")
-    if cap is not None and name != "truncated_poisson":
+    if cap is not None and "cap" not in kind.options:
         raise ValueError(f"cap must be None but for truncated_poisson, got {cap}")
-    if name == "poisson":
-        return Poisson(batch_size / dataset_size)
-    if name == "fixed_size":
-        return FixedSize(batch_size)
-    if name == "full_batch":
-        return FullBatch()
-    if name == "allocation":
-        return RandomAllocation(-(-dataset_size * participations // batch_size), participations)
-    if name == "shuffle":
-        return Shuffled(batch_size)
-    # A cap that a draw of this expected size exceeds about once in a billion steps: six standard
-    # deviations above the mean, rounded up to a multiple of 64.
-    most = batch_size + math.ceil(6 * math.sqrt(batch_size))
-    cap = min(dataset_size, -(-most // 64) * 64) if cap is None else cap
-    return TruncatedPoisson(batch_size / dataset_size, cap)
+    known = {option: options[option] for option in kind.options}
+    return kind.of(batch_size, dataset_size, **known)
 
 
-def name_of(sampling: Sampling) -> str:
-    """The name of a rule; that of its class for one of the caller's own."""
-    names = (name for name, (kind, _) in RULES.items() if type(sampling) is kind)
-    return next(names, type(sampling).__name__)
+def names() -> tuple[str, ...]:
+    """The names for ``by_name``: of all rules but those of whole runs, which ``dp_mf`` makes."""
+    return tuple(name for name, kind in RULES.items() if not issubclass(kind, RunSampling))
 
 
 def relations(name: str) -> tuple[acc.Relation, ...]:
-    """The neighbouring relations that are covered for a name; all of them but for a few rules."""
-    return RULES[name][1] if name in RULES else tuple(acc.Relation)
-
-
-def rate(sampling: Sampling, batch_size: int, dataset_size: int) -> float:
-    """The share of the steps that a record is in, on average."""
-    if isinstance(sampling, Poisson | TruncatedPoisson):
-        return sampling.sampling_prob
-    if isinstance(sampling, RandomAllocation):
-        return sampling.participations / sampling.steps_per_epoch
-    if isinstance(sampling, CyclicPoisson):
-        return sampling.sampling_prob / sampling.bands
-    return batch_size / dataset_size
-
-
-def expected_size(sampling: Sampling, batch_size: int, dataset_size: int) -> int:
-    """The expected batch size, rounded up: of an allocation what its whole steps make of it."""
-    if not isinstance(sampling, RandomAllocation):
-        return batch_size
-    return -(-dataset_size * sampling.participations // sampling.steps_per_epoch)
-
-
-def exact_size(sampling: Sampling, dataset_size: int) -> int | None:
-    """The largest number of records of a draw, where it is public; None where sizes are random.
-
-    Of full batches a little more than the declared number, since a record may enter.
-    """
-    if isinstance(sampling, FixedSize | Shuffled | FixedOrder):
-        return sampling.batch_size
-    if isinstance(sampling, FullBatch):
-        return dataset_size // 8 * 8 + 8
-    return getattr(sampling, "cap", None)
+    """The neighbouring relations that are covered for a name; all of them for an unknown one."""
+    return RULES[name].relations if name in RULES else tuple(acc.Relation)
 
 
 def whole_epochs(steps: int, block: int, stacklevel: int = 4) -> int:
@@ -610,13 +681,6 @@ def whole_epochs(steps: int, block: int, stacklevel: int = 4) -> int:
             stacklevel=stacklevel,
         )
     return whole
-
-
-def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
-    """The number of consecutive steps that are one event of the rule; 1 for most."""
-    if isinstance(sampling, EpochSampling) or isinstance(sampling, RunSampling):  # noqa: SIM101
-        return sampling.block(dataset_size)
-    return 1
 
 
 def identity_bytes(identity: Identity) -> bytes:

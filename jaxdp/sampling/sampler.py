@@ -1,11 +1,11 @@
 """The sampler: draws each step's records, after the step was charged."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.ledger.tickets import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
@@ -13,16 +13,15 @@ from jaxdp.sampling.rules import (
     RunSampling,
     Sampling,
     StepSampling,
-    steps_of_a_block,
 )
-from jaxdp.types import Draw
+from jaxdp.types import MOST_ON_DEVICE, MOST_RECORDS, Draw
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
 
 
 class Sampler:
-    """Draws the records of one step after the other, each charged before it is handed out.
+    """Draws the records of one step after the other; each step is charged first.
 
     A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
     they were made from one secret of the operating system: two releases from one draw are not two
@@ -48,9 +47,10 @@ class Sampler:
         identities: Callable[[], Identities] | None = None,
     ):
         arguments.integer("num_records", num_records, least=0)
-        if num_records > _rows.MOST_RECORDS:
+        if num_records > MOST_RECORDS:
             raise ValueError("num_records must be at most 2**53, got more")
         self.set_physical_batch_size(physical_batch_size)
+        # What is drawn must be what the mechanism's event says.
         charged = getattr(issuer.mechanism, "sampling", sampling)
         if charged != sampling:
             raise ValueError(
@@ -58,14 +58,11 @@ class Sampler:
                 "take mechanism.sampler(...) of the mechanism"
             )
         declared = getattr(issuer.mechanism, "dataset_size", num_records)
-        if steps_of_a_block(sampling, num_records) != steps_of_a_block(sampling, declared):
+        if sampling.block(num_records) != sampling.block(declared):
             raise ValueError(
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
-        # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
-        self._by_step = isinstance(sampling, StepSampling)
-        self._by_run = isinstance(sampling, RunSampling)
-        if self._by_run:
+        if isinstance(sampling, RunSampling):
             sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
@@ -87,7 +84,7 @@ class Sampler:
         return self._physical_batch_size
 
     def set_physical_batch_size(self, physical_batch_size: int | str) -> None:
-        """Cuts the draws to come into physical batches of so many rows; the draws stay the same."""
+        """Sets the rows of a physical batch for the draws to come; who is drawn stays the same."""
         if physical_batch_size == "auto":
             raise ValueError(
                 "physical_batch_size must be a number for a sampler, which knows no model, got "
@@ -113,35 +110,42 @@ class Sampler:
         return self._issuer.next
 
     def draw(self) -> Draw:
-        """Hands out the next step: charges it, and draws its records.
+        """Charges the next step and returns its draw.
 
         Raises:
-            ValueError: the step cannot be charged, or, of a run with correlated noise, records not
-                be told apart; nothing is charged then.
+            ValueError: the step cannot be charged, or a run with correlated noise lacks the
+                records' identities; nothing is charged then.
         """
-        if self._by_run:
+        if isinstance(self._sampling, RunSampling):
             self.prepare()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).drawn_by(ticket)
 
     def drawn(self, step: int) -> Draw:
-        """The records of a step, by its key alone: without a ticket, and nothing is charged."""
+        """The records of a step, from its key alone: without a ticket, and nothing is charged."""
         issuer, rule = self._issuer, self._sampling
-        if self._by_step:
-            chosen = cast(StepSampling, rule).choose(issuer.generator(step), self._num_records)
-        elif self._by_run:
-            chosen = cast(RunSampling, rule).of_step(self.prepare(), step, issuer.generator(step))
+        if isinstance(rule, StepSampling):
+            chosen = rule.choose(issuer.generator(step), self._num_records)
+        elif isinstance(rule, RunSampling):
+            chosen = rule.of_step(self.prepare(), step, issuer.generator(step))
         else:
-            epochs = cast(EpochSampling, rule)
-            size = epochs.block(self._num_records)
+            assert isinstance(rule, EpochSampling)
+            size = rule.block(self._num_records)
             number, place = divmod(step, size)
             known_number, batches = self._epoch  # at once: threads may draw
             if known_number != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
-                batches = epochs.epoch(issuer.generator(step, size), self._num_records)
+                batches = rule.epoch(issuer.generator(step, size), self._num_records)
+                if len(batches) != size:
+                    raise ValueError(
+                        f"sampling must draw {size} batches, as its block says, got {len(batches)}"
+                    )
                 self._epoch = number, batches
             chosen = batches[place]
+        # Of jaxdp's own rules this is proven (docs/draws.md), and looking would take time.
+        if type(rule).__module__.partition(".")[0] != "jaxdp":
+            check_positions(chosen, self._num_records)
         least = getattr(rule, "cap", 0)
         return pad(chosen, self._physical_batch_size, step, self._num_records, least)
 
@@ -149,29 +153,55 @@ class Sampler:
         """The order of the records of a run with correlated noise, made once; None for others.
 
         Raises:
-            ValueError: records cannot be told apart; another sampler of the issuer has made one.
+            ValueError: identities are missing; another sampler of the issuer has made an order.
         """
-        if not self._by_run:
+        rule = self._sampling
+        if not isinstance(rule, RunSampling):
             return None
-        whole = cast(RunSampling, self._sampling)
         if self._issuer.run_order is None:
             known = None if self._identities is None else self._identities()
-            rng = self._issuer.generator(0, whole.block(self._num_records))
-            self._issuer.run_order = self, whole.prepare(rng, self._num_records, known)
-        owner, arranged = self._issuer.run_order
+            rng = self._issuer.generator(0, rule.block(self._num_records))
+            self._issuer.run_order = self, rule.prepare(rng, self._num_records, known)
+        owner, prepared = self._issuer.run_order
         if owner is not self:
             raise ValueError(
                 "sampler must be the only one of a run with correlated noise, got a second one "
                 "of its issuer: its records could be in other groups"
             )
-        return arranged
+        return prepared
 
     def close(self) -> None:
-        """Takes out of the ledger what was reserved ahead and not drawn."""
+        """Releases the steps that were reserved in the ledger and not drawn."""
         self._issuer.close()
 
     def __repr__(self) -> str:
         return f"Sampler({self._sampling!r}, step={self.step})"
+
+
+def check_positions(chosen: np.ndarray, num_records: int) -> None:
+    """Raises ValueError for a draw from which a record would be summed twice, or another one.
+
+    Args:
+        chosen: the positions that a rule of the user's own drew.
+        num_records: the number of records drawn from; no message tells it.
+
+    Raises:
+        ValueError: they are no integers [k], a position is not one of a record, or it stands there
+            twice.
+    """
+    found = np.asarray(chosen)
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise ValueError(
+            "sampling must draw positions as integers [k], got an array of "
+            f"{found.dtype} with {found.ndim} axes"
+        )
+    if found.size and not (found.min() >= 0 and found.max() < num_records):
+        raise ValueError("sampling must draw positions of records, from 0 on, got another one")
+    if np.unique(found).size != found.size:
+        raise ValueError(
+            "sampling must draw a record at most once a step, got one that was drawn again: it "
+            "would add more to the sum than its clip norm"
+        )
 
 
 def pad(
@@ -186,8 +216,9 @@ def pad(
         num_records: the number of records drawn from.
         least: rows that every draw has, however few it needs.
     """
+    # Padding points at record 0 and is masked. A draw of nobody is one batch of padding.
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    dtype = np.int32 if num_records <= _rows.MOST_ON_DEVICE else np.int64
+    dtype = np.int32 if num_records <= MOST_ON_DEVICE else np.int64
     indices = np.zeros(passes * physical_batch_size, dtype)
     indices[: len(chosen)] = chosen
     mask = np.zeros(len(indices), bool)

@@ -16,9 +16,8 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxdp import _rows
 from jaxdp.sampling.rules import Identities
-from jaxdp.types import PyTree
+from jaxdp.types import MOST_RECORDS, PyTree, require_gatherable
 
 Key = TypeVar("Key")
 # To a leaf, as ``jax.tree_util.tree_flatten_with_path`` has it.
@@ -237,7 +236,7 @@ class ArraySource:
             held.append(leaf)
         size = _countable(int(held[0].shape[0]))
         if on_device:
-            _rows.require_gathered(size)
+            require_gatherable(size)
         unflatten = jax.tree_util.tree_unflatten
         return cls(unflatten(structure, held), unflatten(structure, rows), size, on_device)
 
@@ -524,7 +523,7 @@ def as_numbers(value: ArrayLike, name: str) -> np.ndarray:
 
 def _countable(size: int) -> int:
     """``size``, if records can be drawn from so many; otherwise ValueError."""
-    if size > _rows.MOST_RECORDS:
+    if size > MOST_RECORDS:
         raise ValueError(
             "data must hold at most 2**53 records, got more. A source that repeats itself "
             "(such as grain's MapDataset.repeat()) must be given without the repetition: every "

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from jaxdp import _rows, arguments
+from jaxdp import arguments
 from jaxdp.sampling.source import RandomAccess, Records, as_numbers, converted
-from jaxdp.types import PyTree
+from jaxdp.types import MOST_ON_DEVICE, PyTree
 
 _INT32 = np.dtype(np.int32)
 # int32 [passes, size] (int64 from 2^31 records on), bool [passes, size], the rows of every pass.
@@ -75,7 +75,7 @@ class PaddedText:
 def padded_text(
     data: RandomAccess, max_length: int, pad_id: int = 0, field: str | None = None
 ) -> PaddedText:
-    """Returns records whose token ids are padded or cut to ``max_length``.
+    """Returns records whose token ids are padded or truncated to ``max_length``.
 
     A mask says which tokens are there. A loss must use it for more than looks: what padding holds
     would otherwise count, and a mean over tokens must divide by the record's own ``mask.sum()``
@@ -98,7 +98,7 @@ def padded_text(
 
     Returns:
         Records for ``as_source`` with two leaves, int32 [max_length] and bool [max_length]:
-        ``tokens`` and ``mask``, or ``field`` and ``<field>_mask`` besides what the record held.
+        ``tokens`` and ``mask``, or ``field`` and ``<field>_mask`` beside the record's others.
 
     Raises:
         ValueError: an argument is none of the above; when a record is read, it has no sequence of
@@ -166,6 +166,7 @@ class BucketedText:
         rows = self.text.gather(with_none, np.arange(len(with_none)) < len(indices))
         lengths = [length for length, _ in self.buckets]
         bucket = np.searchsorted(lengths, rows[self.names[1]].sum(1))[:-1]
+        # Each bucket runs as many physical batches as its public room takes, more where it must.
         order, made = [], []
         for number, (length, room) in enumerate(self.buckets):
             short = {**rows, **{name: rows[name][:, :length] for name in self.names}}
@@ -176,7 +177,7 @@ class BucketedText:
             order.append(padded)
             made += [jax.tree.map(lambda leaf, at=at: leaf[at], short) for at in padded]
         found = np.concatenate(order)
-        dtype = np.int32 if len(self) <= _rows.MOST_ON_DEVICE else np.int64
+        dtype = np.int32 if len(self) <= MOST_ON_DEVICE else np.int64
         return with_none.astype(dtype)[found], found >= 0, made
 
 
@@ -185,15 +186,15 @@ def bucketed_text(
 ) -> BucketedText:
     """Returns a source of records padded to the smallest of a few public lengths.
 
-    A step runs passes of one length each, shortest first, and adds them to one sum, which is noised
-    once. A record longer than all lengths is cut to the largest. Whatever its length, a record adds
-    one clipped gradient; with a loss that uses the mask (``jaxdp.sampling.padded_text`` says
-    how) it is the one at the largest length, to rounding.
+    A step runs physical batches of one length each, shortest first, and adds them to one sum, which
+    is noised once. A record longer than all lengths is truncated to the largest. Whatever its
+    length, a record adds one clipped gradient; with a loss that uses the mask
+    (``jaxdp.sampling.padded_text`` says how) it is the one at the largest length, to rounding.
 
     **What this reveals, and to whom.** What is released (parameters, ledger, report) depends on
     the lengths through the noisy sum alone. The number of passes, the time and the memory of a step
     do not pass through it: a bucket runs as many passes as its ``room`` takes, and **more where
-    more records of that length were drawn**, which whoever can time the steps may see. No epsilon
+    more records of that length were drawn**, which an observer of step times may see. No epsilon
     covers that. Each bucket's number is constant as long as its draws fit its room: choose the room
     from public text, with some to spare (a bucket that b records are expected in has room enough
     with b + 6·√b). A room as large as the draw, b + 6·√b at the expected batch size b, is safe

@@ -1,4 +1,4 @@
-"""Users as the privacy unit: one index of the source is a user, with at most k of her records."""
+"""Users as the privacy unit: one index of the source is a user, with at most k records."""
 
 import dataclasses
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class User(NamedTuple):
     """The records of one user, as a source of users gives them. **Sensitive**.
 
     Attributes:
-        records: pytree [k, ...]; where she has fewer, one of her own again.
+        records: pytree [k, ...]; where the user has fewer, one of them again.
         present: bool [k]; False marks padding.
     """
 
@@ -72,7 +72,7 @@ def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 
     """Returns a source whose privacy unit is a user: samplers draw users, with all they have.
 
     Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from
-    how many she has and nothing else; nobody's records change whose are kept. Of one with fewer the
+    the number of them and nothing else: other users' records never matter. Of one with fewer the
     row is padded, so that their number reaches no shape. Train with ``jaxdp.clipping.user_loss``,
     and with a mechanism that has the same ``records_per_user`` and the number of users as
     ``dataset_size``.
@@ -94,15 +94,17 @@ def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 
         )
     if len(ids) != len(source):
         raise ValueError("user_ids must name one user for each record, got another number of them")
+    # owner[i] is the user of record i, and place[i] its number within the user, in random order.
     _, owner = np.unique(ids, return_inverse=True)
     counts = np.bincount(owner)
     place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # The n-th record of every user has one priority: whose are kept depends on her records alone.
+    # The n-th record of every user has one priority: a user's records alone decide which are kept.
     priority = np.random.Philox(key=arguments.integer("seed", seed, least=0)).random_raw(
         int(counts.max(initial=0))
     )
     order = np.argsort(owner, kind="stable")
     order = order[np.lexsort((priority[place], owner[order]))]
+    # The first k of each user stand in the row; padding repeats the first, where none is read.
     kept = place < k
     indices = np.zeros((len(counts), k), np.int64) + order[np.cumsum(counts) - counts, None]
     present = np.zeros((len(counts), k), bool)

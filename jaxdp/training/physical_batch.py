@@ -23,7 +23,6 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import add_physical_batch, zero_totals
 from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.sampling.text import BucketedText
 from jaxdp.training.step import PrivateStep
@@ -47,7 +46,7 @@ _SHARE, _SHARE_OF_CPU = 0.85, 0.5
 
 def rows_for_most_draws(mechanism: Mechanism) -> int:
     """Rows that hold nearly every draw: all of them where draws have one size, or are truncated."""
-    if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
+    if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
         return exact
     return _likely(mechanism.batch_size)
 
@@ -57,7 +56,7 @@ def rows_for_any_draw(mechanism: Mechanism) -> int:
 
     Where a draw's size is random there may be twice as many as declared.
     """
-    if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
+    if (exact := mechanism.sampling.largest_size(mechanism.dataset_size)) is not None:
         return exact
     return min(_likely(2 * mechanism.batch_size), 2 * mechanism.dataset_size)
 
@@ -114,7 +113,7 @@ def rows_of_least_work(
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:
     """Numbers of rows, ascending, that a physical batch of at most so many could have."""
-    exact = exact_size(mechanism.sampling, mechanism.dataset_size) or 0
+    exact = mechanism.sampling.largest_size(mechanism.dataset_size) or 0
     even = {-(-exact // count) for count in range(1, exact // _MULTIPLE + 1)}  # without padding
     found = {*range(_MULTIPLE, most, _MULTIPLE), most, *even}
     return np.array(sorted(rows for rows in found if rows <= most))
@@ -128,7 +127,7 @@ def expected_physical_batches(mechanism: Mechanism, rows: np.ndarray) -> np.ndar
     P(K > j·rows) over j, and one where nobody is drawn.
     """
     size, records = mechanism.batch_size, mechanism.dataset_size
-    if (exact := exact_size(mechanism.sampling, records)) is not None:
+    if (exact := mechanism.sampling.largest_size(records)) is not None:
         return np.ceil(exact / rows)
     rate = min(1.0, size / records)
     reach = _REACH * (math.sqrt(size * (1.0 - rate)) + 1.0)

@@ -30,7 +30,6 @@ from jaxdp.noise.gaussian import note_extra_args
 from jaxdp.optimizers.algorithm import Algorithm, StepHook, as_algorithm
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
-from jaxdp.sampling.rules import exact_size
 from jaxdp.sampling.source import ArraySource
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.training.batches import steps_left as left_of
@@ -245,7 +244,7 @@ class Trainer:
         # One program takes every step where one physical batch holds every draw, however many
         # records there are of the declared number: that of the records is private.
         mechanism, enough = self.mechanism, rows_for_any_draw(self.mechanism)
-        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+        if mechanism.sampling.largest_size(mechanism.dataset_size) is not None:
             enough = min(enough, mechanism.dataset_size)
         one = self.physical_batch_size >= enough
         self._fused = one and isinstance(self._grad_fn, ClippedGrad)
@@ -403,7 +402,7 @@ class Trainer:
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
             )
-        relation = relation or self.mechanism.neighbours
+        relation = self.mechanism.covered(relation) or self.mechanism.neighbours
         return self.ledger.epsilon(delta, relation)
 
     def unverified(self) -> list[str]:

@@ -194,6 +194,24 @@ def test_losses_and_rules_that_are_none_are_refused():
     all_refused((words, functools.partial(*call), at) for at, (words, *call) in enumerate(rows))
 
 
+class OneRow:
+    """A source that gathers one row, which would count as often as there are records."""
+
+    on_device = False
+
+    def __init__(self, size):
+        self.size = size
+        self.example = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data_of(1)
+        )
+
+    def __len__(self):
+        return self.size
+
+    def gather(self, indices, mask):
+        return data_of(1)
+
+
 def test_bad_batches_masks_keys_bounds_and_data_are_refused():
     ragged, three = {"w": jnp.zeros((3, 3, 2)), "b": jnp.zeros((7, 2))}, data_of(3)
     draw = Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 3)
@@ -207,6 +225,8 @@ def test_bad_batches_masks_keys_bounds_and_data_are_refused():
         ("rng must be a key", lambda: needs(PARAMS, three, "all")),
         ("data must hold the records that", lambda: once(data_of(5), draw)),
         ("data must hold arrays", lambda: once(ragged, draw)),
+        ("data must hold a row for each of the 2", lambda: once(OneRow(3), draw)),
+        ("data must hold the records that", lambda: once(OneRow(5), draw)),
     ]
     for bad in (-1.0, 0, float("nan"), 1e-11, True, "1", jnp.ones(3), jnp.int32(1), np.ones(2)):
         for to in ("all", draw):

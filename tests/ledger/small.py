@@ -110,6 +110,6 @@ def ended(ledger, stream, step):
     """Takes steps out, as the close of their issuer does."""
     ledger.guard.inside = sys._getframe()
     try:
-        ledger.end(stream, step)
+        ledger._end_stream(stream, step)
     finally:
         ledger.guard.inside = None

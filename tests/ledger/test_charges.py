@@ -138,7 +138,7 @@ def test_an_empty_ledger_has_no_epsilon(path):
             ledger.new_stream()  # begun, and nothing charged
         ledger.charge(STEP, 2, stream="a")
         assert ledger.epsilon(1e-5).upper > 0
-        refused("must be taken out by close() of their sampler", ledger.end, "a", 0)
+        refused("must be taken out by close() of their sampler", ledger._end_stream, "a", 0)
         assert ledger.steps == 2
         ended(ledger, "a", 0)
         refused(words, ledger.epsilon, 1e-5)
@@ -304,7 +304,7 @@ def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path)
     # What was seen of steps that a sampler drew.
     again.charge(STEP, 10, stream="b", source="sampler")
     for step in range(7):
-        again.count("b", verified=step < 3)
+        again._count("b", verified=step < 3)
     told = again.unverified()
     seen = [line.split(":")[0] for line in told if line not in said]
     assert seen == ["4 of 10 steps", "3 of 10 steps"]

@@ -424,11 +424,11 @@ def test_steps_that_releases_decide_about_count_also_where_the_stream_held_them(
         ledger = jaxdp.Ledger(path)
         options = {"first_step": ledger.steps and 1, "reserve": 4, "resumed": True}
         issuer = Issuer(Mechanism(STEP), ledger, jaxdp.Secret.new(), "s", **options)
-        if whole or ledger.whole("s"):
+        if whole or ledger.counts_whole("s"):
             issuer.reserve(4, whole=True)
         issuer.take()
-        assert ledger.steps == (4 if ledger.whole("s") else 1)
-    assert ledger.whole("s")
+        assert ledger.steps == (4 if ledger.counts_whole("s") else 1)
+    assert ledger.counts_whole("s")
     issuer.close()
     assert ledger.steps == jaxdp.Ledger(path).steps == 4
 
@@ -468,19 +468,19 @@ for path in (None, sys.argv[1]):
         lambda: ledger.steps, lambda: len(ledger.reserved), lambda: jaxdp.Ledger.from_json(ledger.to_json()).steps))
     goes.set()
     sampler.draw(), sampler.draw()
-    reserve, made = ledger.reserve, []
+    reserve, made = ledger._reserve, []
     def forks(entry):  # as a signal handler that comes in between
         reserve(entry)
         in_a_fork((lambda: mechanism().sampler(60, ledger=ledger),))
         made.append(os.fork())
-    ledger.reserve = forks
+    ledger._reserve = forks
     ticket = sampler.draw().ticket
     if not made[0]:
         print("usable" if ticket.usable else "refused", flush=True)
         os._exit(0)
     os.wait()
     drawn.key(), ticket.key()  # the parent goes on
-    del ledger.reserve
+    del ledger._reserve
 train = trainer(ledger=ledger, reserve=4)
 batches = [train.batches(4), train.batches(4)]
 next(batches[0]), next(batches[1])

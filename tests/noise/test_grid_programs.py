@@ -32,7 +32,7 @@ from jaxdp.noise import (
     sensitivity,
 )
 from jaxdp.optimizers import registry
-from jaxdp.sampling import NAMES
+from jaxdp.sampling import names
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 
@@ -81,7 +81,7 @@ def correlated(noise_multiplier=1.0, noise="grid", bands=3, **changes):
 
 
 def test_every_draw_is_charged_as_ordinary_noise_and_the_distance():
-    for sampling in NAMES:
+    for sampling in names():
         mechanism, ordinary = made(sampling), made(sampling, "gaussian")
         distance = ordinary.event.block * 2.0**-78
         assert mechanism.event == acc.GridNoise(ordinary.event, distance), sampling

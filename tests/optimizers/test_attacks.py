@@ -253,8 +253,6 @@ class Leaky(RawGradient):
     def sum_draw(self, params, data, draw, rng=None, **options):
         return super().sum_draw(params, data, draw, raw=params, **options)
 
-    sum = sum_passes = sum_draw
-
 
 ON_HOST = [{name: leaf[n] for name, leaf in DATA.items()} for n in range(100)]
 

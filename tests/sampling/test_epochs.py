@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
 from jaxdp.sampling import CyclicPoisson, FixedOrder, RandomAllocation, Shuffled
-from jaxdp.sampling.rules import _uniform, rate
+from jaxdp.sampling.rules import _uniform
 from tests.laws import is_binomial, is_uniform
 from tests.refusing import refused
 
@@ -24,7 +24,7 @@ def rng(key):
 
 
 def sampler(sampling, n=N, rows=16, ledger=None, secret=None, **options):
-    batch = round(rate(sampling, getattr(sampling, "batch_size", 1), n) * n)
+    batch = round(sampling.rate(getattr(sampling, "batch_size", 1), n) * n)
     mechanism = jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, sampling, batch, n)
     secret = secret or Secret.from_seed(7)
     return mechanism.sampler(n, ledger=ledger, secret=secret, physical_batch_size=rows, **options)

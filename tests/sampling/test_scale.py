@@ -7,9 +7,9 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import Secret, _rows
+from jaxdp import Secret
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, as_source, pad
-from jaxdp.types import Draw
+from jaxdp.types import Draw, record_keys
 from tests.refusing import all_refused, refused
 
 HUGE = 10**10
@@ -71,10 +71,10 @@ def test_records_have_randomness_of_their_own_beyond_32_bits():
     halves = draw.positions(True)
     assert (halves.shape, halves.dtype) == ((1, 6, 2), np.uint32)
     np.testing.assert_array_equal(halves @ np.array([1, 2**32]), positions)
-    keys = jax.random.key_data(_rows.folded(key, jnp.asarray(halves[0])))
+    keys = jax.random.key_data(record_keys(key, jnp.asarray(halves[0])))
     assert len({tuple(words) for words in keys.tolist()}) == 6
     # What records below 2^31 had before stays theirs.
-    small = jax.random.key_data(_rows.folded(key, jnp.asarray(positions[0, :3], jnp.int32)))
+    small = jax.random.key_data(record_keys(key, jnp.asarray(positions[0, :3], jnp.int32)))
     np.testing.assert_array_equal(keys[:3], small)
     one_by_one = [jax.random.key_data(jax.random.fold_in(key, i)) for i in (0, 5, 2**31 - 1)]
     np.testing.assert_array_equal(small, one_by_one)
@@ -88,7 +88,7 @@ def test_a_sum_is_that_of_the_records_drawn(data, rows):
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(10.0), most_records=2_000)
     summed = grad_fn(zeros(), source, draw, key)
     drawn = draw.indices[draw.mask]
-    own = _rows.folded(key, jnp.asarray(draw.positions(True)[draw.mask]))
+    own = record_keys(key, jnp.asarray(draw.positions(True)[draw.mask]))
     expected = np.sum(jax.vmap(jax.random.uniform)(own)) / 2
     np.testing.assert_allclose(summed.value["a"], expected, rtol=1e-5)
     np.testing.assert_allclose(summed.value["b"], np.sum(drawn % 1_000_003 / 2e6), rtol=1e-5)

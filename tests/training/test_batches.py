@@ -247,7 +247,7 @@ def test_a_failure_whose_ticket_cannot_be_taken_is_kept_and_so_is_a_batch(monkey
     del source.drawn  # it could be drawn now
     for error, words, result in ((OSError, "record 7 is gone", 1), (OSError, "no room", 2)):
         with monkeypatch.context() as patch:
-            patch.setattr(source.ledger, "reserve", lambda entry: exec("raise OSError('no room')"))
+            patch.setattr(source.ledger, "_reserve", lambda entry: exec("raise OSError('no room')"))
             refused("no room", next, each, error=OSError)
             refused("no room", next, each, error=OSError)
         assert source.step == source.ledger.steps == result - 1

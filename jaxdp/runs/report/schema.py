@@ -88,7 +88,7 @@ class Guarantee(Written):
     Attributes:
         relation: which data sets are neighbours: add_or_remove_one, replace_one or replace_special.
         delta: of (epsilon, delta).
-        sampling: how records are drawn: a name of ``jaxdp.sampling.NAMES``,
+        sampling: how records are drawn: a name of ``jaxdp.sampling.names()``,
             "cyclic_poisson" or "fixed_order" for correlated noise, "secret_partition" for a run
             whose last state alone is released, or a class's.
         sampling_prob: expected batch size over the declared number of records.

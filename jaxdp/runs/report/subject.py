@@ -6,7 +6,6 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.report.schema import Levels, Metric
-from jaxdp.sampling.rules import name_of
 from jaxdp.schedules import NoiseSchedule
 
 Rows = list[tuple[str, str]]
@@ -91,7 +90,7 @@ class Subject:
     @property
     def sampling(self) -> str:
         """The name of the sampling."""
-        return name_of(self.algorithm.mechanism.sampling)
+        return self.algorithm.mechanism.sampling.name
 
     @property
     def noise_multipliers(self) -> list[float]:
