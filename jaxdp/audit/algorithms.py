@@ -95,8 +95,10 @@ class EpsilonAudit:
         """The verdict in a sentence or two."""
 
         def share(epsilon: float) -> str:
+            """The share of the proven epsilon, in percent."""
             return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
 
+        # What refutes comes first; else what the attack reached, and what it could have reached.
         if self.broken:
             words = (
                 f"BROKEN: at {self.confidence:.0%} confidence the proven guarantee was not kept."
@@ -290,6 +292,7 @@ def noise_family(
         return None
 
     def family(z: float) -> acc.Event:
+        """The event of the same mechanism with noise multiplier z."""
         tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
         return tried.total(steps)
 
@@ -317,6 +320,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     gradient in the weights of that feature; a Dirac there meets noise alone. The auditor inserts
     the canary as the fifth: no data set holds a record with such a gradient.
     """
+    # The network and its four ordinary records; fixed, for the audit's own randomness is the run's.
     keys = jax.random.split(jax.random.key(0), 4)
     params = {
         "w1": 0.5 * jax.random.normal(keys[0], (4, 3)),
@@ -328,10 +332,13 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     labels = jax.random.bernoulli(keys[3], 0.5, (4,)).astype(jnp.int32)
 
     def loss_fn(parameters: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+        """Cross-entropy of the tiny network, []."""
         hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
         logits = hidden @ parameters["w2"] + parameters["b2"]
         return logsumexp(logits) - logits[example["y"]]
 
+    # A box of coordinates is filled by a gradient that is equal in all; any other rule bounds a
+    # norm, which a Dirac spends where no other record adds anything.
     if isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None:
         even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 23**-0.5, jnp.float32), params)
         canary = Canary(even, "a gradient equal in every coordinate", alone=False)
@@ -341,6 +348,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
         canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
 
     def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
+        """The loss of a record: of the canary a pull along its direction."""
         pull = -_FAR * inner_product(parameters, canary.direction)
         return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
 
@@ -360,6 +368,7 @@ def _tiny_energy(
         return lambda key, there: PublicEnergy(
             worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)
         )
+    # An energy that is not noised ("train") takes all records, and bounds that nothing reaches.
     mechanism, count = algorithm.energy, worlds.count
     bound, l2, noise, rate, size = 1e6, 1e6, 0.0, 1.0, count
     if mechanism is not None:
@@ -369,6 +378,7 @@ def _tiny_energy(
         rate, size = mechanism.batch_size / mechanism.dataset_size, mechanism.batch_size
 
     def drawn(key: jax.Array, there: jax.Array) -> DrawnEnergy:
+        """The private energy's own draw of records and noise key, for one step."""
         who, noise_key = jax.random.split(key)
         mask = there & jax.random.bernoulli(who, rate, (count,))
         return DrawnEnergy(
@@ -403,6 +413,7 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
     unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released: PyTree) -> jax.Array:
+        """float32 [k], the scores of one run."""
         gradients = released["noisy"]
         if not jax.tree.leaves(gradients):  # differences of iterates, with the sign of gradients
             gradients = jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], released["params"])

@@ -94,6 +94,7 @@ def audit_one_run_family(
     (correct,), (made,) = (each.tolist() for each in count_right(coins[order], [look]))
 
     def impossible(z: float) -> bool:
+        """True if noise multiplier z is refuted."""
         one_sided = look[1] == "top"
         return is_refuted(correct, made, m, event_inverse(family(z)), level, one_sided=one_sided)
 
@@ -143,6 +144,7 @@ def event_inverse(event: acc.Event) -> Inverse:
         mu = 1 / event.noise_multiplier
 
         def inverse(x: float) -> float:
+            """Phi(Phi^-1(x) - mu)."""
             return _NORMAL.cdf(_NORMAL.inv_cdf(x) - mu) if 0 < x < 1 else float(x >= 1)
 
         return inverse
@@ -155,6 +157,7 @@ def profile_inverse(pieces: tuple[tuple[float, float], ...]) -> Inverse:
     known = [(math.exp(epsilon), delta) for epsilon, delta in pieces]
 
     def inverse(x: float) -> float:
+        """The least a that all pairs allow: 1 - f is the least of their lines."""
         both = (max((x - d) / e, 1 - d - (1 - x) * e) for e, d in known)
         return min(1.0, max(0.0, *both))
 

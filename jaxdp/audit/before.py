@@ -1,4 +1,4 @@
-"""``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
+"""``jaxdp.check``: runs the user's own loss and pipeline on neighbouring data."""
 
 import functools
 import hashlib
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.audit.findings import Checked, Finding, certain_first
-from jaxdp.audit.residuals import binomial
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -31,7 +31,7 @@ from jaxdp.types import PyTree
 # What a function makes of records: a loss, or (loss, parameters).
 Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 _RECORDS = 256  # of neighbouring data sets
-_ROWS = 6  # of a batch in which an example is looked at in other company
+_ROWS = 6  # of a batch in which an example is looked at beside other records
 _ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
 _EPOCHS, _UNLIKELY = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
@@ -51,7 +51,7 @@ def check(
     collate: Callable[[list[PyTree]], PyTree] | None = None,
     **clipping: Any,
 ) -> Checked:
-    """Runs a loss and its pipeline on neighbouring data, and tells what breaks the guarantee.
+    """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
 
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
@@ -88,6 +88,8 @@ def check(
         True
     """
     began = time.perf_counter()
+
+    # Arguments, before anything of the user's runs.
     if (loss_fn is None) == (gradients is None):
         raise ValueError(f"give one of loss_fn and gradients, got {loss_fn!r} and {gradients!r}")
     if not isinstance(mechanism, Mechanism | Algorithm):
@@ -189,6 +191,7 @@ def check(
         def describe_other_value(
             one: PyTree, two: PyTree, _: near.Neighbour, name: str = name
         ) -> str:
+            """A public value may not differ."""
             return "" if near.same(one, two) else f"{name} is another value"
 
         found.append(compare_neighbours("public", function, describe_other_value))
@@ -305,6 +308,7 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
     """The line of the first difference; "" for a captured array or another length; else None."""
 
     def number(value: PyTree) -> Hashable:
+        """Shape, dtype and hash of a value: equal where the values are."""
         plain = np.asarray(jax.random.key_data(value) if losses.is_key(value) else value)
         return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
 
@@ -338,22 +342,26 @@ def _find_shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
     return found[:1]
 
 
-# An example in other company ------------------------------------------------------------------
+# An example beside other records --------------------------------------------------------------
 
 
 def _check_independence(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
-    """Finds a record that adds other numbers in other company, or more than l2.
+    """Reports a record whose clipped contribution depends on the rest of the batch, or exceeds l2.
 
     Args:
         grad_fn: the clipped gradient.
         params: the parameters.
         rows: pytree of NumPy arrays [m, ...], m >= 2.
     """
+    # A clipped sum without its noise: of one record alone, of the same with other rows beside it
+    # that do not take part, and of all others. The first two must be equal, and what the record
+    # adds to the others must be the first again, within l2.
     size, line = near.count(rows), line_of_function(grad_fn.loss_fn)
     key = jax.random.key(0, impl="threefry2x32") if grad_fn.takes_rng else None
 
     @jax.jit
     def summed(rows: PyTree, mask: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """(the clipped sum of the masked rows, float32 [d]; its l2)."""
         found = grad_fn(params, rows, mask, key)
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(found.value)]
         return jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves]), jnp.asarray(found.l2)
@@ -381,7 +389,7 @@ def _check_independence(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> F
 def _check_gradients(
     function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree
 ) -> Finding | None:
-    """Finds a row of a user's own per-example gradients that sees other rows.
+    """Reports a row of the user's own per-example gradients that depends on other rows.
 
     Args:
         function: ``(params, rows) -> gradients`` [m, ...].
@@ -399,6 +407,7 @@ def _check_gradients(
         flat = [np.reshape(np.asarray(v, np.float64), (count, -1)) for v in leaves]
         return np.concatenate(flat, axis=1)
 
+    # Once more, and with the other rows changed: a row must stay what it was.
     first, again = grads(rows), grads(rows)
     if not len(first) or not len(again):
         words = f"gradients have first axes that differ from {size}: not one row for each example"
@@ -445,7 +454,7 @@ def _differ(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool
 
 
 def _check_reading(source: Source, kind: type) -> Finding | None:
-    """Reads the same few records in other company, another order, and again.
+    """Reports records that read differently beside others, in another order, or again.
 
     Args:
         source: the records.
@@ -475,7 +484,7 @@ def _check_reading(source: Source, kind: type) -> Finding | None:
 def _check_collate(
     collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]
 ) -> Finding | None:
-    """Puts one record into batches with others: its row, and all shapes, must stay the same."""
+    """Reports a record whose row, or a shape, depends on the others of its batch."""
     order = sorted(range(len(records)), key=lambda i: near.measure(records[i])[1])
     shortest, middle, longest = (records[order[i]] for i in (0, len(order) // 2, -1))
     made = [collate([shortest, other]) for other in (shortest, longest, middle)]
@@ -493,7 +502,7 @@ def _check_collate(
 def _check_loader(
     loader: Callable[[int], Iterable[PyTree]], mechanism: Mechanism, source: Source
 ) -> Finding | None:
-    """Draws a few epochs, and asks how probable they are under the mechanism's sampling.
+    """Reports epochs that are improbable under the mechanism's sampling.
 
     Args:
         loader: from a seed to the batches of one epoch: integer positions [k], or records.
@@ -506,6 +515,7 @@ def _check_loader(
     steps = max(1, math.ceil(1 / rate)) if rate else 1
 
     def key(leaves: Sequence[np.ndarray], at: int) -> bytes:
+        """The bytes of the record in row ``at``."""
         return b"".join(np.ascontiguousarray(leaf[at]).tobytes() for leaf in leaves)
 
     known = {key(columns, at): at for at in range(records)}
@@ -525,6 +535,8 @@ def _check_loader(
         places = (known.get(key(cast, i)) for i in range(len(cast[0])))
         return np.asarray([place for place in places if place is not None], np.int64)
 
+    # Two signs of a loader that shuffles: batches of one size, and no record twice in an epoch.
+    # Under the sampling that is charged both have a known probability.
     epochs = [
         [positions(batch) for batch in itertools.islice(loader(seed), steps)]
         for seed in range(_EPOCHS)
@@ -536,7 +548,7 @@ def _check_loader(
     if isinstance(mechanism.sampling, Poisson):
         most = max(sizes.count(size) for size in set(sizes))
         if most >= len(sizes) - len(epochs):  # all alike, but for the end of an epoch
-            chance *= binomial(records, rate)[round(rate * records)] ** most
+            chance *= binomial_pmf(records, rate)[round(rate * records)] ** most
             seen_so.append(f"{most} of {len(sizes)} batches have one size")
     seen = [np.concatenate([np.zeros(0, np.int64), *epoch]) for epoch in epochs]
     least = min(map(len, epochs))

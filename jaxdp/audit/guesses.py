@@ -197,7 +197,7 @@ def nested_p_value(
     smallest = min(_binomial_tail(r, q)[c] for r, c in zip(guesses, correct, strict=True))
     state, before, crossed = np.ones(1), 0, delta_excess(canaries, epsilon, delta)
     for r in guesses:  # the law of the right guesses where no look was as good so far
-        state, before = np.convolve(state, binomial_pmf(int(r) - before, q)), int(r)
+        state, before = np.convolve(state, bounds.binomial_pmf(int(r) - before, q)), int(r)
         edge = int(np.argmax(_binomial_tail(before, q) <= smallest * (1 + 1e-9)))
         crossed, state = crossed + float(state[edge:].sum()), state[:edge]
         if not state.size:
@@ -283,7 +283,7 @@ def weighted_tail(weights: np.ndarray, right: np.ndarray, epsilon: float) -> flo
         times = int(np.count_nonzero(weights == weight))
         if times:
             spread = np.zeros(weight * times + 1)
-            spread[::weight] = binomial_pmf(times, q)
+            spread[::weight] = bounds.binomial_pmf(times, q)
             law = np.convolve(law, spread)
     return float(law[int(weights @ right) :].sum())
 
@@ -319,16 +319,6 @@ def _first_grid_place(canaries: int, delta: float, level: float) -> int:
     places = np.arange(round(_MOST / _STEP) + 1)
     enough = canaries * delta * special.expit(-places * _STEP) <= level / 2
     return int(np.argmax(enough)) if enough.any() else len(places)
-
-
-def binomial_pmf(runs: int, q: float) -> np.ndarray:
-    """[runs + 1], P(Bin(runs, q) = hits)."""
-    hits = np.arange(runs + 1)
-    choose = (
-        special.gammaln(runs + 1) - special.gammaln(hits + 1) - special.gammaln(runs - hits + 1)
-    )
-    with np.errstate(divide="ignore"):
-        return np.exp(choose + special.xlogy(hits, q) + special.xlog1py(runs - hits, -q))
 
 
 def _binomial_tail(runs: int, q: float) -> np.ndarray:

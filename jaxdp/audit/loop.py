@@ -1,4 +1,4 @@
-"""``jaxdp.check_loop``: a training loop of one's own, run on neighbouring data.
+"""``jaxdp.check_loop``: runs a training loop of the user's on neighbouring data.
 
 Each of the tests of noise, influence and number drawn accuses a right loop with a probability of at
 most ``residuals.SURE``, each of those of the sampling over whole runs with 1e-6.
@@ -13,8 +13,9 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
+from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.audit.findings import Checked, Finding, certain_first
-from jaxdp.audit.residuals import SURE, binary_divergence, binomial, find_shared_noise, test_tails
+from jaxdp.audit.residuals import SURE, binary_divergence, find_shared_noise, test_tails
 from jaxdp.audit.runs import (
     GRAIN,
     LEAST,
@@ -53,7 +54,7 @@ def check_loop(
     seeds: int = 3,
     first: int = 288,
 ) -> Checked:
-    """Runs a whole training loop on neighbouring data, and tells what it charges too little for.
+    """Runs a whole training loop on neighbouring data; returns what it charges too little for.
 
     The loop may be written with any library. It is run about ``seeds`` · n + 80 times, and its
     first release is computed 2 · ``first`` + 150 times (a generator is stopped there), so give it
@@ -135,6 +136,7 @@ def check_loop(
         found.append(Finding("steps", words, line))
 
     def answer() -> Checked:
+        """The findings so far, in order."""
         spent = time.perf_counter() - began
         return Checked(certain_first(found), tuple(tested), (), spent, tuple(untested))
 
@@ -193,7 +195,7 @@ def check_loop(
     # Beside it what each record moves: how much, in which steps, and how scaled.
     moved = _measure_influence(runs)
     large = _find_large_influence(runs, moved, law)
-    of_one_size = bool(len(noise.taken)) and not len(noise.drawn) and not large
+    of_one_size = bool(len(noise.scaled_counts)) and not len(noise.drawn) and not large
     divided = _find_realised_divisor(runs, moved, certain=of_one_size)
     found += [large, _find_returning_influence(runs), divided]
     found.append(_find_other_sampling(runs, moved, of_one_size and not divided))
@@ -205,7 +207,7 @@ def check_loop(
 
 
 def _describe_other_law(runs: Runs) -> str:
-    """In which way the first release's noise is not Gaussian: bounded, or heavy tails; else "".
+    """Says that the first release's noise is bounded or heavy-tailed; "" if it may be Gaussian.
 
     A squared residual over the sum of its column's squares, r² / ((1 - h) sum r²) with h its
     leverage (all are about 2 / S), has the law Beta(1/2, (f - 1) / 2). The number of independent
@@ -222,6 +224,7 @@ def _describe_other_law(runs: Runs) -> str:
     excess = max(0.0, float(np.sum(related - 1 / freedom)))
 
     def beyond(edge: float) -> float:
+        """The probability that a squared residual of Gaussian noise exceeds ``edge``."""
         return float(special.betainc((freedom - 1) / 2, 0.5, max(0.0, 1 - edge / freedom)))
 
     squares = np.square(rows) * len(rows)
@@ -239,25 +242,29 @@ def _find_shared_noise(runs: Runs) -> Finding | None:
     at = np.flatnonzero(noise.noised[noise.at])
     if len(at) < 2 or not noise.additive:
         return None
+
+    # Per unit of each coordinate's noise: the run in which the records move them most.
     lengths = np.linalg.norm(noise.rows[:, at], axis=0)
-    changes = noise.apart[:, at] / lengths
+    changes = noise.difference[:, at] / lengths
     moved = changes[int(np.argmax(np.sum(changes**2, 1)))]
     starts = [part.start for _, part in runs.leaves]
     leaf = np.searchsorted(starts, noise.at[at], side="right")
     found = find_shared_noise(noise.rows[:, at], noise.freedom, leaf)
 
-    left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))  # of their noise, combined
+    # Pairs and combinations with next to no noise left, of which the records move more than that.
+    left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))
     one, two = found.pairs.T
     grain = noise.grain[noise.at[at]] / lengths
     floor = np.maximum(1e-3, 4 * np.maximum(grain[one], grain[two]))
-    apart = np.abs(moved[one] - np.sign(found.related) * moved[two])
-    equal = np.flatnonzero((left < floor) & (apart > 10 * left + 1e-6))
+    shown = np.abs(moved[one] - np.sign(found.related) * moved[two])
+    equal = np.flatnonzero((left < floor) & (shown > 10 * left + 1e-6))
     combined = sum(
         abs(float(moved[block] @ weights)) > 10 * rest + 1e-6
         for block, weights, rest in found.combined
     )
 
     def locate(column: int) -> str:
+        """The leaf and index of a coordinate, in words."""
         name, part = runs.leaves[leaf[column] - 1]
         return f"{name}[{noise.at[at[column]] - part.start}]"
 
@@ -280,9 +287,9 @@ def _find_empty_draws(runs: Runs) -> Finding | None:
     Until the two worlds of one seed differ, nobody was drawn. A coordinate is accused if it is
     equal in at least four such runs at one step, and the records move it at that step in others.
     """
-    (apart, first), rows, noise = runs.differences, runs.few[0], runs.noise
+    (difference, first), rows, noise = runs.differences, runs.few[0], runs.noise
     for step in range(rows.shape[1]):
-        empty, later = rows[first > step, step], apart[first <= step, step]
+        empty, later = rows[first > step, step], difference[first <= step, step]
         if len(empty) < _EMPTY or not len(later):
             continue
         slip = GRAIN * runs.precision * np.max(np.abs(rows[:, step]), 0)
@@ -317,6 +324,8 @@ def _find_reused_noise(
     noise, mechanism, level = runs.noise, runs.mechanism, runs.levels
     if mechanism.strategy is not None:
         return None  # correlated noise takes back what it added
+
+    # All pairs of releases, but for those that are one release, shown twice.
     shown = min(map(len, (*copies, *real)))
     scales = [runs.charged_at(t) for t in range(min(shown, mechanism.steps or shown))]
     tests = max(1, len(scales) * (len(scales) - 1) * len(runs.leaves))
@@ -324,7 +333,7 @@ def _find_reused_noise(
     for one, two in sorted(every):
         if all(np.array_equal(run[one], run[two]) for run in real):
             continue
-        apart = np.stack([run[two] - run[one] for run in copies])
+        difference = np.stack([run[two] - run[one] for run in copies])
         for name, part in runs.leaves:
             used = np.flatnonzero(noise.noised[part]) + part.start
             if not len(used):
@@ -333,7 +342,9 @@ def _find_reused_noise(
             lower = np.min(level[[min(step, len(level) - 1) for step in (one, two)]], axis=0)
             unit = noise.std[used] * min(scales[one], scales[two]) / scales[0]
             unit *= np.minimum(1.0, lower[used])
-            energy = np.linalg.svd((apart - apart.mean(0))[:, used] / unit, compute_uv=False)
+            energy = np.linalg.svd(
+                (difference - difference.mean(0))[:, used] / unit, compute_uv=False
+            )
             # Copies differ by their number, in one direction: it is left out.
             rest = energy[1:] if len(used) > 1 else energy
             freedom = (len(copies) - 2) * max(1, len(used) - 1)
@@ -377,6 +388,7 @@ class Influence(NamedTuple):
 
 
 def _measure_influence(runs: Runs) -> Influence:
+    """The first release that each record changes, by how much, and the noise beside it."""
     shape = len(runs.base), len(runs.changed[0])
     found = Influence(np.full(shape, -1), np.zeros(shape), np.full(shape, math.inf))
     for seed, (base, changed) in enumerate(zip(runs.base, runs.changed, strict=True)):
@@ -395,7 +407,7 @@ def _measure_influence(runs: Runs) -> Influence:
 
 
 def _count_bounds(runs: Runs) -> int:
-    """The number of bounds on the multiplier that are looked at together."""
+    """The number of bounds on the multiplier that are computed together."""
     return len(runs.base) * len(runs.changed[0]) + len(runs.bad)
 
 
@@ -468,20 +480,27 @@ def _find_returning_influence(runs: Runs) -> Finding | None:
     noise, correlated = runs.noise, runs.mechanism.strategy is not None
     if not runs.alone or not noise.additive or not noise.size:
         return None
-    (apart, first), noised = runs.differences, np.flatnonzero(noise.noised)
-    steps = apart.shape[1]
+
+    # How noisy sums hand on what they are made of. Correlated noise takes back what it added, and
+    # sums do not.
+    (difference, first), noised = runs.differences, np.flatnonzero(noise.noised)
+    steps = difference.shape[1]
     kept, errors = _autoregression(runs.few[0][:, :, noised] / noise.std[noised], first)
     if not len(kept):
         return None
-    kept = 0 * kept if correlated else kept  # noise takes back what it added, sums do not
+    kept = 0 * kept if correlated else kept
+
+    # The steps after the first influence in which it goes on, beyond what was handed on.
     hits, trials = 0, 0
-    for change, at in zip(apart[:, :, noised], first, strict=True):
+    for change, at in zip(difference[:, :, noised], first, strict=True):
         along = change @ change[at] / float(change[at] @ change[at]) if at + 1 < steps else change
         for step in range(at + 1, steps):
             past = along[max(0, step - len(kept)) : step][::-1]
             new = along[step] - past @ kept[: len(past)]
             hits += bool(new > _AGAIN + 4 * np.abs(past) @ errors[: len(past)])
             trials += 1
+
+    # Against the rate at which a record is drawn at all, for every such rate.
     seen, fresh = int(np.sum(first < steps)), int(np.sum(np.minimum(first + 1, steps)))
     if not trials or hits * fresh <= seen * trials:
         return None
@@ -556,7 +575,7 @@ def _find_other_sampling(runs: Runs, moved: Influence, of_one_size: bool) -> Fin
     for step in range(last + 1):
         # Those that changed nothing before: each is drawn now with the same probability.
         trials, taken = int(np.sum((firsts == -1) | (firsts >= step))), int(np.sum(firsts == step))
-        chance = float(binomial(trials, rate)[taken:].sum()) * (last + 1)
+        chance = float(binomial_pmf(trials, rate)[taken:].sum()) * (last + 1)
         # Batches that exclude each other take all that are left, but never more than a batch.
         if taken > 1.5 * rate * len(firsts) and chance <= _WHOLE:
             words = f"{taken} of {trials} replaced records changed release {step} and none before, "
@@ -564,7 +583,11 @@ def _find_other_sampling(runs: Runs, moved: Influence, of_one_size: bool) -> Fin
             return Finding("company", words, line)
 
     odd: list[tuple[float, float, str]] = []  # (chance, the one that is sure, words)
-    steps, poisson, law = max(1, round(1 / rate)), isinstance(rule, Poisson), binomial(count, rate)
+    steps, poisson, law = (
+        max(1, round(1 / rate)),
+        isinstance(rule, Poisson),
+        binomial_pmf(count, rate),
+    )
     if steps > 1 and np.all((firsts >= 0) & (firsts < steps)):
         words = f"every record took part within {steps} steps, in {seeds} runs"
         odd.append(((1 - (1 - rate) ** steps) ** len(firsts), _WHOLE, words))

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from scipy import special  # scipy.stats takes a second to import
 
 from jaxdp import arguments
+from jaxdp.audit.canaries import noise_multipliers
 from jaxdp.audit.worlds import Worlds, flatten_by_step, training_run, two_worlds
 from jaxdp.clipping import clipped_grad
 from jaxdp.optimizers.algorithm import Algorithm
@@ -162,12 +163,15 @@ def trusted_steps(
     for leaf in jax.tree.leaves(worlds.params):
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(f"worlds must have float32 parameters, got {jnp.result_type(leaf)}")
+    # Another engine than the run's, one record at a time: the sum must not be the run's own.
     reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
 
     def at_step(shown: PyTree) -> PyTree:
+        """What the auditor computes of one step, from what no run releases."""
         params, context = shown["params"], shown["context"]
 
         def clip_alone(record: PyTree) -> PyTree:
+            """(one record's clipped gradient, the public scale), by the reference engine."""
             one = jax.tree.map(lambda leaf: leaf[None], record)
             summed = reference(params, one, jnp.ones(1, bool), **context)
             scale = summed.unscale
@@ -188,9 +192,11 @@ def trusted_steps(
     kept: list[PyTree] = []
 
     def score(shown: PyTree) -> jax.Array:
+        """All numbers of a run, flat; their shapes are kept."""
         kept.append(jax.eval_shape(at_step, jax.tree.map(lambda leaf: leaf[0], shown)))
         return flatten_by_step(jax.vmap(at_step)(shown))
 
+    # Both worlds, and the flat rows as the trees that they were.
     run = training_run(algorithm, worlds, steps, score=score, energy=energy, trusted=True)
     rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
     leaves, structure = jax.tree.flatten(kept[0])
@@ -209,7 +215,7 @@ def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
         raise ValueError(
             f"algorithm must release noisy sums alone, got one that leaks: {mechanism.leak}"
         )
-    found = np.array([next(iter(mechanism.multipliers(step).values())) for step in range(steps)])
+    found = noise_multipliers(algorithm, steps)[:, 0]
     if not np.all(found > 0):
         raise ValueError(
             "algorithm must add noise for its noise to be audited, got multiplier "
@@ -221,11 +227,12 @@ def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
 def noise_verdict(
     algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
-    """The verdict on what ``trusted_steps`` returned, or on some of its runs."""
+    """Tests what ``trusted_steps`` returned, or on some of its runs."""
     mask, size = seen["mask"], algorithm.mechanism.batch_size
     steps, strategy = mask.shape[1], algorithm.mechanism.strategy
 
     def total(leaf: np.ndarray) -> np.ndarray:
+        """The sum of the clipped gradients of the records drawn, [runs, steps, ...]."""
         column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))
         return np.sum(np.where(column > 0, leaf, 0.0), axis=2)
 
@@ -236,6 +243,8 @@ def noise_verdict(
         matrix = strategy.matrix()[:steps, :steps]
         return jax.tree.map(lambda leaf: np.einsum("ij,rj...->ri...", matrix, leaf), tree)
 
+    # The noisy sum of the mean that was released, and what its noise must not depend on: all that
+    # was known when it was drawn.
     released = jax.tree.map(lambda noisy, scale: noisy * size / scale, seen["noisy"], seen["scale"])
     with np.errstate(invalid="ignore", over="ignore"):
         squares = [
@@ -300,6 +309,7 @@ def audit_residuals(
         ValueError: shapes or precision do not fit, ``std`` or ``l2`` is not positive, there are
             fewer than two runs.
     """
+    # All arrays as float64 [runs, steps, coordinates], refused by name where they do not fit.
     arguments.fraction("confidence", confidence)
     for leaf in jax.tree.leaves(released):
         if (dtype := np.asarray(leaf).dtype) not in (np.float32, np.float64):
@@ -308,6 +318,7 @@ def audit_residuals(
     shape = noisy.shape[:2]
 
     def like(name: str, tree: PyTree) -> np.ndarray:
+        """A pytree as ``_join_leaves``, of the shape of the releases."""
         found, widths = _join_leaves(name, tree)
         if found.shape != noisy.shape or widths != sizes:
             raise ValueError(
@@ -317,6 +328,7 @@ def audit_residuals(
         return found
 
     def positive(name: str, value: ArrayLike) -> np.ndarray:
+        """A number for each run and step, [runs, steps]."""
         found = np.asarray(value, np.float64)
         if found.shape not in ((), shape):
             raise ValueError(f"{name} must be a number or {shape}, got shape {found.shape}")
@@ -325,6 +337,7 @@ def audit_residuals(
         return np.broadcast_to(found, shape)
 
     def per_record(name: str, value: ArrayLike, dtype: type) -> np.ndarray:
+        """An array [runs, steps, n] of this dtype."""
         found = np.asarray(value)
         if found.ndim != 3 or found.shape[:2] != shape or (dtype is bool and found.dtype != bool):
             raise ValueError(
@@ -567,14 +580,6 @@ def test_tails(
         found.append((p, f"{words}{wanted:.2%}"))
     p, words = min(found)
     return min(1.0, 4 * p), words
-
-
-def binomial(count: int, rate: float) -> np.ndarray:
-    """The probabilities of 0, 1, ..., ``count`` hits in as many draws."""
-    hits = np.arange(count + 1)
-    left, log = count - hits, special.gammaln
-    logs = log(count + 1) - log(hits + 1) - log(left + 1)
-    return np.exp(logs + special.xlogy(hits, rate) + special.xlog1py(left, -rate))
 
 
 def binary_divergence(got: float, wanted: float) -> float:

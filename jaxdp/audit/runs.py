@@ -34,24 +34,24 @@ class FirstNoise:
 
     Attributes:
         rows: [S, m], the residuals, of the coordinates ``at``.
-        apart: [S, m], the difference of the two worlds.
+        difference: [S, m], the difference of the two worlds.
         at: int [m], the coordinates that are looked at: all, or some of every leaf.
         freedom: the degrees of freedom of a column of ``rows``.
         std: [d], the standard deviation of each coordinate; elsewhere than ``at``, of its leaf.
         grain: [d], below which a deviation may be rounding.
         moves: bool [d], True where a release changes with the records or with how many are drawn.
-        taken: [S], multiples of k; empty where that is not known.
+        scaled_counts: [S], multiples of k; empty where that is not known.
         additive: True if the difference of the worlds has no noise: releases are sums plus noise.
     """
 
     rows: np.ndarray
-    apart: np.ndarray
+    difference: np.ndarray
     at: np.ndarray
     freedom: int
     std: np.ndarray
     grain: np.ndarray
     moves: np.ndarray
-    taken: np.ndarray
+    scaled_counts: np.ndarray
     additive: bool
 
     @functools.cached_property
@@ -70,12 +70,12 @@ class FirstNoise:
 
         Multiples of it are known: the unit is the least distance of two of them.
         """
-        seen, none = np.sort(np.abs(self.taken)), np.zeros(0, np.int64)
+        seen, none = np.sort(np.abs(self.scaled_counts)), np.zeros(0, np.int64)
         slip = 1e-3 * float(np.max(seen, initial=0.0))
         seen = seen[np.append(True, np.diff(seen) > slip)] if len(seen) else seen
         if np.sum(seen > slip) < 2:
             return none  # all alike, such as a full batch, or a realised divisor
-        found = np.abs(self.taken) / float(np.min(np.diff(seen)))
+        found = np.abs(self.scaled_counts) / float(np.min(np.diff(seen)))
         whole = np.round(found)
         return none if np.max(np.abs(found - whole)) > 0.05 else whole.astype(np.int64)
 
@@ -136,7 +136,7 @@ class Runs:
 
     @functools.cached_property
     def differences(self) -> tuple[np.ndarray, np.ndarray]:
-        """([S, T, d] between the worlds of ``few``; int [S], the first step; T where none is)."""
+        """(the worlds of ``few`` subtracted, [S, T, d]; int [S], the first step to differ or T)."""
         one, two = self.few
         norms = np.linalg.norm(two - one, axis=2)
         moved = norms > 1e-6 * np.linalg.norm(one, axis=2) + 1e-9 * self.noise.size
@@ -316,8 +316,10 @@ def _measure_noise(
     at: np.ndarray,
 ) -> FirstNoise:
     """The noise of the first release, from two worlds [S, m]; a draw has ``known`` directions."""
-    apart = two - one
-    energies, left = np.linalg.eigh(apart @ apart.T)
+    # What the two worlds differ by has as many directions as the draw; a constant and these are
+    # what is no noise in a release.
+    difference = two - one
+    energies, left = np.linalg.eigh(difference @ difference.T)
     strong = int(np.sum(energies > 1e-6 * max(energies[-1], 1e-300)))
     left = left[:, ::-1][:, : min(known, strong)]
     turned, kept, _ = np.linalg.svd(np.column_stack([np.ones(len(one)), left]), full_matrices=False)
@@ -325,17 +327,24 @@ def _measure_noise(
     rows = one - one[:1]
     rows = rows - turned @ (turned.T @ rows)
     freedom = len(one) - turned.shape[1]
+
+    # Of every coordinate: what may be rounding, its deviation, and whether it moves at all. Those
+    # that are not looked at get their leaf's.
     grain = GRAIN * precision[at] * np.max(np.abs(one), 0, initial=1e-300)
     std = np.sqrt(np.sum(rows**2, 0) / freedom)
-    moves = np.maximum(np.max(np.abs(apart), 0), np.ptp(one, 0)) > GRAIN * grain
+    moves = np.maximum(np.max(np.abs(difference), 0), np.ptp(one, 0)) > GRAIN * grain
     whole = np.zeros((3, len(precision)))
     for _, part in leaves:
         mine = (at >= part.start) & (at < part.stop)
         whole[:, part] = [[np.sqrt(np.mean(std[mine] ** 2))], [np.max(grain[mine])], [0]]
     whole[:, at] = std, grain, moves
-    taken = np.zeros(0)
+
+    # One direction alone: how far a run goes along it is a multiple of the number drawn.
+    scaled_counts = np.zeros(0)
     if known == strong == 1 and len(left) > 1:
-        taken = left[:, 0] * np.sign(left[:, 0].sum())
+        scaled_counts = left[:, 0] * np.sign(left[:, 0].sum())
     copies = known == 1
     additive = strong <= known < len(at) + copies
-    return FirstNoise(rows, apart, at, freedom, whole[0], whole[1], whole[2] > 0, taken, additive)
+    return FirstNoise(
+        rows, difference, at, freedom, whole[0], whole[1], whole[2] > 0, scaled_counts, additive
+    )

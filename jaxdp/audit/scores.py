@@ -158,10 +158,14 @@ def audit_scores(
     level = 1 - arguments.fraction("confidence", confidence)
     arguments.fraction("held_out", held_out)
     arguments.integer("seed", seed, least=0)
+
+    # The tests, each with a share of the error, fixed before the scores that they are made on are
+    # looked at: an event by its counts, thresholds at fixed ranks, or one chosen on other runs.
     inside, outside = as_scores(with_record, without)
     columns = inside.shape[1]
 
     def fixed_test(test: ThresholdTest) -> list[_PlannedTest]:
+        """The one planned test of an event, with the whole error."""
         counts = test.counts(inside, outside)
         return [
             _PlannedTest(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)
@@ -204,6 +208,7 @@ def audit_scores(
     for look in looks:
 
         def p_of(parameter: float, p_value: Callable[[Tradeoff], float] = look.p_value) -> float:
+            """The p-value of the guarantee with this epsilon, or mu."""
             return p_value(guarantee(parameter))
 
         if p_of(best) > look.level:
@@ -219,7 +224,7 @@ def audit_scores(
 def _rank_tests(
     inside: np.ndarray, outside: np.ndarray, column: int, sign: int, level: float, balanced: bool
 ) -> list[_PlannedTest]:
-    """The looks at one column, higher with the record: several ranks, or the ``balanced`` one.
+    """Returns tests of one column, higher with the record: several ranks or the ``balanced`` one.
 
     Some threshold has at most c false alarms and c misses if and only if the (c + 1)-th lowest
     score with the record lies above the (c + 1)-th highest without it. So the balanced threshold is
@@ -292,7 +297,7 @@ def _choose_for_epsilon(
     tests, alarms, misses = candidate_tests(chosen)
 
     def pessimistic(rate: np.ndarray, runs: int) -> np.ndarray:
-        # The upper end at 95 % (Clopper and Pearson), so that 0 in few runs is not taken for 0.
+        """The upper end at 95 % (Clopper and Pearson): 0 in few runs is not taken for 0."""
         hits = np.rint(rate * runs)
         inside = np.minimum(hits, runs - 1)
         return np.where(hits < runs, special.betaincinv(inside + 1, runs - inside, 0.95), 1.0)
@@ -486,6 +491,7 @@ def _choose_against_event(
     tradeoff, with_record, without = event_tradeoff(event, relation), len(kept[0]), len(kept[1])
 
     def expected(i: int, combine: str) -> float:
+        """The p-value to be expected of the runs that are kept."""
         counts = ErrorCounts(round(a[i] * without), without, round(b[i] * with_record), with_record)
         return bounds.p_value(counts, tradeoff, combine)
 

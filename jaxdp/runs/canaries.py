@@ -44,6 +44,12 @@ def asked(given: int | PyTree) -> bool:
     return given is not None
 
 
+def describe(candidates: Canaries) -> str:
+    """A text that changes with the candidates."""
+    kind = f" of records {hashed(candidates.rows)}" if candidates.leaf is None else ""
+    return f"{candidates.count} canaries{kind}"
+
+
 def found(
     given: int | PyTree,
     relation: Relation,

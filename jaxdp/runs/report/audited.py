@@ -53,6 +53,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
 
 
 def _found_at(alarms: float) -> str:
+    """The name of a row of the ROC curve."""
     return f"Used records found, where {100 * alarms:.2g}% of the unused ones are accused"
 
 
@@ -142,6 +143,7 @@ def verdict(row: AuditRow) -> str:
 
 
 def _share(row: AuditRow, value: float) -> str:
+    """A number as a share of the proven epsilon; "" where nothing is proven."""
     if not math.isfinite(row.proven):
         return ""
     return f"{value / row.proven if row.proven else 1.0:.0%}"

@@ -81,6 +81,7 @@ def build(
 
 
 def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
+    """The guarantee of everything charged; infinite where no accountant bounds it."""
     event = ledger.event
     found = Guarantee(
         relation=subject.relation.value,
@@ -106,6 +107,7 @@ def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
 
 
 def _counts(row: HistoryRow) -> CandidateCounts | None:
+    """The candidates of an annealed algorithm's last row; None of another."""
     if row.proposals is None or row.accepted is None or row.forced is None:
         return None
     return CandidateCounts(row.proposals, row.accepted, row.forced)

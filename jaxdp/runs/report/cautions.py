@@ -51,6 +51,7 @@ def shuffling_cost(subject: Subject, guarantee: Guarantee) -> tuple[Caution, ...
 
 
 def _describe_epsilon(epsilon: float) -> str:
+    """The warning about a large epsilon; "" for none."""
     if math.isinf(epsilon):
         return (
             "Nothing is proven (epsilon is infinite): this run must not be called differentially "

@@ -156,11 +156,13 @@ def sections(report: Report) -> list[tuple[str, Sequence[str]]]:
 
 
 def _hits(report: Report) -> list[tuple[float, float]]:
+    """Pairs (false-positive rate, most true positives)."""
     found = report.tradeoff.tpr_at_fpr if report.tradeoff else {}
     return [(float(rate), hits) for rate, hits in found.items()]
 
 
 def _audited(row: AuditRow) -> list[str]:
+    """The lines of the audit."""
     rows = [(_escape(name), value, share or "-") for name, value, share in audited.table(row)]
     return [
         _escape(audited.advice(row)),
@@ -175,6 +177,7 @@ def _audited(row: AuditRow) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
     lines = [heads, ("---",) * len(heads), *rows]
     # A caller's own words may hold what ends a cell.
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
@@ -182,6 +185,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _escape_value(name: str, value: str) -> str:
+    """The value of a fact: code in a fence, other words escaped."""
     if name not in facts.CODE:
         return _escape(value)
     # A fence longer than any in the value, which could end it.

@@ -1,14 +1,13 @@
 """The report of a run as one self-contained web page."""
 
+import base64
 import math
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from jaxdp.runs.report import audited, cautions, facts, levels, markdown, plots, roc, svg
+from jaxdp.runs.report import audited, cautions, facts, levels, markdown, plots
 from jaxdp.runs.report.schema import Report
 from jaxdp.runs.report.words import encodable, show_audited, show_delta, show_epsilon
 
@@ -41,23 +40,23 @@ def to_html(report: Report, folder: Path) -> str:
 
 
 def _template_values(report: Report, folder: Path) -> dict[str, Any]:
+    """The names that the template of the page uses."""
     guarantee, claim, row = report.guarantee, report.claim, report.audited
     found, limits, attacked, caption = report.measured, [], [], _PROGRESS
     if report.tradeoff is not None:
-        limits = [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
+        limits = [_plot(plots.svg_text(plots.tradeoff(report.tradeoff)), _TRADEOFF)]
     if row and (folder / "roc.svg").exists():
         text = (folder / "roc.svg").read_text(encoding="utf-8")
-        attacked = [{"image": Markup(svg.embedded(text)), "caption": roc.WORDS}]
+        attacked = [_plot(text, plots.ROC_CAPTION)]
     if found is not None:
         caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
     progress = [
-        _plot("progress", plots.accuracy_and_epsilon(report), caption),
-        _plot("norm", plots.update_norm(report), _NORM),
+        _plot(plots.svg_text(plots.accuracy_and_epsilon(report)), caption),
+        _plot(plots.svg_text(plots.update_norm(report)), _NORM),
     ]
     return {
         "title": report.title,
         "date": report.date,
-        "colours": Markup(svg.style()),
         "measured": None
         if found is None or report.value is None
         else {"name": found.name, "shown": found.shown(report.value)},
@@ -94,5 +93,7 @@ def _template_values(report: Report, folder: Path) -> dict[str, Any]:
     }
 
 
-def _plot(name: str, figure: Figure, caption: str) -> dict[str, str]:
-    return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}
+def _plot(svg: str, caption: str) -> dict[str, str]:
+    """An SVG as the address of an image that holds it, so that the page asks for no other file."""
+    data = base64.b64encode(svg.encode()).decode()
+    return {"image": f"data:image/svg+xml;base64,{data}", "caption": caption}
