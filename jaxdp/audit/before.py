@@ -55,7 +55,7 @@ def check(
 
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
-    are differential (the same example in other company; neighbouring data sets), as in Cebere et
+    are differential (the same example beside other records; neighbouring data sets), as in Cebere et
     al. 2026 (Re:cord-play, arXiv:2602.17454v1).
 
     Args:
@@ -202,9 +202,9 @@ def check(
         found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
-        "in other company": loss_fn,
-        "reading: the same records in other company, and again": source,
-        "per-example gradients: rows in other company, in other places, and again": gradients,
+        "beside other records": loss_fn,
+        "reading: the same records beside other records, and again": source,
+        "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,
         "the loss made of neighbouring data sets": build,
         f"public values of neighbouring data sets: {', '.join(public or ())}": public or None,
@@ -274,7 +274,7 @@ def _check_loss(
         found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
     found += _find_shared_keys(first)
 
-    # Numbers: the same example in other company; the loss was compared with all records above.
+    # Numbers: the same example beside other records; the loss was compared with all records above.
     if not found and len(source) > 1:
         with losses.inspecting(lambda traced, public: None):
             coupled = _check_independence(grad_fn, params, near.records_of(source, _ROWS))
@@ -374,9 +374,11 @@ def _check_independence(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> F
             for data, mask in ((rows, alone), (_replace_others(rows, at), alone), (rows, ~alone))
         )
         if _differ(one, again, l2):
-            return Finding("company", "what a record adds changes when the other rows change", line)
+            return Finding(
+                "independence", "what a record adds changes when the other rows change", line
+            )
         if _differ(whole - without, one, l2):
-            return Finding("company", "what a record adds changes when others take part", line)
+            return Finding("independence", "what a record adds changes when others take part", line)
         if (moved := float(np.linalg.norm(whole - without))) > float(l2) * (1 + _ROUNDING):
             words = (
                 f"one record moves the clipped sum by {moved:.4g}, its bound is {float(l2):.4g} "
@@ -411,14 +413,14 @@ def _check_gradients(
     first, again = grads(rows), grads(rows)
     if not len(first) or not len(again):
         words = f"gradients have first axes that differ from {size}: not one row for each example"
-        return Finding("company", words, line)
+        return Finding("independence", words, line)
     scale = max(float(np.max(np.linalg.norm(first, axis=1))), 1e-30)
     if _differ(first, again, scale):
         return Finding("state", "gradients change when they are computed a second time", line)
     for at in sorted({0, size - 1}):
         if _differ(first[at], grads(_replace_others(rows, at))[at], scale):
             words = "the gradient of a row changes when the other rows change"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
 
     # Fewer rows: all may change in proportion, or some in another way.
     half = max(1, size // 2)
@@ -428,12 +430,12 @@ def _check_gradients(
         ratio = float(np.linalg.norm(fewer)) / max(before, 1e-30)
         if before < _ROUNDING * scale or _differ(ratio * first[:half], fewer, ratio * scale):
             words = "the gradient of a row changes when other rows are left out"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
         words = f"gradients of {half} rows are {ratio:.3g} times those of the same among {size}"
         return Finding("divisor", words, line)
     order = np.roll(np.arange(size), 1)
     if _differ(first[order], grads(near.take(rows, order)), scale):
-        return Finding("company", "the gradient of a row changes with its place", line)
+        return Finding("independence", "the gradient of a row changes with its place", line)
     return None
 
 
@@ -474,7 +476,7 @@ def _check_reading(source: Source, kind: type) -> Finding | None:
         for place, row in enumerate(order):
             record = near.record(found, place)
             if not near.same(seen.setdefault(int(row), record), record):
-                words = "a record reads differently in other company, or a second time"
+                words = "a record reads differently beside other records, or a second time"
                 return Finding(
                     "source", words, line_of_function(getattr(kind, "__getitem__", None))
                 )

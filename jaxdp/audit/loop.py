@@ -580,7 +580,7 @@ def _find_other_sampling(runs: Runs, moved: Influence, of_one_size: bool) -> Fin
         if taken > 1.5 * rate * len(firsts) and chance <= _WHOLE:
             words = f"{taken} of {trials} replaced records changed release {step} and none before, "
             words += f"where {rate * trials:.0f} were to be drawn (statistics of the whole data?)"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
 
     odd: list[tuple[float, float, str]] = []  # (chance, the one that is sure, words)
     steps, poisson, law = (

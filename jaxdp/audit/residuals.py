@@ -30,6 +30,7 @@ from jaxdp.types import PyTree
 
 RUNS = 3_000  # of an algorithm, in each world
 _NUMBERS = 2**21  # that they may give
+_AT_ONCE = 1_000  # runs
 SURE = 1e-7  # the probability that one of the tests of a loop accuses a right one
 MOST = 2**22  # numbers: with more, the float32 generator's own grid would be seen
 _ROUNDING = 2.0**-22  # of the greatest numbers involved: a few roundings of float32
@@ -105,7 +106,6 @@ def audit_noise(
     confidence: float = 0.95,
     energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
-    chunk: int = 1_000,
 ) -> ResidualVerdict:
     """Runs the loop of training in both worlds and tests its noise and sensitivity.
 
@@ -125,7 +125,6 @@ def audit_noise(
         confidence: in (0, 1).
         energy: as in ``jaxdp.audit.training_run``.
         seed: of the runs; None takes one from the operating system.
-        chunk: runs at once: memory against speed.
 
     Raises:
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
@@ -136,7 +135,7 @@ def audit_noise(
     arguments.fraction("confidence", confidence)
     numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
     count = max(1, min(runs, _NUMBERS // (2 * numbers)))
-    seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)
+    seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed)
     return noise_verdict(algorithm, worlds, seen, confidence)
 
 
@@ -148,7 +147,6 @@ def trusted_steps(
     *,
     energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
-    chunk: int = 1_000,
 ) -> dict[str, PyTree]:
     """The auditor's view of every step, by name: float64 [2 · count, steps, ...].
 
@@ -198,7 +196,7 @@ def trusted_steps(
 
     # Both worlds, and the flat rows as the trees that they were.
     run = training_run(algorithm, worlds, steps, score=score, energy=energy, trusted=True)
-    rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
+    rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=_AT_ONCE))
     leaves, structure = jax.tree.flatten(kept[0])
     cut = np.split(rows.reshape(2 * count, steps, -1), np.cumsum([v.size for v in leaves])[:-1], 2)
     found = [

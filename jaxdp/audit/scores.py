@@ -29,6 +29,7 @@ _QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
 GAUSSIAN_ONLY = "the mechanism's own trade-off function is Gaussian (full batch, nothing hidden)"
 _EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of a privacy profile
 _TRIED = 6  # events whose test is computed before one of them is chosen
+_HELD_OUT = 0.3  # of the runs, on which a test of an event is chosen
 _FAR = 6.0  # how many times the claimed noise a family is searched: beyond, epsilon is nearly 0
 AT = (1e-3, 1e-2)  # false-positive rates told in numbers
 PLOTTED = (1e-3, 1e-2, 1e-1)
@@ -368,7 +369,7 @@ def audit_event(
     event: acc.Event,
     *,
     confidence: float = 0.95,
-    held_out: float = 0.3,
+    held_out: float = _HELD_OUT,
     seed: int = 0,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Verdict:
@@ -396,8 +397,6 @@ def family_bound(
     delta: float,
     *,
     confidence: float = 0.95,
-    held_out: float = 0.3,
-    seed: int = 0,
 ) -> Audited:
     """A lower bound on epsilon at ``delta``, if the mechanism is a member of a family of events.
 
@@ -414,7 +413,7 @@ def family_bound(
     arguments.positive("noise", noise)
     arguments.fraction("delta", delta)
     level = 1 - arguments.fraction("confidence", confidence)
-    chosen, kept = split_runs(*as_scores(with_record, without), held_out, seed)
+    chosen, kept = split_runs(*as_scores(with_record, without), _HELD_OUT, 0)
     # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.
     rule = _choose_against_event(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
     counts = rule.counts(*kept)
@@ -649,9 +648,9 @@ def clopper_pearson(hits: int, runs: int, confidence: float) -> WithInterval:
     return WithInterval(hits / runs, float(low), float(high))
 
 
-def roc_curve(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
-    """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
+def roc_curve(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """(false-alarm rate, hit rate) [k, 2] of "score >= threshold" over all thresholds."""
     both = np.sort(np.r_[inside, outside])
-    cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
+    cuts = both[np.unique(np.linspace(0, len(both) - 1, 400).astype(int))]
     alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
     return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]

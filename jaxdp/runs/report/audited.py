@@ -27,22 +27,16 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.reachable is not None:
         name = "The most that this audit could show, if all that is proven leaked"
         found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
-    if row.audited_profile is not None:
-        found.append(
-            (
-                f"Audited, provided that {row.profile_assumes}",
-                f"at least {show_audited(row.audited_profile)}",
-                _share(row, row.audited_profile),
-            )
-        )
-    if row.audited_family is not None:
-        name = f"Audited, provided that {row.family_assumes}"
-        value = f"at least {show_audited(row.audited_family)}"
-        found.append((name, value, _share(row, row.audited_family)))
-    if row.audited_last is not None:
-        name = f"Audited, from {describe_last(row)}"
-        value = f"at least {show_audited(row.audited_last)}"
-        found.append((name, value, _share(row, row.audited_last)))
+    for value, provided in (
+        (row.audited_profile, f"provided that {row.profile_assumes}"),
+        (row.audited_family, f"provided that {row.family_assumes}"),
+        (row.audited_last, f"from {describe_last(row)}"),
+    ):
+        if value is not None:
+            shown = f"at least {show_audited(value)}"
+            found.append((f"Audited, {provided}", shown, _share(row, value)))
+
+    # The ROC curve at a few rates, and whether the audit was large enough to tell the rarest.
     if row.points and row.points[0][0] > 2 * _RARE:
         # A thousand unused ones: half of the canaries. Short, for no cell of numbers is broken.
         more = "more runs" if row.canaries is None else "over 2,000 canaries"

@@ -78,6 +78,7 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
         ),
     ]
 
+    # How: sampling, clipping and noise in the order of a step; then what was released.
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
     sampling = (sampling.replace("record", "user") if users else sampling).format(
         batch=subject.batch_size,
@@ -116,6 +117,7 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
         )
     done += [*(("Audit", note) for note in report.notes), ("Accountant", guarantee.accountant)]
 
+    # Whatever lets a reader do it again. A row without a value is left out.
     origin = [
         ("Date", f"{report.date} (UTC; training began or was resumed)" if report.date else ""),
         ("Command", report.command),

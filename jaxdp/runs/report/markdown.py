@@ -60,6 +60,7 @@ def to_markdown(report: Report) -> str:
         if value is not None:
             headline = f"**{_escape(found.name)} {found.shown(value)}** at a proven {proven}"
     lines = [f"# {_escape(report.title)}", "", headline, ""]
+    # Warnings stand before all that reads well, and the guarantee before the attacks on it.
     for text in cautions.all_warnings(report):
         lines += [f"> **Warning.** {_escape(text)}", ""]
     if report.judged_by:
@@ -77,6 +78,8 @@ def to_markdown(report: Report) -> str:
         lines += [*(f"{text}\n" for text in describe_gaussian(report))]
     if report.audited:
         lines += ["## Audit", "", *_audited(report.audited), ""]
+
+    # The facts, the plots, and what no number of this page covers.
     for heading, rows in report.facts:
         lines += [f"## {_escape(heading)}", ""]
         lines += _table(

@@ -26,7 +26,8 @@ _NORM = "Euclidean norm of the noisy update, mean of each block of steps."
 def to_html(report: Report, folder: Path) -> str:
     """The text of report.html, with an audit's roc.svg from ``folder``.
 
-    The page holds its plots, follows the reader's colours and asks no other place for anything.
+    The page holds its plots, on white, follows the reader's colours in all else and asks no other
+    place for anything.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxdp.runs.report", "templates"),
@@ -42,6 +43,8 @@ def to_html(report: Report, folder: Path) -> str:
 def _template_values(report: Report, folder: Path) -> dict[str, Any]:
     """The names that the template of the page uses."""
     guarantee, claim, row = report.guarantee, report.claim, report.audited
+
+    # The plots: limits of any attack, the audit's own (a file of the folder), the progress.
     found, limits, attacked, caption = report.measured, [], [], _PROGRESS
     if report.tradeoff is not None:
         limits = [_plot(plots.svg_text(plots.tradeoff(report.tradeoff)), _TRADEOFF)]
@@ -54,6 +57,8 @@ def _template_values(report: Report, folder: Path) -> dict[str, Any]:
         _plot(plots.svg_text(plots.accuracy_and_epsilon(report)), caption),
         _plot(plots.svg_text(plots.update_norm(report)), _NORM),
     ]
+
+    # Words and numbers as the template shows them; it escapes whatever may be a caller's.
     return {
         "title": report.title,
         "date": report.date,

@@ -33,9 +33,9 @@ from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.described import report as build
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.report import audited, save_plots, schema, to_html, to_markdown
+from jaxdp.runs.report.build import limit_attacks
 from jaxdp.runs.report.plots import save_roc
 from jaxdp.runs.report.schema import VERSION, AuditRow, Report, load
-from jaxdp.runs.report.tradeoff import tradeoff
 from jaxdp.runs.report.words import show_audited, show_delta, show_epsilon, show_factor, show_rate
 from tests.cli.calling import ran
 from tests.refusing import refused
@@ -418,7 +418,7 @@ def sampled(noise, rate, steps):
 
 def test_of_a_gaussian_and_of_one_sampled_step_it_is_above_the_known_curve():
     for noise in (0.3, 1.0, 4.0):
-        found = tradeoff(acc.Gaussian(noise), ADD, 1e-5)
+        found = limit_attacks(acc.Gaussian(noise), ADD, 1e-5)
         assert found.mu_is == "exact"
         assert found.mu == pytest.approx(1 / noise, rel=1e-5)
         rates, hits = np.array(found.curve).T
@@ -439,19 +439,19 @@ def test_of_a_gaussian_and_of_one_sampled_step_it_is_above_the_known_curve():
 
 
 def test_mu_is_twice_as_large_under_replacement_and_else_that_of_the_epsilon_or_larger():
-    found = tradeoff(acc.Repeated(acc.Gaussian(4.0), 4), acc.Relation.REPLACE_ONE, 1e-5)
+    found = limit_attacks(acc.Repeated(acc.Gaussian(4.0), 4), acc.Relation.REPLACE_ONE, 1e-5)
     assert found.mu == pytest.approx(1.0, rel=1e-5)
     event = sampled(3.2, 0.178, 150)
-    found = tradeoff(event, ADD, 1e-5)
+    found = limit_attacks(event, ADD, 1e-5)
     assert found.mu_is == "approximate"
     gaussian = acc.epsilon(acc.Gaussian(1 / found.mu), 1e-5).lower
     assert gaussian >= acc.epsilon(event, 1e-5).upper * (1 - 1e-4)
     # Where nothing is proven there is no curve, and next to no noise has no mu.
     nothing = acc.NonPrivate("no noise"), acc.Repeated(acc.Gaussian(0.0), 3)
     for event in (*nothing, acc.FixedSizeSampled(acc.Gaussian(1.0), 100, 10)):
-        assert tradeoff(event, ADD, 1e-5) is None, event
+        assert limit_attacks(event, ADD, 1e-5) is None, event
     for event in (sampled(1e-9, 0.125, 1), sampled(1e-3, 0.125, 2)):
-        found = tradeoff(event, ADD, 1e-5)
+        found = limit_attacks(event, ADD, 1e-5)
         assert found is None or (found.mu is None and found.mu_is == "")
 
 
@@ -463,7 +463,7 @@ def test_absurd_runs_have_rates_between_guessing_and_certainty():
         (acc.Gaussian(1e6), 0.9),
         (sampled(1.0, 0.01, 10), 1e-30),
     ):
-        found = tradeoff(event, ADD, delta)
+        found = limit_attacks(event, ADD, delta)
         for rate, hits in [*found.curve, *((float(k), v) for k, v in found.tpr_at_fpr.items())]:
             assert rate * (1 - 1e-5) <= hits <= 1, (event, delta)
         assert found.mu is None or (found.mu >= 0 and math.isfinite(found.mu))
