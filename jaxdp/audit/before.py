@@ -55,8 +55,8 @@ def check(
 
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
-    are differential (the same example beside other records; neighbouring data sets), as in Cebere et
-    al. 2026 (Re:cord-play, arXiv:2602.17454v1).
+    are differential (the same example beside other records; neighbouring data sets), as in Cebere
+    et al. 2026 (Re:cord-play, arXiv:2602.17454v1).
 
     Args:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``; None with ``gradients``.

@@ -93,7 +93,7 @@ class Finding:
     """One thing that breaks the guarantee, or may break it.
 
     Attributes:
-        kind: a short name: "captured", "collate", "independence", "divisor", "key", "noise",
+        kind: a short name: "captured", "collate", "divisor", "independence", "key", "noise",
             "preprocess", "public", "refused", "repeat", "sampling", "sensitivity", "shared",
             "source", "state", "steps".
         what: what was seen, with numbers.
