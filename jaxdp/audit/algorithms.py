@@ -37,7 +37,6 @@ from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
 from jaxdp.types import ExtraArgument, PyTree
 
-HELD_OUT = 0.2
 TINY = "the same mechanism on a tiny network"
 LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary
 _FAR = 1e3  # times the direction: far beyond any clipping norm in use here
@@ -202,7 +201,7 @@ def audit_algorithm(
         algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
     )
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
-    found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    found = audit_scores(inside, outside, delta, confidence=confidence)
     assert found.rule is not None
     assert found.counts is not None
     one, other = (found.rule.sign * scores[:, found.rule.column] for scores in (inside, outside))
@@ -408,7 +407,7 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
 
     The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
     powerful test where other records have no gradient along it), the last iterate, extremes and
-    sizes over the steps (a step without noise is told by its size), and the algorithm's counters.
+    sizes over the steps (a step without noise shows in its size), and the algorithm's counters.
     """
     unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 

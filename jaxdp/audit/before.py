@@ -511,8 +511,8 @@ def _check_loader(
         mechanism: names the sampling.
         source: the records.
     """
-    held = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
-    columns = [np.asarray(column) for column in held]
+    arrays = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    columns = [np.asarray(column) for column in arrays]
     rate, records = mechanism.batch_size / mechanism.dataset_size, len(columns[0])
     steps = max(1, math.ceil(1 / rate)) if rate else 1
 

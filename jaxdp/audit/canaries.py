@@ -34,7 +34,7 @@ PARTS = 3  # numbers of a candidate record in every step
 _REAL = -1  # the place of a record that is no canary
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
 _PLACES = 8  # fixes the coordinates, which are public
-_AT_ONCE = 64  # candidates whose gradients are held together
+_AT_ONCE = 64  # candidates whose gradients are computed together
 _KEY = 0  # of a loss that takes one: scores need no randomness of their own
 _BLOCK = 1_000  # steps that are looked at together for what the coordinates share
 _STRETCH = 100  # steps over which ordinary records add about the same at a coordinate
@@ -49,7 +49,7 @@ class Watched(NamedTuple):
 
     Attributes:
         inner: state of the algorithm's own ``after_noise``.
-        seen: float32 [k], what the last step told of the candidates: of each the noisy sum at its
+        seen: float32 [k], what the last step shows of the candidates: of each the noisy sum at its
             coordinate, downhill, over the norm of one clipped record: 1 and noise where it was
             drawn, 0 and noise where it was not; of records see ``parts``.
     """
@@ -65,7 +65,7 @@ class Canaries:
     Attributes:
         rows: int [m], the coordinate of each candidate's gradient, all different; or a pytree of
             NumPy arrays [m, ...], records like those of the source, and none of them among these:
-            somebody would be in the sum twice.
+            one would be in the sum twice.
         leaf: position of the parameters' largest leaf, which holds all the coordinates; None of
             records, which have
         loss_fn: their loss, that of the run, and
@@ -218,8 +218,8 @@ class Canaries:
             along = _sum(jax.tree.map(lambda f, g, n: f * dot(g, n), factors, grads, noisy))
             fits = jnp.isfinite(size) & (size > 0)
             along, size = along / jnp.where(fits, size, 1.0), size / unit
-            told = (jnp.where(fits, along, 0.0), jnp.where(fits, size, 0.0))
-            return jnp.concatenate([*told, value(after, record)[None]])
+            numbers = (jnp.where(fits, along, 0.0), jnp.where(fits, size, 0.0))
+            return jnp.concatenate([*numbers, value(after, record)[None]])
 
         records, most = jax.tree.map(jnp.asarray, self.rows), min(_AT_ONCE, self.count)
         return jnp.ravel(jax.lax.map(of, records, batch_size=most).T)
@@ -389,11 +389,11 @@ def last_log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = Fal
 
     Of gradients the sum of all noisy ones: all that SGD's last iterate has. The log-likelihood
     ratio of a sum over T steps with noise of variance z^2 each, of which a candidate that took part
-    is in a binomial number. What ordinary records do at a coordinate cannot be told from noise
+    is in a binomial number. What ordinary records do at a coordinate looks like noise
     here, so the noise is taken to be as large as the sums' spread.
 
     Of ``records`` the losses of the last iterate, their ranks as normal numbers: a candidate with a
-    small loss seems to have taken part. How far the two halves can lie apart in the last iterate is
+    small loss seems to have taken part. How far the two halves can differ in the last iterate is
     taken from what was charged, as if every step's gradient stayed in it. Ranks of equal losses are
     equal.
     """
@@ -402,11 +402,11 @@ def last_log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = Fal
         from scipy import stats  # takes a second, and training needs none of it
 
         losses = split_parts(seen)[2]
-        apart = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
+        distance = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
         ranks = stats.rankdata(-losses[-1])
         # The mixture of both halves is wider than either.
-        normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + apart**2 / 4)
-        return np.asarray(apart * normal)
+        normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + distance**2 / 4)
+        return np.asarray(distance * normal)
     total = _as_finite(seen).sum(axis=0)
     total = total - (np.median(total) - len(seen) * rate / 2)
     variance = max(

@@ -131,8 +131,10 @@ def check_loop(
     if charged is not None and len(once) > charged:
         words = f"{len(once)} updates were released and {charged} are charged"
         if mechanism.delta is not None and mechanism.strategy is None:
-            told, true = (mechanism.epsilon(n, mechanism.delta).upper for n in (charged, len(once)))
-            words += f": epsilon is {true:.2f}, not {told:.2f}"
+            counted, true = (
+                mechanism.epsilon(n, mechanism.delta).upper for n in (charged, len(once))
+            )
+            words += f": epsilon is {true:.2f}, not {counted:.2f}"
         found.append(Finding("steps", words, line))
 
     def answer() -> Checked:
@@ -490,7 +492,7 @@ def _find_returning_influence(runs: Runs) -> Finding | None:
         return None
     kept = 0 * kept if correlated else kept
 
-    # The steps after the first influence in which it goes on, beyond what was handed on.
+    # The steps after the first influence in which it goes on, beyond what momentum explains.
     hits, trials = 0, 0
     for change, at in zip(difference[:, :, noised], first, strict=True):
         along = change @ change[at] / float(change[at] @ change[at]) if at + 1 < steps else change

@@ -49,7 +49,7 @@ class ResidualVerdict:
     """The result of testing the noise of many releases against the charged noise.
 
     Attributes:
-        p_values: of every test, by its name in words; the list depends on what was handed over, not
+        p_values: of every test, by its name in words; the list depends on what was given, not
             on its values. Empty where float32 is too coarse to test.
         confidence: of the verdict.
         runs: the number of runs tested, of both worlds together.
@@ -165,7 +165,7 @@ def trusted_steps(
     reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
 
     def at_step(shown: PyTree) -> PyTree:
-        """What the auditor computes of one step, from what no run releases."""
+        """The auditor's view of one step, from what no run releases."""
         params, context = shown["params"], shown["context"]
 
         def clip_alone(record: PyTree) -> PyTree:
@@ -635,8 +635,8 @@ def find_shared_noise(columns: np.ndarray, freedom: int, groups: np.ndarray) -> 
     i, j = np.nonzero(np.triu(np.abs(together) > 0.2, 1))
     pairs, related = [np.column_stack([some[i], some[j]])], [together[i, j]]
     order = np.argsort(np.abs(rng.normal(size=len(rows)) @ rows))
-    for apart in range(1, min(_NEAR + 1, count)) if count > _PAIRS else ():
-        one, two = order[:-apart], order[apart:]
+    for step in range(1, min(_NEAR + 1, count)) if count > _PAIRS else ():
+        one, two = order[:-step], order[step:]
         pairs.append(np.sort(np.column_stack([one, two]), axis=1))
         related.append(np.sum(rows[:, one] * rows[:, two], axis=0))
     every, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)

@@ -66,7 +66,7 @@ class FirstNoise:
 
     @functools.cached_property
     def drawn(self) -> np.ndarray:
-        """int [S], the number of copies drawn in each first step; empty where it cannot be told.
+        """int [S], the number of copies drawn in each first step; empty where it is not known.
 
         Multiples of it are known: the unit is the least distance of two of them.
         """
@@ -153,8 +153,8 @@ class Runs:
         for step, (_, part) in itertools.product(range(1, rows.shape[1]), self.leaves):
             used = np.flatnonzero(self.noise.noised[part]) + part.start
             if len(used):
-                apart = rows[:, step, used] - rows[:, step, used].mean(0)
-                energy = float(np.sum((apart / self.noise.std[used]) ** 2))
+                spread = rows[:, step, used] - rows[:, step, used].mean(0)
+                energy = float(np.sum((spread / self.noise.std[used]) ** 2))
                 found[step, part] = largest_std(energy, (len(rows) - 1) * len(used), found.size)
         return found
 

@@ -31,7 +31,7 @@ _EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of a pri
 _TRIED = 6  # events whose test is computed before one of them is chosen
 _HELD_OUT = 0.3  # of the runs, on which a test of an event is chosen
 _FAR = 6.0  # how many times the claimed noise a family is searched: beyond, epsilon is nearly 0
-AT = (1e-3, 1e-2)  # false-positive rates told in numbers
+AT = (1e-3, 1e-2)  # false-positive rates of a report
 PLOTTED = (1e-3, 1e-2, 1e-1)
 Pair = tuple[np.ndarray, np.ndarray]
 

@@ -140,8 +140,8 @@ def _draw_function(
 
         def allocated(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
             """The records that random allocation puts into this step, bool [n]."""
-            apart = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
-            key = jax.random.fold_in(apart, step // size)
+            epochs = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
+            key = jax.random.fold_in(epochs, step // size)
             ranks = jnp.argsort(jnp.argsort(jax.random.uniform(key, (count, size))))
             return ranks[:, step % size] < often
 

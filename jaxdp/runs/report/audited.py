@@ -7,7 +7,7 @@ from jaxdp.runs.report.schema import THIS_RUN, AuditRow
 from jaxdp.runs.report.words import show_audited, show_delta, show_epsilon
 
 _NEAR = 0.8  # of what could be found
-_RARE = 1e-3  # a false-positive rate that is told, or said to be out of reach
+_RARE = 1e-3  # a false-positive rate that is shown, or said to be out of reach
 
 
 def table(row: AuditRow) -> list[tuple[str, str, str]]:
@@ -118,7 +118,7 @@ def describe_audit(row: AuditRow) -> str:
 def verdict(row: AuditRow) -> str:
     """The audit's verdict, with every share that it names a row of the table.
 
-    Where it names the larger of two lower bounds alone, both are told.
+    Where it names the larger of two lower bounds alone, both are given.
     """
     words, profile = row.verdict, row.audited_profile
     if profile is not None and profile > row.audited:

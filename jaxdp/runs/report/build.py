@@ -28,7 +28,7 @@ from jaxdp.runs.report.subject import Subject
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
 
-_TOLD = (1e-3, 1e-2)  # false-positive rates told in numbers
+_SHOWN = (1e-3, 1e-2)  # false-positive rates given in numbers
 _RATES = np.logspace(-6, 0, 61)
 _SMALL = 1e-9
 
@@ -169,7 +169,7 @@ def limit_attacks(event: acc.Event, relation: acc.Relation, delta: float) -> Tra
     return Tradeoff(
         {
             f"{rate:g}": _round_up(1 - float(false_negative_rates(points, np.array([rate]))[0]))
-            for rate in _TOLD
+            for rate in _SHOWN
         },
         mu,
         kind,

@@ -189,8 +189,8 @@ class HistoryRow(Written):
         step: number of steps taken.
         update_norm: Euclidean norm of the noisy update, mean over the block.
         proposals: as in ``CandidateCounts``, so far.
-        accepted: likewise.
-        forced: likewise.
+        accepted: as there.
+        forced: as there.
         epsilon: proven for everything charged so far; not there without a delta.
         numbers: the evaluated numbers by name, such as test_accuracy; keys of this object.
     """
