@@ -51,7 +51,6 @@ def audit_one_run_family(
     delta: float,
     *,
     confidence: float = 0.95,
-    look: tuple[int, str] | None = None,
     seed: int | None = None,
 ) -> Audited:
     """A lower bound on epsilon from one run, **if the mechanism is in a family of events**.
@@ -61,6 +60,9 @@ def audit_one_run_family(
     canaries need not be independent of each other. It finds no bugs: a mechanism outside the family
     may have a smaller epsilon.
 
+    One look is made, fixed beforehand (see ``jaxdp.audit.audit_one_run``): the highest scores, 1.5
+    times the root of m, or of Gaussian events 6 times the root of m on both sides.
+
     Args:
         scores: [m], higher for canaries that seem to be in.
         included: bool [m], the coins.
@@ -69,9 +71,6 @@ def audit_one_run_family(
         noise: where the search begins.
         delta: of the bound, above 0.
         confidence: in (0, 1).
-        look: (r, side), see ``jaxdp.audit.audit_one_run``, fixed beforehand; None takes the
-            highest scores, 1.5 times the root of m, or of Gaussian events 6 times the root of m on
-            both sides.
         seed: of the order among equal scores, as there.
 
     Example:
@@ -88,9 +87,8 @@ def audit_one_run_family(
     arguments.positive("noise", noise)
     coins, order = order_by_score(scores, included, seed)
     m, level = len(order), 1 - confidence
-    if look is None:
-        times, side = _GAUSSIAN if isinstance(family(noise), acc.Gaussian) else _SAMPLED
-        look = min(m, round(times * m**0.5)), side
+    times, side = _GAUSSIAN if isinstance(family(noise), acc.Gaussian) else _SAMPLED
+    look = min(m, round(times * m**0.5)), side
     (correct,), (made,) = (each.tolist() for each in count_right(coins[order], [look]))
 
     def impossible(z: float) -> bool:
@@ -101,7 +99,7 @@ def audit_one_run_family(
     least = smallest_refuted_noise(impossible, noise)
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     words = f"{COINS}, and the mechanism is what its event says, but for the size of the noise"
-    return Audited(value, delta, confidence, "one run, family", words)
+    return Audited(value, delta, confidence, words)
 
 
 def is_refuted(

@@ -105,7 +105,7 @@ def audit_one_run(
     value = nested_bound(*count_right(coins[order], looks), m, delta, share * level)
     if log_odds:
         value = max(value, weighted_guesses_bound(scores, coins, delta, (1 - share) * level))
-    return Audited(value, delta, confidence, "one run", COINS)
+    return Audited(value, delta, confidence, COINS)
 
 
 def order_by_score(

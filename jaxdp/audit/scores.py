@@ -60,7 +60,6 @@ class Audited:
         epsilon: lower bound at ``delta``; 0 where nothing is proven.
         delta: of the bound.
         confidence: with which the bound holds.
-        kind: how it was made.
         assumes: what must be true of the mechanism for it to hold; "" for nothing.
         counts: of the test, in the runs kept for it; None of one run.
         rule: the test; None of one run.
@@ -69,7 +68,6 @@ class Audited:
     epsilon: float
     delta: float
     confidence: float
-    kind: str
     assumes: str
     counts: ErrorCounts | None = None
     rule: ThresholdTest | None = None
@@ -219,7 +217,7 @@ def audit_scores(
             best, best_look = found, look
     epsilon = gaussian_epsilon(best, delta)[0] if gaussian else best
     assumes = GAUSSIAN_ONLY if gaussian else ""
-    return Audited(epsilon, delta, confidence, kind, assumes, best_look.counts, best_look.test)
+    return Audited(epsilon, delta, confidence, assumes, best_look.counts, best_look.test)
 
 
 def _rank_tests(
@@ -422,7 +420,7 @@ def family_bound(
     )
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     assumes = "the mechanism is what its event says, but for the size of the noise"
-    return Audited(value, delta, confidence, "family", assumes, counts, rule)
+    return Audited(value, delta, confidence, assumes, counts, rule)
 
 
 def smallest_refuted_noise(refuted: Callable[[float], bool], start: float) -> float | None:
