@@ -150,6 +150,14 @@ class Event:
         super().__init_subclass__()
         cls.type_name = type_name or cls.__name__
         if not cls.__name__.startswith("_"):
+            # Whoever takes a name of another class's would be what ledgers read in its place. The
+            # same class once more, such as a notebook's cell that is run again, takes it.
+            known: Any = Event.types.get(cls.type_name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(
+                    f"type_name={cls.type_name!r}: expected one that no event has, "
+                    f"{known.__module__} has it"
+                )
             Event.types[cls.type_name] = cls
 
 
