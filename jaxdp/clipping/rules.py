@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -292,7 +292,8 @@ def bounded_factors(
     def asked(squares: PyTree, bound: jax.Array | None) -> PyTree:
         factors = rule.factors(squares, bound)
         given = jax.tree.leaves(factors)
-        alike = jax.tree.structure(factors) == jax.tree.structure(squares)
+        structure: Any = jax.tree.structure(factors)
+        alike = structure == jax.tree.structure(squares)
         if not alike or any(jnp.shape(f) or jnp.iscomplexobj(f) for f in given):
             raise ValueError(
                 f"{name} must return a scalar for the squared norm of every leaf, a real "
