@@ -25,11 +25,13 @@ from jaxdp.noise.optimise import BANDED, ON_GRID, STRATEGIES, strategy_by_name
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.sampling import (
     CyclicPoisson,
+    EpochSampling,
     FixedOrder,
     RunSampling,
     Sampler,
     Sampling,
     Source,
+    StepSampling,
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
@@ -306,7 +308,23 @@ class Mechanism:
         relation: acc.Relation | None = None,
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
-        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
+        return acc.epsilon(self.total(steps), delta, self.covered(relation) or self.neighbours)
+
+    def covered(self, relation: acc.Relation | None) -> acc.Relation | None:
+        """The relation, unless only the event has a bound under it: the draws' proof must, too.
+
+        Raises:
+            UnsupportedEventError: the sampling says that it does not cover it.
+        """
+        known = self.sampling.relations
+        if relation is None or relation in known:
+            return relation
+        if acc.supports(self.sampling.event(acc.Gaussian(1.0), self.dataset_size), relation):
+            raise acc.UnsupportedEventError(
+                f"relation must be one that {self.sampling.title} covers, "
+                f"{', '.join(each.value for each in known)}; got {relation.value}"
+            )
+        return relation
 
     @property
     def neighbours(self) -> acc.Relation:
@@ -338,12 +356,30 @@ class Mechanism:
     @functools.cached_property
     def _noise(self) -> Noise:
         """The noise of the gradient, of the kind that ``noise`` names."""
-        independent, correlated, _ = NOISES[self.noise]
+        kind, given = NOISES[self.noise], self._part_multiplier
+        if self.strategy is None:
+            made = kind.independent(given)
+        else:
+            assert kind.correlated is not None
+            assert not isinstance(given, NoiseSchedule)
+            made = kind.correlated(given, self.strategy)
+        # A kind of the user's own may be made of another's noise, which is then trusted.
+        if made.noise_multiplier != given:
+            raise ValueError(
+                f"noise must be of a kind that makes noise of the multiplier {given} that it is "
+                f"given and charged as, got {made}"
+            )
+        if made.part == "votes" and self.count_noise_multiplier is not None:
+            raise ValueError("noise must be of another part than the count's, got 'votes'")
+        return made
+
+    @functools.cached_property
+    def _part_multiplier(self) -> float | NoiseSchedule:
+        """The multiplier that the noise of the gradient is made with."""
         if self.strategy is not None:
-            assert correlated is not None
-            return correlated(self.uncorrelated_multiplier, self.strategy)
+            return self.uncorrelated_multiplier
         if self.count_noise_multiplier is None:
-            return independent(self.noise_multiplier)
+            return self.noise_multiplier
 
         # Gradient z_g and count z_c are computed from one draw, so they are one Gaussian mechanism
         # of (z_g^-2 + z_c^-2)^-1/2, the step's multiplier (Andrew et al. 2021, arXiv:1905.03871v5,
@@ -355,7 +391,7 @@ class Mechanism:
                 f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: "
                 "the count would use the step's whole budget"
             )
-        return independent((whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12))
+        return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)
 
     @functools.cached_property
     def uncorrelated_multiplier(self) -> float:
@@ -398,7 +434,8 @@ class Mechanism:
 
         if not has_kind(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        if not has_kind(sampling, Sampling):
+        kinds = (StepSampling, EpochSampling, RunSampling)
+        if not any(has_kind(sampling, kind) for kind in kinds):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
@@ -446,7 +483,15 @@ class Mechanism:
         if cap is not None and cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
 
-        # An epoch that is one event has one noise.
+        # An epoch that is one event has one noise. What is drawn at once must be what is charged
+        # at once: the event of more steps would be charged for too few of their draws.
+        released = sampling.event(acc.Gaussian(1.0), size)
+        if not isinstance(released, acc.Event) or released.block != sampling.block(size):
+            raise ValueError(
+                f"sampling must have an event of the {sampling.block(size)} steps that are drawn "
+                f"at once (its block), got {released!r}"
+            )
+        self.covered(self.relation)
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % (block := sampling.block(size)):
                 raise ValueError(

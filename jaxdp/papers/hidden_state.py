@@ -476,7 +476,7 @@ def _averaged(of: str, run: FlatRun, relation: Relation, value: float) -> Bound:
     exists the Renyi divergences are averaged.
     """
     averaged = [(event, n) for event, n in _hidden(run) if event.average]
-    others = run.others or ()
+    others = run.steps_beside(HiddenState, relation)
     sampled = any(s.sampling_prob < 1 for s, _ in others)
     if run.parts or sampled or [n for _, n in averaged] != [1]:
         return _by_renyi(of, run, relation, value, shifted)
@@ -506,7 +506,7 @@ def _by_renyi(
 ) -> Bound:
     """As ``_averaged``, from Renyi divergences with S of each chain by ``bound``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = replace(run, steps=run.others or ()).renyi(relation)
+    total = replace(run, steps=run.steps_beside(HiddenState, relation)).renyi(relation)
     for event, n in _hidden(run):
         s = event.values(bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.flat import DominatedEvent
 from jaxdp.papers import claims
 from jaxdp.papers import hidden_state as hs
 from jaxdp.papers.hidden_state import HiddenState, NoisyChain, clipped_gradient_chain
@@ -266,6 +269,19 @@ def gdp(mu):
 MU = math.sqrt(2 * hs.shifted(CHAIN).max())
 
 
+@dataclass(frozen=True)
+class _Own(DominatedEvent):
+    """A user's event: 2-GDP, as ``Gaussian(1.0)`` is under replace-one."""
+
+    def mu(self):
+        return 2.0
+
+
+@dataclass(frozen=True)
+class _Unbounded(DominatedEvent):
+    """One that says nothing of itself."""
+
+
 def test_the_worst_batch_is_a_gaussian_mechanism_and_composes():
     bound = acc.epsilon(hidden(), 1e-5, REPLACE)
     assert bound.upper == pytest.approx(gdp(MU), rel=1e-9)
@@ -293,6 +309,11 @@ def test_the_worst_batch_is_a_gaussian_mechanism_and_composes():
         state = hidden(average=average)
         assert acc.delta(acc.Composed([state, stated]), 1.0, REPLACE).upper >= 0.1
         assert upper(acc.Composed([state, laplace])) > upper(laplace), average
+    # Other dominated events cost what the Gaussian that dominates them does.
+    for state, how in product((hidden(), hidden(average=True)), ("auto", "log_sobolev")):
+        found, full = (upper(acc.Composed([state, e]), how) for e in (_Own(), acc.Gaussian(1.0)))
+        assert found == pytest.approx(full, rel=1e-9), (state.average, how)
+    assert upper(acc.Composed([hidden(), _Unbounded()])) == math.inf
     # What left the loop costs the number of the composed steps, and is named.
     watched = hidden(exposed="parameters were evaluated after every epoch")
     bound = acc.epsilon(watched, 1e-5, REPLACE)
@@ -327,6 +348,30 @@ def test_the_average_is_above_the_exact_mixture_and_below_the_worst_batch(epsilo
     assert average < 0.8 * worst
     at = acc.epsilon(hidden(chain, average=True), average, REPLACE).upper
     assert at == pytest.approx(epsilon, abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Dominated(DominatedEvent):
+    """Another class that says its mu."""
+
+    size: float
+
+    def mu(self):
+        return self.size
+
+
+# Before: 0.73 beside a release of 3-GDP, whose own epsilon is 16.7.
+def test_an_average_or_a_log_sobolev_bound_is_not_of_another_class_of_dominated_events():
+    hidden = HiddenState((NoisyChain(10, 5, (0.01,), (0.01,)),), average=True)
+    other = Dominated(3.0)
+    for accountant in ("auto", "log_sobolev", "rdp"):
+        for both in (acc.Composed(order) for order in ((hidden, other), (other, hidden))):
+            beside = acc.Composed((hidden, acc.Gaussian(2 / 3)))
+            found = acc.epsilon(both, 1e-5, REPLACE, accountant).upper
+            assert found >= acc.epsilon(acc.Gaussian(2 / 3), 1e-5, REPLACE, "gdp").upper
+            assert found == pytest.approx(acc.epsilon(beside, 1e-5, REPLACE, accountant).upper)
+    for wrong in (-1.0, math.nan, math.inf):
+        assert acc.epsilon(Dominated(wrong), 1e-5, REPLACE).upper == math.inf
 
 
 def test_the_average_is_taken_once_over_all_blocks():
