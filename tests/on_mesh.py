@@ -256,13 +256,17 @@ def broken():
 
 
 def chains():
-    """``sum`` and ``compile_update`` follow arrays that lie on a mesh, whatever its axes."""
-    grad_fn = MECHANISM.clipped_grad(loss_fn)
+    """``sum`` and ``compile_update`` follow arrays that lie on a mesh, frozen ones too."""
+    whole = MECHANISM.clipped_grad(loss_fn)
+    part = MECHANISM.clipped_grad(loss_fn, trainable=lambda path: path.startswith("[0]"))
     tx = optax.chain(MECHANISM.privatize(), optax.adam(1e-2))
 
-    def after(params, data, donate=False):
+    def after(params, data, donate=False, grad_fn=whole):
         sampler = MECHANISM.sampler(ROWS, secret=jaxdp.Secret.from_seed(3), physical_batch_size=30)
-        update, opt_state = jaxdp.compile_update(tx, donate=donate), tx.init(params)
+        update, opt_state = (
+            jaxdp.compile_update(tx, donate=donate),
+            tx.init(grad_fn.trained(params)),
+        )
         for _ in range(2):
             summed = grad_fn(params, data, sampler.draw())
             params, opt_state, _ = update(params, opt_state, summed)
@@ -279,6 +283,8 @@ def chains():
         for leaf in jax.tree.leaves((found, opt_state)):
             assert len(leaf.sharding.device_set) == 8, name
         assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
+    mesh, _, lay = PLACES[SHARDED]
+    close(after(fresh(), data, grad_fn=part)[1], after(lay(mesh, fresh()), data, grad_fn=part)[1])
 
 
 def over_devices(tree):

@@ -507,8 +507,8 @@ def test_the_softmax_block_in_two_worlds_and_half_its_noise(monkeypatch):
     assert not audit_event(inside, outside, small.events(3)).refuted
     # The attack is worth its name: the score tells the worlds apart, and catches half the noise.
     assert np.mean(inside) > np.mean(outside) + 0.2 * np.std(outside)
-    added = sweeping.noised
-    monkeypatch.setattr(sweeping, "noised", lambda tree, std, words: added(tree, std / 3, words))
+    added = sweeping.add_normals
+    monkeypatch.setattr(sweeping, "add_normals", lambda tree, std, key: added(tree, std / 3, key))
     small, (inside, outside) = scores(R1)
     assert audit_event(inside, outside, small.events(3)).refuted
 
