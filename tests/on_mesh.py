@@ -263,10 +263,8 @@ def chains():
 
     def after(params, data, donate=False, grad_fn=whole):
         sampler = MECHANISM.sampler(ROWS, secret=jaxdp.Secret.from_seed(3), physical_batch_size=30)
-        update, opt_state = (
-            jaxdp.compile_update(tx, donate=donate),
-            tx.init(grad_fn.trained(params)),
-        )
+        update = jaxdp.compile_update(tx, donate=donate)
+        opt_state = tx.init(grad_fn.trained(params))
         for _ in range(2):
             summed = grad_fn(params, data, sampler.draw())
             params, opt_state, _ = update(params, opt_state, summed)
