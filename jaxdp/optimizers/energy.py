@@ -271,6 +271,9 @@ class DrawnEnergy(OfTicket, ExtraArgument):
         """The draw with a key of zeros, to trace an update with; nothing is spent."""
         if self.ticket is None:
             self.check_spent()
+            self._require_unused()
+        else:
+            self.ticket.check()
         zeros = np.zeros(2, np.uint32)
         return dataclasses.replace(self, words=zeros, tag=zeros)
 
@@ -310,13 +313,16 @@ class DrawnEnergy(OfTicket, ExtraArgument):
 
     def once(self) -> None:
         """Raises ValueError at a second use of this object: two noises of one key subtract away."""
+        self._require_unused()
+        object.__setattr__(self, _JUDGED, True)
+
+    def _require_unused(self) -> None:
         if hasattr(self, _JUDGED):
             raise ValueError(
                 "energy must judge one candidate, got one that judged another: both would have one "
                 "noise, and their difference none. Take another for every candidate, "
                 "energy.prepare().spent()"
             )
-        object.__setattr__(self, _JUDGED, True)
 
     def clipped_sum(self, candidate: PyTree, current: PyTree) -> jax.Array:
         """The **un-noised** sum of clipped differences; float32 scalar. Sensitive.
