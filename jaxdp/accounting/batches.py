@@ -36,7 +36,6 @@ class _GaussianOnBatches(PairedEvent):
         check.fields(self, event=require_gaussian)
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return "" if self.event.noise_multiplier > 0 else "a release has no noise"
 
 
@@ -69,7 +68,6 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_SPECIAL:
             return ""
         return (
@@ -77,7 +75,6 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
@@ -95,7 +92,6 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         )
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)
@@ -154,7 +150,6 @@ class ShuffledEpoch(_GaussianOnBatches):
         check.fields(self, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -163,7 +158,6 @@ class ShuffledEpoch(_GaussianOnBatches):
         )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         # That of the one batch with the record; below, of the largest output.
         z, far = self.event.noise_multiplier, int(relation.separation)
         return (
@@ -173,7 +167,6 @@ class ShuffledEpoch(_GaussianOnBatches):
         )
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # Those of the one batch with the record.
         return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
 
@@ -245,7 +238,6 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
             raise ValueError(f"participations={k}: expected at most steps={self.steps}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return (
                 "no dominating pair is known where a record becomes another in the same steps; ask "
@@ -256,11 +248,8 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``; add_or_remove_one and replace_special have the same.
-
-        One participation has both ends, which meet as atoms get finer; between 1 and t there is an
-        upper bound alone (docs/allocation.md, Theorems 1 and 4).
-        """
+        # The same under both relations. One participation has both ends, which meet as atoms get
+        # finer; between 1 and t there is an upper bound alone (docs/allocation.md, Theorems 1, 4).
         z, k = self.event.noise_multiplier, self.participations
         joint = z / math.sqrt(k)
         if self.refuses(relation):
@@ -272,10 +261,8 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         return epoch_pairs(min(z, MOST_NOISE), self.steps, k, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``: that of k steps without sampling, order k / 2z^2.
-
-        An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
-        and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
-        """
+        # That of k steps without sampling, order k / 2z^2. An epoch is a mixture over the record's
+        # steps, and the divergence is quasi-convex (van Erven and Harremoes 2014,
+        # arXiv:1206.2459v2, Theorem 13).
         z = self.event.noise_multiplier
         return np.asarray(orders * self.participations / (2 * z * z))

@@ -239,7 +239,6 @@ class FixedSizeSampled(Event):
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is not ADD or self.batch_size in (0, self.dataset_size):
             return ""
         return (
@@ -264,7 +263,6 @@ class Repeated(Event):
         check.fields(self, event=require_event, count=check.count)
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
         times = "" if self.count == 1 else f"{self.count:,} times "
         return times + self.event.describe()
 
@@ -287,7 +285,6 @@ class Composed(Event):
         object.__setattr__(self, "events", events)
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
         return "; ".join(part.describe() for part in self.events) or "nothing"
 
 
@@ -320,7 +317,6 @@ class GridNoise(Event):
 
     @property
     def block(self) -> int:
-        """As ``Event.block``."""
         return self.event.block
 
 
@@ -346,7 +342,6 @@ class PerUser(Event):
 
     @property
     def block(self) -> int:
-        """As ``Event.block``."""
         return self.event.block
 
 
@@ -384,7 +379,6 @@ class CorrelatedNoise(Event):
         check.fields(self, event=require_gaussian, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -435,7 +429,6 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         check.fields(self, bands=check.size, steps=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is not Relation.REPLACE_ONE:
             return ""
         return (

@@ -278,7 +278,6 @@ class SmallLosses(Pair):
         self.center = pair.center - self.shift
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         p, q, gain, error = self.pair.masses(self._inside(edges))[:4]
         total, other = self.small[:2]
         moved = q * self.ratio
@@ -287,16 +286,13 @@ class SmallLosses(Pair):
         return Masses(p / total, q / other, (gain - moved) / total, off)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         first, last = self.pair.tails(self._inside(losses)), self.pair.tails(self._inside(np.inf))
         return (first[0] - last[0]) / self.small[0], (first[1] - last[1]) / self.small[1]
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return self.low - self.shift, self.high - self.shift
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return self.doubt + self.pair.slack(self._inside(edges))
 
     def _inside(self, losses: Array | float) -> Array:
@@ -308,18 +304,13 @@ class SmallLosses(Pair):
 
 
 class LargeLosses(Pair):
-    """The pair of a step's other losses, and of the event that the loss is small.
-
-    Args:
-        inner: the small losses of the same step.
-    """
+    """The pair of a step's other losses, and of the event that the loss is small."""
 
     def __init__(self, inner: SmallLosses) -> None:
         self.inner, self.center = inner, inner.shift
         self.rounding = inner.pair.rounding
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         least = self.inner.pair.masses(np.minimum(edges, self.inner.low))
         largest = self.inner.pair.masses(np.maximum(edges, self.inner.high))
         here = (edges[:-1] < self.center) & (edges[1:] >= self.center)
@@ -330,16 +321,13 @@ class LargeLosses(Pair):
         return Masses(p, q, gain, error + 4 * _U * np.abs(gain))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         high = np.where(losses < self.center, self.inner.low, np.maximum(losses, self.inner.high))
         return self.inner.pair.tails(np.where(losses < self.inner.low, losses, high))
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return self.inner.pair.span(tail)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return self.inner.doubt + self.inner.pair.slack(edges)
 
     def chance(self) -> float:
@@ -706,7 +694,7 @@ class BunchPair(Pair):
         self.rounding = 2.3e-16 * (loss.size + 4)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``, each cell beside its lower edge."""
+        # Each cell beside its lower edge.
         ends = np.searchsorted(self.loss, edges, side="right")
         inside = slice(ends[0], ends[-1])
         base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
@@ -721,11 +709,10 @@ class BunchPair(Pair):
         return Masses(first, second, gain, 2 * self.rounding * np.abs(gain), base)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``; none is asked for but that of the largest loss."""
+        # None is asked for but that of the largest loss.
         return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return float(self.loss[0]), float(self.loss[-1])
 
 

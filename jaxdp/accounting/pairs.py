@@ -150,7 +150,6 @@ class Discrete(Pair):
         self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         index = np.searchsorted(edges, self.loss, side="left") - 1
         inside = (index >= 0) & (index < edges.size - 1)
         count = edges.size - 1
@@ -161,14 +160,12 @@ class Discrete(Pair):
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         first = np.searchsorted(self.loss, losses, side="right")
         beyond_p = np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
         beyond_q = np.append(np.cumsum(self.q[::-1])[::-1], 0.0)
         return beyond_p[first] + self.infinite, beyond_q[first]
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         top = self.loss.size - 1
         below = int(np.searchsorted(np.cumsum(self.p), tail))
         above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))
@@ -247,12 +244,10 @@ class Exponential(Pair):
         self.rounding = 4 * _U * (8 + largest)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         p, q = self._between(edges[:-1], edges[1:])
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         return self._between(losses, np.asarray(np.inf))
 
     def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -267,11 +262,10 @@ class Exponential(Pair):
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return -self.center, self.center
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``: ``largest`` is rounded."""
+        # The largest loss is rounded.
         return 4 * _U * self.center
 
 
@@ -367,7 +361,6 @@ class SampledGaussian(Pair):
         return -float(loss[0]) if self.reverse else float(loss[0])
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         z, q = self.z, self.q
         reach = -z * float(special.ndtri(max(tail, 1e-310) / 2))
         sampled = -z * float(special.ndtri(min(max(tail, 1e-310) / (2 * q), 0.5)))
@@ -384,11 +377,8 @@ class SampledGaussian(Pair):
         return (-high, -low) if self.reverse else (low, high)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``.
-
-        The part that both laws share is left out of the difference, which so keeps its digits where
-        hardly any record is sampled.
-        """
+        # The part that both laws share is left out of the difference, which so keeps its digits
+        # where hardly any record is sampled.
         z, q = self.z, self.q
         x = self.output(-edges[::-1] if self.reverse else edges)
         base, present = normal_cells(x, 0.0, z), normal_cells(x, 1.0, z)
@@ -400,7 +390,6 @@ class SampledGaussian(Pair):
         return Masses(p, other, gain, error)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         z, q = self.z, self.q
         sign = 1.0 if self.reverse else -1.0
         x = self.output(-losses if self.reverse else losses)
@@ -412,7 +401,6 @@ class SampledGaussian(Pair):
         return (other, p) if self.reverse else (p, other)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         z, q = self.z, self.q
         x = self.output(-edges if self.reverse else edges)
         x = x[np.isfinite(x)]
@@ -481,10 +469,7 @@ class BatchGaussian(Pair):
             self.center = 0.0 if self.ab and self.ac else (middle if self.ab else -middle)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``.
-
-        A has no part in the difference, which so keeps its digits where k is small.
-        """
+        # A has no part in the difference, which so keeps its digits where k is small.
         x = self._outputs(np.maximum(edges, 0.0), self.distances[0])[::-1]
         up = [normal_cells(x, mean, 1.0)[::-1] for mean in (self.ab, 0.0, self.bc)]
         y = self._outputs(np.maximum(-edges, 0.0), self.distances[1])
@@ -497,13 +482,10 @@ class BatchGaussian(Pair):
         return Masses(base + p, base + q, p - q, self.rounding * (p + q))
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``.
-
-        The logs that make up an output are each known to a few units of rounding, and by one unit
-        of the output the loss changes by at most the larger distance times the posterior weights of
-        B under P and of C under Q. Near the largest loss, which A = B has, the loss itself moves by
-        that rounding.
-        """
+        # The logs that make up an output are each known to a few units of rounding, and by one unit
+        # of the output the loss changes by at most the larger distance times the posterior weights
+        # of B under P and of C under Q. Near the largest loss, which A = B has, the loss itself
+        # moves by that rounding.
         logit = np.log(self.k) - (np.log1p(-self.k) if self.k < 1 else -np.inf)
         size = abs(np.log(self.k)) + (abs(np.log1p(-self.k)) if self.k < 1 else 0.0)
         largest = 0.0
@@ -520,7 +502,6 @@ class BatchGaussian(Pair):
         return 16 * _U * largest
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         x = self._outputs(np.maximum(losses, 0.0), self.distances[0])
         y = self._outputs(np.maximum(-losses, 0.0), self.distances[1])
         base, p, q = (
@@ -530,7 +511,6 @@ class BatchGaussian(Pair):
         return (1 - self.k) * base + self.k * p, (1 - self.k) * base + self.k * q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         far, rare = special.ndtri(tail / 2), special.ndtri(min(tail / (2 * self.k), 0.5))
         low = self._loss(min(self.ac + far, self.bc + rare), self.ac)
         return -low, self._loss(min(self.ab + far, rare), self.ab)
@@ -649,7 +629,6 @@ class Branches(Pair):
         self.rounding = rounding + 2 * BatchGaussian.rounding
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         found = [[weight * v for v in pair.masses(edges)[:4]] for weight, pair in self.branches]
         p, q, gain, error = (np.sum(values, axis=0) for values in zip(*found, strict=True))
         # The branches' probabilities are off by as much under both laws.
@@ -657,17 +636,14 @@ class Branches(Pair):
         return Masses(p, q, gain, error + self.rounding * off)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return max(pair.slack(edges) for _, pair in self.branches)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         found = [(weight, pair.tails(losses)) for weight, pair in self.branches]
         p, q = (np.sum([weight * tails[i] for weight, tails in found], axis=0) for i in (0, 1))
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         spans = [pair.span(min(tail / weight, 0.5)) for weight, pair in self.branches]
         return min(low for low, _ in spans), max(high for _, high in spans)
 
@@ -703,21 +679,18 @@ class MixedGaussian(Pair):
         self.center = -float(loss) if reverse else float(loss)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         y = self._output(-edges[::-1] if self.reverse else edges)
         mixed, base = self._mixed(lambda c: normal_cells(y, c, 1.0)), normal_cells(y, 0.0, 1.0)
         p, q = (base[::-1], mixed[::-1]) if self.reverse else (mixed, base)
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         sign = 1.0 if self.reverse else -1.0
         y = self._output(-losses if self.reverse else losses)
         mixed, base = self._mixed(lambda c: special.ndtr(sign * (y - c))), special.ndtr(sign * y)
         return (base, mixed) if self.reverse else (mixed, base)
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         reach = -float(special.ndtri(max(tail, 1e-310) / 2))
         rare = special.ndtri(np.minimum(max(tail, 1e-310) / (2 * self.p), 0.5))
         ends = np.asarray([-reach, max(reach, float(np.max(self.c - rare)))])
@@ -725,7 +698,6 @@ class MixedGaussian(Pair):
         return (-float(high), -float(low)) if self.reverse else (float(low), float(high))
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         y = self._output(-edges if self.reverse else edges)
         y = y[np.isfinite(y)]
         terms = float(self.c[-1]) * (np.max(np.abs(y), initial=0.0) + float(self.c[-1]))

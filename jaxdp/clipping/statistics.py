@@ -70,10 +70,6 @@ def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
     channels and of all numbers, means of classes and of the first records, frequencies of classes
     and weights made of them, covariances, principal directions, projections and whitening.
-
-    Args:
-        value: any array.
-        records: the records.
     """
     # A large array of a shape that nothing of the records has is not read.
     shape = np.shape(value)

@@ -41,12 +41,10 @@ class LedgerFile(LedgerRows):
 
     @property
     def chained(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._read.chained
 
     @property
     def is_open(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._file is not None and not self._writing
 
     def new_rows(self) -> Iterator[tuple[str, Row, bytes]]:
@@ -101,7 +99,6 @@ class LedgerFile(LedgerRows):
         self._file = file
 
     def append(self, row: Row) -> None:
-        """As for ``LedgerRows``."""
         assert self._file is not None
         self._check()
         if "ledger" not in row and "format" not in row:
@@ -134,7 +131,6 @@ class LedgerFile(LedgerRows):
             self.append({"format": FORMAT})
 
     def close(self) -> None:
-        """Closes the file, so that other processes can write."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):  # every line is on disk

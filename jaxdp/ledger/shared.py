@@ -57,16 +57,13 @@ class RowsOfAll(LedgerRows):
 
     @property
     def chained(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._number > 0
 
     @property
     def is_open(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._own.is_open and processes.count() == self._count
 
     def new_rows(self) -> Rows:
-        """As for ``LedgerRows``."""
         if self._index:
             return self._own.new_rows() if self._reads else []
         return self._kept(self._own.new_rows())

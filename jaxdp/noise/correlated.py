@@ -75,9 +75,6 @@ def check_stable(strategy: Strategy) -> None:
     y_j has the standard deviation of row j of the inverse. 2^-12 of z_i is let pass; the square
     root of the prefix sums stays below that for millions of steps.
 
-    Args:
-        strategy: any.
-
     Raises:
         ValueError: it is refused.
     """

@@ -248,7 +248,6 @@ class IntegerMatrixNoise(IntegerNoise):
 
     @functools.cached_property
     def growth(self) -> float:
-        """The most by which an integer grows over the steps; see ``integer_law``."""
         return growth(self.strategy)
 
     @functools.cached_property

@@ -133,12 +133,6 @@ def quantile_clip(
 def quantile_algorithm(
     optimizer: optax.GradientTransformation, *args: Any, **options: Any
 ) -> Algorithm:
-    """Quantile clipping as an ``Algorithm``, for ``jaxdp.Trainer``.
-
-    Args:
-        optimizer: any optax optimizer.
-        args: as for ``quantile_clip``.
-        options: as for ``quantile_clip``.
-    """
+    """Quantile clipping as an ``Algorithm``; further arguments as for ``quantile_clip``."""
     mechanism, link = quantile_clip(*args, **options)
     return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)

@@ -56,10 +56,6 @@ def fingerprint(source: Source, secret: Secret) -> str:
     """A keyed hash of the number of records and of some of them. **Secret**.
 
     Of arrays that several processes hold in parts, of their shapes alone.
-
-    Args:
-        source: the records.
-        secret: the key.
     """
     found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
     count = len(source)
@@ -85,9 +81,6 @@ def check_repeatable(source: Source) -> None:
 
     Sixteen records are read twice, spread over the source by their places alone, which are public,
     and compared bit by bit. Arrays on the device, in memory and in memory maps are not read.
-
-    Args:
-        source: the records.
 
     Raises:
         ValueError: they read differently; the message names the remedy.
