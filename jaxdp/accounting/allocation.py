@@ -64,9 +64,8 @@ def epoch_pairs(
     combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
     rule = _Resolution(upper, fine / math.sqrt(max(combined, 6)), bits)
     parts = [(size, participations - more), (size + 1, more)]
-    laws = [
-        (_product_of_means(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count
-    ]
+    used = [part for part in parts if part[1]]
+    laws = [(_product_of_means(z, *part, rule), _spread(z, *part)) for part in used]
     law, spread = laws[0]
     if more:
         law = _combine(law, laws[1][0], np.multiply, 1.0, math.hypot(spread, laws[1][1]), rule)

@@ -84,12 +84,8 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
             # without the record.
             sampled = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
             return tuple(BatchGaussian(sampled, z, d) for d in ((1, 0, 1), (0, 1, 1)))
-        return tuple(
-            Branches(
-                ((free, BatchGaussian(q, z, d)), (full, BatchGaussian(kept, z, e))), 2 * _TAIL_ERROR
-            )
-            for d, e in _DISTANCES
-        )
+        both = [(BatchGaussian(q, z, d), BatchGaussian(kept, z, e)) for d, e in _DISTANCES]
+        return tuple(Branches(((free, a), (full, b)), 2 * _TAIL_ERROR) for a, b in both)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         z, q = self.event.noise_multiplier, self.sampling_prob
@@ -160,11 +156,8 @@ class ShuffledEpoch(_GaussianOnBatches):
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # That of the one batch with the record; below, of the largest output.
         z, far = self.event.noise_multiplier, int(relation.separation)
-        return (
-            (BatchGaussian(1.0, z, (0, far, far)),)
-            if upper
-            else _largest_output_pairs(z, self.steps, far)
-        )
+        one = (BatchGaussian(1.0, z, (0, far, far)),)
+        return one if upper else _largest_output_pairs(z, self.steps, far)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # Those of the one batch with the record.
@@ -202,10 +195,8 @@ def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...
     loss = np.log(mass[0] / mass[1])
     order = np.argsort(loss)
     loss, (p, q) = loss[order], mass[:, order]
-    back = slice(None, None, -1)
-    return Discrete(loss, p, 0.0, rounding, q), Discrete(
-        -loss[back], q[back], 0.0, rounding, p[back]
-    )
+    reverse = Discrete(-loss[::-1], q[::-1], 0.0, rounding, p[::-1])
+    return Discrete(loss, p, 0.0, rounding, q), reverse
 
 
 @dataclass(frozen=True)

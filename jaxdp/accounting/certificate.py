@@ -91,16 +91,14 @@ def bounds(
                     continue
                 hint, known = upper or near, math.inf
                 if not hint:
-                    hint = known = direction.epsilon_end(
-                        True, direction.rough_epsilon(), _COARSE_TOLERANCE
-                    )
+                    rough = direction.rough_epsilon()
+                    hint = known = direction.epsilon_end(True, rough, _COARSE_TOLERANCE)
                 low, high = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
             else:
-                if (
-                    upper > 0
-                    and direction.delta_end(True, epsilon, _COARSE_TOLERANCE) * unit <= upper
-                ):
-                    continue
+                if upper > 0:
+                    coarse = direction.delta_end(True, epsilon, _COARSE_TOLERANCE)
+                    if coarse * unit <= upper:
+                        continue
                 low, high = _refine(direction, direction.delta_end, epsilon)
         except Unresolved:
             low, high = 0.0, math.inf
@@ -252,10 +250,8 @@ class Direction:
 
         def excess(log_epsilon: float) -> float:
             """log of Chernoff's bound on delta there, over exp(log_delta)."""
-            chernoff = _saddle_point(self.upper, math.exp(log_epsilon), self.log_delta, math.inf)[
-                -1
-            ]
-            return chernoff - self.log_delta
+            at = math.exp(log_epsilon)
+            return _saddle_point(self.upper, at, self.log_delta, math.inf)[-1] - self.log_delta
 
         if excess(-23.0) <= 0:
             return math.exp(-23.0)
@@ -263,11 +259,11 @@ class Direction:
             raise Unresolved("no finite epsilon")
         least = math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
         # Chernoff's bound is poor where a few rare losses decide.
-        while (
-            least > 1e-9
-            and self._certified_delta(True, 0.6 * least, _COARSE_TOLERANCE)(0.6 * least) <= 1
-        ):
-            least *= 0.6
+        while least > 1e-9:
+            less = 0.6 * least
+            if not self._certified_delta(True, less, _COARSE_TOLERANCE)(less) <= 1:
+                break
+            least = less
         return least
 
     def _certified_delta(
@@ -325,10 +321,9 @@ class Direction:
         both *= kept
         if high:
             # Q of what lies below the windows, or at minus infinity, is in no atom.
-            lows = (np.asarray([low]) for low in chosen.lows)
-            missing = sum(
-                n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
-            )
+            ends = zip(kinds, chosen.lows, strict=True)
+            q_above = [(float(p.tails(np.asarray([low]))[1][0]), n) for (p, n), low in ends]
+            missing = sum(n * (1 - q) for q, n in q_above)
             second *= max(1 - missing, 0.0)
             groups = parts.groups()
 
@@ -706,21 +701,17 @@ class DiscretizedComposition:
         """The law of the sum of all losses below the caps, tilted, ``without`` one of a kind."""
         plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
-        if not self._inner:
-            return law_of_sum(outer, self._put, grids, tilted_moments(plan, c), plan.first)
-        large = outer, tilted_moments(plan, c, self.layout.small)
-        return law_of_sum(
-            self._small_loss_atoms, self._put, grids, tilted_moments(plan, c), plan.first, large
-        )
+        steps, large = outer, None
+        if self._inner:
+            steps, large = self._small_loss_atoms, (outer, tilted_moments(plan, c, grids.small))
+        return law_of_sum(steps, self._put, grids, tilted_moments(plan, c), plan.first, large)
 
     def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
         """The atoms of ``kinds`` on a grid with their numbers, ``without`` one step of a kind."""
         if width not in self._found:
+            ends = zip(self.kinds, self._plan.lows, self._plan.caps, strict=True)
             self._found[width] = [
-                self._put(pair, width, low, cap, self._fine)
-                for (pair, _), low, cap in zip(
-                    self.kinds, self._plan.lows, self._plan.caps, strict=True
-                )
+                self._put(pair, width, low, cap, self._fine) for (pair, _), low, cap in ends
             ]
         found = zip(self._found[width], self.kinds, strict=True)
         return [(atom, n - (i == without)) for i, (atom, (_, n)) in enumerate(found)]

@@ -341,9 +341,8 @@ def _group_similar_steps(
     by_sampling: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
     for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
         by_sampling.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
-    reach = sum(
-        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in by_sampling.values()
-    )
+    ends = [(s[0][0].noise_multiplier, s[-1][0].noise_multiplier) for s in by_sampling.values()]
+    reach = sum(math.log(most_noise / least_noise) for least_noise, most_noise in ends)
     groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
     for members in by_sampling.values():
         least, last, count = members[0][0], members[0][0], 0

@@ -142,9 +142,8 @@ def merge_cells(
     right, left = (_grid_indices(reach / width, fine) for reach in (cap - center, center - low))
     edges = center + width * np.concatenate([-left[:0:-1], right])
     masses = pair.masses(edges)
-    loss = _merged_loss(masses, edges[:-1], r) - (
-        4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
-    )
+    slack = 4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
+    loss = _merged_loss(masses, edges[:-1], r) - slack
     kept = np.isfinite(loss) & (masses.p > 1e-290)
     return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
 
@@ -338,9 +337,7 @@ class LargeLosses(Pair):
 
 
 AtomCounts = Sequence[tuple[Atoms, int]]
-AtomsOfWidth = Callable[
-    [float], AtomCounts
-]  # from the width of a grid to the atoms on it, with numbers
+AtomsOfWidth = Callable[[float], AtomCounts]  # from the width of a grid to the atoms on it
 Discretize = Callable[[Pair, float, float, float, float], Atoms]
 
 
@@ -436,9 +433,8 @@ class Law:
             logs = logs[kept] + n * (real + 1j * imag)
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
             lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
-            self.relative += (
-                n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
-            )
+            shared = int(np.bincount(atom.index % size).max())
+            self.relative += n * _U * shared + 1e-30 * n * law.size
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
         self.relative = expm1_or_inf(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
@@ -663,9 +659,8 @@ def _law_on_one_grid(
     above = np.where(hint.orders > c, coarse - (hint.orders - c) * last, np.inf)
     below = np.where(hint.orders < c, coarse + (c - hint.orders) * first, np.inf)
     best = int(np.argmin(above)), int(np.argmin(below))
-    used = {max(best[0] - i, half) for i in _ORDER_STEPS} | {
-        min(best[1] + i, half - 1) for i in _ORDER_STEPS
-    }
+    used = {max(best[0] - i, half) for i in _ORDER_STEPS}
+    used |= {min(best[1] + i, half - 1) for i in _ORDER_STEPS}
     orders = hint.orders[sorted(used)]
     moments = log_moments(kinds, width, np.append(orders, c))
     gain = moments[:-1] - moments[-1]
@@ -702,9 +697,7 @@ class BunchPair(Pair):
         p, lower = self.p[inside], base[index] - self.loss[inside]
         # Not p - gain, which has no digits where the cell is many nats wide.
         terms = p, p * np.exp(lower), -p * np.expm1(lower)
-        first, second, gain = (
-            np.asarray(np.bincount(index, v, base.size), np.float64) for v in terms
-        )
+        first, second, gain = (np.asarray(np.bincount(index, v, base.size), float) for v in terms)
         # The terms of one cell's gain have the same sign.
         return Masses(first, second, gain, 2 * self.rounding * np.abs(gain), base)
 

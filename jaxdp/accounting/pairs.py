@@ -325,9 +325,8 @@ def log_ratio(x: Array, z: float | Array, q: float | Array) -> Array:
         return g
     t = q * np.expm1(np.minimum(g, 30.0))
     stable = (g < 30.0) & (t > -0.5)
-    return np.where(
-        stable, np.log1p(np.maximum(t, -0.5)), np.logaddexp(np.log1p(-q), np.log(q) + g)
-    )
+    far = np.logaddexp(np.log1p(-q), np.log(q) + g)
+    return np.where(stable, np.log1p(np.maximum(t, -0.5)), far)
 
 
 @dataclass(frozen=True)
@@ -529,11 +528,8 @@ class BatchGaussian(Pair):
         p, share = self._shares(up, above=True)
         q, other = self._shares(down, above=False)
         first = float(self._outputs(np.asarray([reach]), self.distances[0])[0])
-        far, means, out = (
-            max(self.ab, self.bc),
-            np.asarray([self.ab, 0.0]),
-            np.full(orders.shape, np.inf),
-        )
+        far, means = max(self.ab, self.bc), np.asarray([self.ab, 0.0])
+        out = np.full(orders.shape, np.inf)
         with np.errstate(all="ignore"):
             log_p, log_weights = np.log(p), np.log([1 - self.k, self.k])
             for i, a in enumerate(orders.tolist()):

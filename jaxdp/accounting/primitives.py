@@ -36,9 +36,8 @@ _NODES = 20_000  # of a quadrature
 
 def vacuous_reason(epsilon: float) -> str:
     """The reason why a release with such a loss is charged as one without noise, or ""."""
-    return (
-        "" if epsilon <= _LARGEST_EPSILON else f"a release's loss of {epsilon:g} guarantees nothing"
-    )
+    enough = epsilon <= _LARGEST_EPSILON
+    return "" if enough else f"a release's loss of {epsilon:g} guarantees nothing"
 
 
 def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
@@ -273,11 +272,9 @@ class MixtureOfGaussians(PairedEvent):
         return np.maximum(np.minimum(out, orders * (0.5 * float(c[-1]) ** 2 * (1 + 8 * _U))), 0.0)
 
     def describe(self) -> str:
-        amounts = (
-            f"{len(self.sensitivities)} amounts at random, up to {max(self.sensitivities):.4g}"
-        )
-        noise = f"Gaussian noise of {self.noise_multiplier:.4g}"
-        return f"a sum with {noise}, which a record moves by one of {amounts}"
+        noise, most = f"{self.noise_multiplier:.4g}", f"{max(self.sensitivities):.4g}"
+        many = f"{len(self.sensitivities)} amounts at random, up to {most}"
+        return f"a sum with Gaussian noise of {noise}, which a record moves by one of {many}"
 
 
 def _log_moment(c: Array, p: Array, power: float) -> float:
@@ -374,10 +371,10 @@ class EpsilonDelta(_StatedEvent):
 
     def of_group(self, records: int) -> Event | None:
         # Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded.
-        log_delta = (
-            math.log(self.delta) + log_geometric_sum(self.epsilon, records) if self.delta else 0
-        )
-        delta = math.exp(min(0.0, log_delta + 1e-12)) if self.delta else 0.0
+        delta = 0.0
+        if self.delta:
+            log_delta = math.log(self.delta) + log_geometric_sum(self.epsilon, records)
+            delta = math.exp(min(0.0, log_delta + 1e-12))
         return replace(self, epsilon=records * self.epsilon, delta=delta)
 
 

@@ -163,16 +163,10 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
     inside = np.arange(orders.size)
     with np.errstate(divide="ignore", invalid="ignore"):
         # P_c(sum < a) <= exp(K(o) - K(c) + (c - o) a) for o < c, and the same above.
-        below = [
-            np.where(inside < tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], -np.inf)
-            for g in _NATS
-        ]
-        beyond = [
-            np.where(inside > tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], np.inf)
-            for g in _NATS
-        ]
-    first = [np.nanmax(b, axis=1) for b in below]
-    last = [np.nanmin(b, axis=1) for b in beyond]
+        ends = [((both[0] - both[1] - g) / gap)[tilts] for g in _NATS]
+    below, beyond = inside < tilts[:, None], inside > tilts[:, None]
+    first = [np.nanmax(np.where(below, end, -np.inf), axis=1) for end in ends]
+    last = [np.nanmin(np.where(beyond, end, np.inf), axis=1) for end in ends]
     # The best order on either side bounds what lies beyond each end; what is left lies between.
     # Untilted, a sum s there weighs e^(K(c) - c s), which is least at the window's last sum.
     c, kept, off = orders[tilts], value[tilts], error[tilts]

@@ -325,9 +325,8 @@ def inspect_loss(
             for eqn in function.jaxpr.eqns:
                 _check_operation(eqn, function.axes)
             # Constants written into operations are arrays, too, but for their scalars.
-            atoms = itertools.chain(
-                function.jaxpr.outvars, *(e.invars for e in function.jaxpr.eqns)
-            )
+            entering = (eqn.invars for eqn in function.jaxpr.eqns)
+            atoms = itertools.chain(function.jaxpr.outvars, *entering)
             written = [a.val for a in atoms if isinstance(a, core.Literal) and np.shape(a.val)]
             for array in (*function.consts, *written):
                 words = f"{jnp.result_type(array)} {list(np.shape(array))}"
@@ -710,9 +709,8 @@ def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[...
 
     def of(params: PyTree, user: User, key: jax.Array | None) -> jax.Array:
         keys = None if key is None else jax.random.split(key, len(user.present))
-        losses = jax.vmap(lambda record, own: form(loss_fn, params, record, own))(
-            user.records, keys
-        )
+        one = functools.partial(form, loss_fn, params)
+        losses = jax.vmap(one)(user.records, keys)
         total = jnp.sum(jnp.where(user.present, losses, jnp.zeros_like(losses)))
         count = jnp.sum(user.present, dtype=losses.dtype)
         return total if reduce == "sum" else total / jnp.maximum(count, jnp.ones_like(count))

@@ -267,10 +267,8 @@ def _match_channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
         by = np.moveaxis(np.arange(leaf.width).reshape(leaf.shape), axis, 0)
         flat, groups = value.ravel().astype(np.float64), by.reshape(len(by), -1)
         over = leaf.sample.over(groups)
-        like = any(
-            _resembles(flat, found, over.variance, leaf.scalings)
-            for _, found in _column_statistics(over)
-        )
+        usual = (found for _, found in _column_statistics(over))
+        like = any(_resembles(flat, found, over.variance, leaf.scalings) for found in usual)
         if like and leaf.whole is not None:
             over = leaf.whole.over(groups)
             for words, found in _column_statistics(over):
@@ -370,11 +368,8 @@ def _match_second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     value = value.astype(np.float64)
     ways = [rows for rows in (value, value.T) if rows.shape[1] == width and len(rows) <= width]
     for words, moments in zip(("covariance", "second moments"), leaf.scatter, strict=False):
-        if (
-            value.shape == moments.shape
-            and _agrees(value.ravel(), moments.ravel())
-            and is_specific(value)
-        ):
+        same = value.shape == moments.shape and _agrees(value.ravel(), moments.ravel())
+        if same and is_specific(value):
             yield Match(f"the records' {words}", True)
         for rows in ways if width >= 3 else ():
             if (fitted := _name_fit(rows, moments)) and is_specific(value):

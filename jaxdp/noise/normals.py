@@ -132,9 +132,8 @@ def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
             "a parameter must have fewer than 2**33 elements, and fewer than 2**32 rows, got shape "
             f"{shape}"
         )
-    row, *others = (
-        jax.lax.broadcasted_iota(jnp.uint32, (rows, *rest), axis) for axis in range(1 + len(rest))
-    )
+    iota = functools.partial(jax.lax.broadcasted_iota, jnp.uint32, (rows, *rest))
+    row, *others = map(iota, range(1 + len(rest)))
     second = row >= np.uint32(half)
     counters = jnp.where(second, row - np.uint32(half), row)
     for size, place in zip(rest, others, strict=True):

@@ -150,9 +150,8 @@ def optimal_banded(
     while lengths[-1] > 64 * start.bands:
         lengths.append(lengths[-1] // 8)
     for length in lengths[::-1] if len(found) else ():
-        found = minimize(
-            _banded_loss(target[:length], error), [found], f"{bands} bands, {length} steps"
-        )
+        loss, name = _banded_loss(target[:length], error), f"{bands} bands, {length} steps"
+        found = minimize(loss, [found], name)
     return Toeplitz((1.0, *found.tolist()), start.steps)
 
 

@@ -61,18 +61,16 @@ def scale_by_dp_adam_bc(
     Raises:
         ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
     """
-    return scale_by_moments(
-        AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1)), noise_std
-    )
+    moments = AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1))
+    return scale_by_moments(moments, noise_std)
 
 
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
     """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
-    return scale_by_moments(
-        AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor), noise_std
-    )
+    moments = AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor)
+    return scale_by_moments(moments, noise_std)
 
 
 def scale_by_dp_adagrad(
@@ -225,9 +223,8 @@ class AdaptiveMoments:
         if self.b1 is not None:
             step = jnp.maximum(state.step, 1)
             nu, noise = (_debiased(moment, self.decay, step) for moment in (nu, noise))
-        return jax.tree.map(
-            lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps, nu, noise
-        )
+        above = jax.tree.map(lambda v, s: jnp.maximum(v, self.noise_floor * s), nu, noise)
+        return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, above)
 
     def direction(self, state: AdaptiveState, grads: PyTree) -> PyTree:
         """The first moment, debiased, or the gradient where there is none."""

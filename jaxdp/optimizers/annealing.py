@@ -198,14 +198,11 @@ def sa_dpsgd(
             "strategy must be None for annealing, got correlated noise: no proof covers candidates "
             "that are rejected"
         )
-    sgd = optax.sgd(
-        hyper.learning_rate(learning_rate), momentum=hyper.decay("momentum", momentum) or None
-    )
+    rate, momentum = hyper.learning_rate(learning_rate), hyper.decay("momentum", momentum)
+    sgd = optax.sgd(rate, momentum=momentum or None)
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
-    counted = ("proposals", "accepted", "forced")
-    return Algorithm(
-        mechanism,
-        chain,
-        energy=energy,
-        counts=lambda state: {name: getattr(state, name) for name in counted},
-    )
+
+    def counts(state: AnnealingState) -> dict[str, jax.Array]:
+        return {name: getattr(state, name) for name in ("proposals", "accepted", "forced")}
+
+    return Algorithm(mechanism, chain, energy=energy, counts=counts)

@@ -267,13 +267,10 @@ class ArraySource:
             # random rows would bring all of it into the process's memory and, in a container, to
             # its limit. Unmapped again, they stay cached. Only where nothing can be lost: a
             # copy-on-write map would forget what was written to it. Windows cannot.
-            pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
-            if (
-                isinstance(leaf, np.memmap)
-                and isinstance(pages, mmap.mmap)
-                and sys.platform != "win32"
-            ):
-                pages.madvise(mmap.MADV_DONTNEED)
+            if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
+                pages = getattr(leaf, "_mmap", None)
+                if isinstance(pages, mmap.mmap):
+                    pages.madvise(mmap.MADV_DONTNEED)
             if read.shape != (len(ascending), *like.shape):
                 raise ValueError(
                     f"{named(path)} must give rows of shape {list(like.shape)} for an array of "

@@ -48,10 +48,9 @@ class Users:
     @property
     def example(self) -> User:
         """Shape and dtype of one user."""
-        k = self.records_per_user
-        records = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), self.source.example
-        )
+        k, struct = self.records_per_user, jax.ShapeDtypeStruct
+        one = self.source.example
+        records = jax.tree.map(lambda leaf: struct((k, *leaf.shape), leaf.dtype), one)
         return User(records, jax.ShapeDtypeStruct((k,), np.bool_))  # type: ignore[arg-type]
 
     def __len__(self) -> int:

@@ -178,9 +178,8 @@ def _follow_operation(
     """Classifies the results of an operation on parameters, and notes the use that it may be."""
     # Parameters alone: joined, or rearranged and sliced, without adding entries up.
     at, what = found[0]
-    if node.name == "concatenate" and all(
-        isinstance(each, View) and not each.multiples for each in ins
-    ):
+    plain = all(isinstance(each, View) and not each.multiples for each in ins)
+    if node.name == "concatenate" and plain:
         return [Joined(tuple(ins), node.eqn.params["dimension"])]
     if len(found) == 1 and (made := sites.rearrange(node, what)) is not None:
         return [*made]
@@ -249,10 +248,7 @@ class Plan(tuple[LeafPlan, ...]):
 
     def __str__(self) -> str:
         rows = [("parameter", "engine", "bytes", "operations", "reason")]
-        rows += [
-            (row.path, row.engine, f"{row.bytes:,}", f"{row.operations:.2g}", row.reason)
-            for row in self
-        ]
+        rows += [(r.path, r.engine, f"{r.bytes:,}", f"{r.operations:.2g}", r.reason) for r in self]
         held = sum(row.bytes for row in self)
         rows.append(("all", "", f"{held:,}", f"{sum(row.operations for row in self):.2g}", ""))
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -77,11 +77,8 @@ def per_example_gradients(
         cuts: of the leaves that are sharded over devices, the axis.
     """
     # A tap for every use that is to be factored.
-    factored = {
-        leaf: uses.by_slice(leaf)
-        for leaf in uses.of_leaf
-        if plan[leaf].engine in ("ghost", "layer")
-    }
+    chosen = [leaf for leaf in uses.of_leaf if plan[leaf].engine in ("ghost", "layer")]
+    factored = {leaf: uses.by_slice(leaf) for leaf in chosen}
     each_use = itertools.chain(*itertools.chain(*factored.values()))
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
@@ -186,10 +183,8 @@ class _TappedLoss(NamedTuple):
                 self.numbers[node] = multiples[node].factor(operands)
             if node.bodies and self._has_taps(node):
                 # What holds taps is run operation by operation, in a loop or checkpoint like it.
-                again = {SCAN: self.run_scan, COND: self.run_cond}.get(
-                    node.name, self.run_checkpoint
-                )
-                results, entered = again(node, operands)
+                known = {SCAN: self.run_scan, COND: self.run_cond}
+                results, entered = known.get(node.name, self.run_checkpoint)(node, operands)
                 seen.update(entered)
             elif tap is None or node.name != _CONVOLUTION:
                 results = _apply_separately(node, operands, self.of_example)
@@ -304,9 +299,8 @@ def _apply_separately(
 
     # The kernel is of the example: products of patches, from [g, t, q] to the result.
     weights = site.of_view(kernel.astype(jnp.float32))
-    outs = rounding.exact_einsum(
-        "gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights
-    )
+    patches = site.inputs(data[None])[0].astype(jnp.float32)
+    outs = rounding.exact_einsum("gtp,gpq->gtq", patches, weights)
     images, features, *space = node.eqn.params["dimension_numbers"].out_spec
     order, shape = (images, *space, features), node.out_shape()
     flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])
@@ -360,10 +354,8 @@ def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
     pairs = list(zip(params["padding"], reach, strict=True))
     if all(0 <= side <= most for pair, most in pairs for side in pair):
         return apply_node(node, [data, kernel])[0]
-    edges = [(0, 0, 0)] * data.ndim
-    for axis, pair, step in zip(
-        numbers.lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True
-    ):
+    edges, holes = [(0, 0, 0)] * data.ndim, params["lhs_dilation"]
+    for axis, pair, step in zip(numbers.lhs_spec[2:], params["padding"], holes, strict=True):
         edges[axis] = (*pair, step - 1)
     options = {name: params[name] for name in _OPTIONS}
     data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)

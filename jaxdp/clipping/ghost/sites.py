@@ -192,14 +192,10 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
 
 def multiply_view(node: Node, at: int, view: View) -> View | None:
     """The view times one number, which is the other operand; None if it is no such product."""
-    if node.name == "neg":
-        number = None
-    elif (
-        node.name == "mul" or (node.name == "div" and at == 0)
-    ) and view.shape == node.out_shape():
-        number = 1 - at
-    else:
+    product = node.name == "mul" or (node.name == "div" and at == 0)
+    if node.name != "neg" and not (product and view.shape == node.out_shape()):
         return None
+    number = None if node.name == "neg" else 1 - at
     return dataclasses.replace(view, multiples=(*view.multiples, Multiple(node, number)))
 
 
@@ -209,9 +205,8 @@ def scan_slice(view: View | Joined) -> View | None:
         return None
     # A stack of its own: another scan may slice the same view, in every iteration of this one.
     own = dataclasses.replace(view)
-    return dataclasses.replace(
-        view, shape=view.shape[1:], labels=view.labels[1:], chain=(), stack=own
-    )
+    shape, labels = view.shape[1:], view.labels[1:]
+    return dataclasses.replace(view, shape=shape, labels=labels, chain=(), stack=own)
 
 
 def are_disjoint(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
@@ -247,11 +242,9 @@ def _regrouped(axes: Sequence[tuple[int, Label]], shape: tuple[int, ...]) -> lis
             else:
                 more, label = old.pop(0)
                 size, whole = size * more, whole + label
-        parts = tuple(shape[axis] for axis in run)
+        parts, merged = tuple(shape[axis] for axis in run), merge_label(whole)
         for at, axis in enumerate(run):
-            regrouped[axis] = (
-                merge_label(whole) if len(run) == 1 else (("split", merge_label(whole), parts, at),)
-            )
+            regrouped[axis] = merged if len(run) == 1 else (("split", merged, parts, at),)
     return regrouped
 
 
@@ -419,9 +412,8 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site
     x_contract, x_batch = tuple(contract[1 - at]), tuple(batch[1 - at])
     w_free = tuple(a for a in range(len(view.shape)) if a not in w_contract + w_batch)
     x_free = tuple(a for a in range(len(data_shape)) if a not in x_contract + x_batch)
-    groups, p, q = (
-        math.prod(view.shape[axis] for axis in axes) for axes in (w_batch, w_contract, w_free)
-    )
+    of_each = w_batch, w_contract, w_free
+    groups, p, q = (math.prod(view.shape[axis] for axis in axes) for axes in of_each)
     positions = math.prod(data_shape[axis] for axis in x_free)
     # The axes of each in the order (g, p, q), and (g, t, p).
     of_weight, of_data = (*w_batch, *w_contract, *w_free), (*x_batch, *x_free, *x_contract)
@@ -453,9 +445,8 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     if at != 1 or params["batch_group_count"] != 1:
         return None
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-    of_data, of_result = (
-        (spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec)
-    )
+    specs = numbers.lhs_spec, numbers.out_spec
+    of_data, of_result = ((spec[0], *spec[2:], spec[1]) for spec in specs)
     features, channels, *window = (view.shape[axis] for axis in numbers.rhs_spec)
     found = [node.out_shape()[axis] for axis in numbers.out_spec[2:]]
     positions = data_shape[numbers.lhs_spec[0]] * math.prod(found)
