@@ -6,13 +6,14 @@ those of the third.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
-from jaxdp.accounting.events import Array, Gaussian, Relation, require_gaussian
+from jaxdp.accounting.events import ADD, Array, Gaussian, Relation, require_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
 _THRESHOLDS = 20_000
@@ -58,6 +59,10 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         "{event}, each of {dataset_size:,} records drawn with probability {sampling_prob:.4g} and "
         "at most {cap:,} of them kept"
     )
+    refused: ClassVar = dict.fromkeys(
+        (ADD, Relation.REPLACE_ONE),
+        "the number of records is public and a record is zeroed out; ask with replace_special",
+    )
 
     sampling_prob: float
     cap: int
@@ -66,13 +71,6 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        if relation is Relation.REPLACE_SPECIAL:
-            return ""
-        return (
-            "the number of records is public and a record is zeroed out; ask with replace_special"
-        )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         z, q = self.event.noise_multiplier, self.sampling_prob
@@ -138,20 +136,16 @@ class ShuffledEpoch(_GaussianOnBatches):
     """
 
     words = "an epoch of {steps:,} steps over shuffled records: {event}"
+    refused: ClassVar = {
+        ADD: "the batches of a pass have public sizes, so that neighbours have equal size; ask "
+        "with relation replace_special or replace_one"
+    }
 
     steps: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.fields(self, steps=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return (
-            "the batches of a pass have public sizes, so that neighbours have equal size; ask with "
-            "relation replace_special or replace_one"
-        )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # That of the one batch with the record; below, of the largest output.

@@ -125,11 +125,13 @@ class Event:
         types: every event class by its ``type_name``.
         type_name: as ``to_dict`` writes it; that of the class unless it says another.
         words: for reports, with {fields}; an event without any is shown by its ``repr``.
+        refused: by relation, the reason why no such event has a bound under it.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
     type_name: ClassVar[str] = "Event"
     words: ClassVar[str] = ""
+    refused: ClassVar[Mapping[Relation, str]] = {}
 
     @property
     def block(self) -> int:
@@ -138,7 +140,7 @@ class Event:
 
     def refuses(self, relation: Relation) -> str:
         """The reason why there is no bound under this relation, or ""."""
-        return ""
+        return self.refused.get(relation, "")
 
     def describe(self) -> str:
         """One such release in words, for a report: ``words`` with the values of the fields."""
@@ -371,21 +373,17 @@ class CorrelatedNoise(Event):
         "a run of {steps:,} steps with correlated noise over records in a public order, together "
         "{event}"
     )
+    refused: ClassVar = {
+        ADD: "records are taken by their position, and one removed record shifts every position "
+        "after it; ask with relation replace_special, or with replace_one, under which a record "
+        "moves the sums twice as far"
+    }
 
     event: Gaussian
     steps: int
 
     def __post_init__(self) -> None:
         check.fields(self, event=require_gaussian, steps=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return (
-            "records are taken by their position, and one removed record shifts every position "
-            "after it; ask with relation replace_special, or with replace_one, under which a "
-            "record moves the sums twice as far"
-        )
 
 
 @dataclass(frozen=True)
@@ -418,6 +416,10 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         "{bands:,} groups of records, each record of the group drawn with probability "
         "{sampling_prob:.4g}; every draw of a record costs what it does in {event}"
     )
+    refused: ClassVar = {
+        Relation.REPLACE_ONE: "the two records may be in different groups, whose steps are "
+        "correlated; ask with relation add_or_remove_one or replace_special"
+    }
 
     event: Gaussian
     sampling_prob: float
@@ -427,14 +429,6 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     def __post_init__(self) -> None:
         check.fields(self, event=require_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        if relation is not Relation.REPLACE_ONE:
-            return ""
-        return (
-            "the two records may be in different groups, whose steps are correlated; ask with "
-            "relation add_or_remove_one or replace_special"
-        )
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ shift of the vector, and is one.
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import Array, Event, Relation, Repeated
+from jaxdp.accounting.events import ADD, Array, Event, Relation, Repeated
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
@@ -467,6 +468,7 @@ class RandomizedResponse(PairedEvent):
         "each record's own answer, replaced with probability {noise_prob:.4g} by a random one of "
         "{buckets}"
     )
+    refused: ClassVar = {ADD: "the number of answers is seen; ask with relation replace_one"}
 
     noise_prob: float
     buckets: int = 2
@@ -474,11 +476,6 @@ class RandomizedResponse(PairedEvent):
     def __post_init__(self) -> None:
         check.fields(self, noise_prob=check.share)
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
-
-    def refuses(self, relation: Relation) -> str:
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return "the number of answers is seen; ask with relation replace_one"
 
     def infinite(self) -> str:
         return "" if self.noise_prob >= 1e-15 else "answers are released without noise"

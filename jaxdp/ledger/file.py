@@ -84,7 +84,11 @@ class LedgerFile(LedgerRows):
                 lines = self._on_disk()
                 self._check_known(lines)
                 known(self._parsed(lines[self._read.lines :]))
-                self._check_key()
+                if self._read.readable_only:
+                    raise ValueError(
+                        f"ledger {self.path} must be continued with the key that it was begun "
+                        "with, got none: it belongs to a run and can only be read here"
+                    )
                 self._mend(file.fileno(), lines)
                 size = os.fstat(file.fileno()).st_size
             except BaseException:
@@ -166,13 +170,6 @@ class LedgerFile(LedgerRows):
             os.write(handle, b"\n")
         durable.sync(handle)
         durable.sync_directory(self.path.resolve().parent)
-
-    def _check_key(self) -> None:
-        if self._read.readable_only:
-            raise ValueError(
-                f"ledger {self.path} must be continued with the key that it was begun with, got "
-                "none: it belongs to a run and can only be read here"
-            )
 
     def _check_known(self, lines: list[bytes]) -> None:
         """Refuses a file that no longer holds the lines that were read from it."""

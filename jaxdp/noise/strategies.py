@@ -128,12 +128,7 @@ _UNIT = 2.0**-53  # the largest relative error of one rounding
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Series(ToeplitzStrategy):
-    """A strategy of finitely many coefficients: those of C, or of its inverse.
-
-    Attributes:
-        coefficients: 1 to n numbers, rounded to float32; the first is 1.
-        steps: n.
-    """
+    """A strategy of finitely many coefficients: those of C, or of its inverse."""
 
     coefficients: tuple[float, ...]
     steps: int

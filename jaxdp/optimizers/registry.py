@@ -113,11 +113,10 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
     entry = entry_of(name)
     # Settings are the builder's own parameters: no list of them is kept.
     known = settings_of(name)
+    among = ", ".join(known) or "none"
     for setting in settings or {}:
         if setting not in known:
-            raise ValueError(
-                f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
-            )
+            raise ValueError(f"settings of {name} must be among {among}; got {setting!r}")
     made = entry.build(numbers, **(settings or {}))
     # Refused before anything is charged: an algorithm whose claim its entry does not bear out.
     if entry.energy == "train" and not made.mechanism.leak:

@@ -43,6 +43,8 @@ _HELD_BLOCKS = 8
 
 # Squared norms [m], as computed and rounded up.
 Squares = tuple[jax.Array, jax.Array]
+# Factors [m, g, t, p] and [m, g, t, q]; of one position [m, g, p] and [m, g, q].
+FactorPair = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Use:
         """The use with zeros in the rows not to keep."""
         return Use(self.site, masked(self.data, keep), masked(self.cotangent, keep))
 
-    def factors(self, key: Key) -> tuple[jax.Array, jax.Array]:
+    def factors(self, key: Key) -> FactorPair:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
 
         In bfloat16 where both are, else in float32.
@@ -215,7 +217,7 @@ class Lookups:
     rows: jax.Array
     grads: jax.Array
 
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
         return rounding.square_norms(self._divided(scale))
 
@@ -255,9 +257,7 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
     return rounding.sum_arrays(totals)
 
 
-def weighted_pairs(
-    a: jax.Array, b: jax.Array, weights: jax.Array
-) -> list[tuple[jax.Array, jax.Array]]:
+def weighted_pairs(a: jax.Array, b: jax.Array, weights: jax.Array) -> list[FactorPair]:
     """The factors with weights [m] in the smaller one; in bfloat16, two pairs that add up."""
     if a.size > b.size:
         return [(x, y) for y, x in weighted_pairs(b, a, weights)]
@@ -266,9 +266,7 @@ def weighted_pairs(
     return [(part, b) for part in parts]
 
 
-def square_norms(
-    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: Lookups | None
-) -> tuple[jax.Array, jax.Array]:
+def square_norms(dense: Sequence[FactorPair], lookups: Lookups | None) -> Squares:
     """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
 
     ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
@@ -309,7 +307,7 @@ def square_norms(
     return squares, jnp.maximum(rounding.rounded_up(squares, error), cancelled)
 
 
-def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def outer_squares(a: jax.Array, b: jax.Array) -> Squares:
     """Squared norms [m] of a b', from [m, g, p] and [m, g, q]: as computed, and on the safe side.
 
     The norm of an outer product is the product of the norms: nothing cancels.
@@ -320,7 +318,7 @@ def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return squares, rounding.rounded_up(squares, rounding.gamma(roundings) * squares)
 
 
-def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> Squares:
     """Squared norms [m] of (a b') * ``inverse`` [g, p, q], from [m, g, p] and [m, g, q].
 
     Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
@@ -345,7 +343,7 @@ def boxed(gradients: jax.Array, bound: float) -> jax.Array:
     return jnp.where(jnp.isnan(clipped), 0.0, clipped)
 
 
-def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Array:
+def outer_sum(pairs: Sequence[FactorPair], size: int) -> jax.Array:
     """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
     blocks = rounding.into_blocks(pairs, size)
     found = [exact_einsum("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
@@ -498,8 +496,9 @@ class Factors(LeafGradients):
         axes = [(1, 1), (3, None), (None, 3)][place]
 
         def of_part(a: list[jax.Array], b: list[jax.Array], grads: jax.Array | None) -> Squares:
-            none = lookups is None or grads is None
-            own = None if none else dataclasses.replace(lookups, grads=grads)
+            own = lookups
+            if lookups is not None and grads is not None:
+                own = dataclasses.replace(lookups, grads=grads)
             return square_norms(list(zip(a, b, strict=True)), own)
 
         last = (None, None) if lookups is None else (lookups.grads, 2)

@@ -151,6 +151,9 @@ class _Tap(NamedTuple):
         return f"data {ref}" if isinstance(ref, int) else f"literal {self.key}"
 
 
+_Outcome = tuple[list[jax.Array], dict[str, jax.Array]]  # results, and what entered each tap
+
+
 class _TappedLoss(NamedTuple):
     """Runs the loss with a zero added at every tap, whose gradient is the cotangent there.
 
@@ -166,9 +169,7 @@ class _TappedLoss(NamedTuple):
     of_example: set[int]
     numbers: dict[Node, jax.Array]
 
-    def run(
-        self, program: Program, args: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run(self, program: Program, args: Sequence[jax.Array]) -> _Outcome:
         """The program's results, and what entered each tap."""
         seen: dict[str, jax.Array] = {}
         multiples = {m.node: m for tap in self.taps.values() for m in tap.site.view.multiples}
@@ -200,9 +201,7 @@ class _TappedLoss(NamedTuple):
             values.update(zip(node.outs, results, strict=True))
         return read(program.outs), seen
 
-    def run_checkpoint(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_checkpoint(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A checkpointed part with taps, checkpointed again."""
         (body,), params = node.bodies, node.eqn.params
         run = jax.checkpoint(
@@ -212,9 +211,7 @@ class _TappedLoss(NamedTuple):
         )
         return run(operands, self.zeros)
 
-    def run_scan(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_scan(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A loop with taps, run again; of every iteration the zeros are its own."""
         (body,), params, carried = node.bodies, node.eqn.params, node.carried
         inside = {key: self.zeros[key] for key in self._keys(body)}
@@ -236,9 +233,7 @@ class _TappedLoss(NamedTuple):
         )
         return [*last, *rest], seen
 
-    def run_cond(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_cond(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A ``cond`` with taps, run again; in the branches that do not count the data are zeros."""
         index, *rest = operands
         inside = {key: self.zeros[key] for body in node.bodies for key in self._keys(body)}
@@ -250,15 +245,12 @@ class _TappedLoss(NamedTuple):
         for run in runs:
             blank |= jax.eval_shape(run, rest, inside)[1]
 
-        def filled(
-            run: Callable[..., PyTree], rest: list[jax.Array], zeros: Mapping[str, jax.Array]
-        ) -> PyTree:
+        def filled(run: Callable[..., _Outcome], rest: list[jax.Array], zeros: PyTree) -> _Outcome:
             outs, seen = run(rest, zeros)
             return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
 
         branches = [functools.partial(filled, run) for run in runs]
-        outs, seen = jax.lax.switch(index, branches, rest, inside)
-        return outs, seen
+        return jax.lax.switch(index, branches, rest, inside)
 
     def _keys(self, body: Program) -> list[str]:
         """The keys of all taps in a body, and in bodies in it."""
@@ -379,10 +371,8 @@ def _convolve_separately(node: Node, site: Site, data: jax.Array, kernel: jax.Ar
     def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
         return _convolve(node, data, kernel)
 
-    def backward(
-        residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        data, kernel = residuals
+    def backward(both: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> PyTree:
+        data, kernel = both
         (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
         grads = Use(site, data[None], cotangent[None]).gradients()[0]
         return of_data, site.to_view(grads).astype(kernel.dtype)
