@@ -166,23 +166,14 @@ def _refine(
 
 @dataclass(eq=False)
 class Direction:
-    """One direction of a composition, for deltas about exp(log_delta).
+    """One direction of a composition, for deltas about exp(log_delta)."""
 
-    Attributes:
-        upper: pairs that dominate its steps, with their numbers.
-        lower: pairs for a lower end; None where none are known.
-        log_delta: about where.
-        tolerance: relative, of the width that is aimed at.
-        exhausted: True once no finer grid is left.
-        by_moments: True once ends were asked of moments alone.
-    """
-
-    upper: Kinds
-    lower: Kinds | None
-    log_delta: float
-    tolerance: float
-    exhausted: bool = False
-    by_moments: bool = False
+    upper: Kinds  # pairs that dominate its steps, with their numbers
+    lower: Kinds | None  # pairs for a lower end; None where none are known
+    log_delta: float  # about where
+    tolerance: float  # relative, of the width that is aimed at
+    exhausted: bool = False  # True once no finer grid is left
+    by_moments: bool = False  # True once ends were asked of moments alone
 
     def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
         """A certified end of delta at epsilon, over exp(log_delta).
@@ -441,37 +432,23 @@ def _bracket_crossing(
 
 @dataclass(frozen=True, eq=False)
 class SumPlan:
-    """Caps on the losses, and the window and the tilt with which their sum is computed.
+    """Caps on the losses, and the window and the tilt with which their sum is computed."""
 
-    Attributes:
-        caps: the largest small loss of each kind of step.
-        lows: the least loss of interest of each.
-        c: the tilt.
-        first: the least loss of the window.
-        last: the largest.
-        split: True if losses above the caps are counted by themselves.
-        chernoff: log of an upper bound on delta.
-        spread: distances of the losses from each step's point mass, their tilted weights, and what
-            a unit of variance adds to epsilon, relative.
-        lattice: a distance that the grid should divide; 0 if there is none.
-        atoms: coarse atoms above the steps, from which grids are chosen.
-        grid: the width of their grid.
-        log_delta: about where.
-        outside: nats of probability that a window leaves outside, of the tilted and the plain law.
-    """
-
-    caps: tuple[float, ...]
-    lows: tuple[float, ...]
-    c: float
-    first: float
-    last: float
-    split: bool
-    chernoff: float
+    caps: tuple[float, ...]  # the largest small loss of each kind of step
+    lows: tuple[float, ...]  # the least loss of interest of each
+    c: float  # the tilt
+    first: float  # the least loss of the window
+    last: float  # the largest
+    split: bool  # True if losses above the caps are counted by themselves
+    chernoff: float  # log of an upper bound on delta
+    # Distances of the losses from each step's point mass, their tilted weights, and what a unit of
+    # variance adds to epsilon, relative.
     spread: tuple[Array, Array, float]
-    lattice: float
-    atoms: AtomCounts
-    grid: float
-    log_delta: float
+    lattice: float  # a distance that the grid should divide; 0 if there is none
+    atoms: AtomCounts  # coarse atoms above the steps, from which grids are chosen
+    grid: float  # the width of their grid
+    log_delta: float  # about where
+    # Nats of probability that a window leaves outside, of the tilted and the plain law.
     outside: tuple[float, float]
 
 

@@ -37,20 +37,13 @@ CELL = 2.4
 
 @dataclass(frozen=True)
 class Atoms:
-    """Losses on the grid ``offset + index * width``, of one step.
+    """Losses on the grid ``offset + index * width``, of one step."""
 
-    Attributes:
-        index: [m] integers.
-        mass: [m] P masses; the Q mass of each is that times e^-loss.
-        offset: loss of index 0.
-        top: the losses above it, and infinite ones, are in no atom.
-        over: (P, Q) masses of those: rounded up and down, or below a pair down and up.
-    """
-
-    index: np.ndarray
-    mass: Array
-    offset: float
-    top: float
+    index: np.ndarray  # [m] integers
+    mass: Array  # [m] P masses; the Q mass of each is that times e^-loss
+    offset: float  # loss of index 0
+    top: float  # the losses above it, and infinite ones, are in no atom
+    # (P, Q) masses of those: rounded up and down, or below a pair down and up.
     over: tuple[float, float]
 
 
@@ -150,23 +143,14 @@ def merge_cells(
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells as one outcome each, and their splits between two points of the grid.
+    """Cells as one outcome each, and their splits between two points of the grid."""
 
-    Attributes:
-        offset: loss of index 0: that of the merged cell in the middle.
-        index: [m] index of the lower of the two points.
-        p: [m] P mass.
-        up: [m] what of it goes to the upper point.
-        good: [m] True where the split is found to lie below the cell's own profile.
-        lost: the mean loss given up by the cells that are rounded down whole.
-    """
-
-    offset: float
-    index: Array
-    p: Array
-    up: Array
-    good: NDArray[np.bool_]
-    lost: float
+    offset: float  # loss of index 0: that of the merged cell in the middle
+    index: Array  # [m] index of the lower of the two points
+    p: Array  # [m] P mass
+    up: Array  # [m] what of it goes to the upper point
+    good: NDArray[np.bool_]  # [m] True where the split is found to lie below the cell's own profile
+    lost: float  # the mean loss given up by the cells that are rounded down whole
 
 
 def _split_cells(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
@@ -527,23 +511,17 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids on which the law of a sum is computed.
+    """The grids on which the law of a sum is computed."""
 
-    Attributes:
-        widths: of the only grid; or of that of the steps' losses and of that of the bunches'.
-        bunches: how many bunches make the sum.
-        size: points of the window of the whole sum, a power of two.
-        points: points of all windows together.
-        small: (least, largest) small loss of each kind of steps; then the large ones are put on the
-            last grid at once, beside the sum of the small ones. Empty if all are on the first.
-        outside: nats of tilted probability that all windows of one grid leave outside.
-    """
-
+    # Of the only grid; or of that of the steps' losses and of that of the bunches'.
     widths: tuple[float, ...]
-    bunches: int
-    size: int
-    points: float
+    bunches: int  # how many bunches make the sum
+    size: int  # points of the window of the whole sum, a power of two
+    points: float  # points of all windows together
+    # (least, largest) small loss of each kind of steps; then the large ones are put on the last
+    # grid at once, beside the sum of the small ones. Empty if all are on the first.
     small: tuple[tuple[float, float], ...] = ()
+    # Nats of tilted probability that all windows of one grid leave outside.
     outside: float = OUTSIDE
 
 

@@ -31,21 +31,13 @@ _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 
 
 class Masses(NamedTuple):
-    """Masses of cells of losses.
+    """Masses of cells of losses."""
 
-    Attributes:
-        p: [m] under P.
-        q: [m] under Q, times e^base.
-        gain: [m] p - q, with the digits that both have in common left out.
-        error: [m] bound on the error of ``gain``.
-        base: [m] a loss near the cell's, or 0 for all.
-    """
-
-    p: Array
-    q: Array
-    gain: Array
-    error: Array
-    base: Array | float = 0.0
+    p: Array  # [m] under P
+    q: Array  # [m] under Q, times e^base
+    gain: Array  # [m] p - q, with the digits that both have in common left out
+    error: Array  # [m] bound on the error of ``gain``
+    base: Array | float = 0.0  # [m] a loss near the cell's, or 0 for all
 
 
 class Pair(abc.ABC):
@@ -335,18 +327,12 @@ class SampledGaussian(Pair):
 
     The pairs, and who proved them, stand at the head of this module. Both ends of a guarantee may
     rest on them: a record that always contributes the same unit vector attains them.
-
-    Attributes:
-        z: noise multiplier > 0.
-        q: sampling probability in (0, 1].
-        relation: the neighbouring relation.
-        reverse: the absent record's direction. Replace-one is symmetric.
     """
 
-    z: float
-    q: float
+    z: float  # noise multiplier > 0
+    q: float  # sampling probability in (0, 1]
     relation: Relation
-    reverse: bool = False
+    reverse: bool = False  # the absent record's direction. Replace-one is symmetric
 
     rounding = 8e-13  # of 40 standard deviations: exp(-t^2/2) with t rounded, docs/certificate.md
 

@@ -238,21 +238,13 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
 
 @dataclass(frozen=True)
 class Question:
-    """One query of a flat run: epsilon at a delta, or delta at an epsilon.
-
-    Attributes:
-        of: "epsilon" or "delta".
-        run: the flat run; its distance is charged elsewhere.
-        relation: which data sets are neighbours.
-        at: the other of the two; an epsilon may be infinite.
-        tolerance: as of ``epsilon``.
-    """
+    """One query of a flat run: epsilon at a delta, or delta at an epsilon."""
 
     of: Literal["epsilon", "delta"]
-    run: FlatRun
-    relation: Relation
-    at: float
-    tolerance: float | None = None
+    run: FlatRun  # its distance is charged elsewhere
+    relation: Relation  # which data sets are neighbours
+    at: float  # the other of the two; an epsilon may be infinite
+    tolerance: float | None = None  # as of ``epsilon``
 
 
 def _require_supported(run: FlatRun, relation: Relation, accountant: str) -> None:

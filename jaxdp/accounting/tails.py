@@ -133,15 +133,10 @@ def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
 
 @dataclass(frozen=True)
 class Windows:
-    """Intervals that hold sums of a known weight, one for each tilt.
+    """Intervals that hold sums of a known weight, one for each tilt."""
 
-    Attributes:
-        first: [k] their least sum, > 0.
-        log_weight: [k] log of a lower bound on the untilted measure there.
-    """
-
-    first: Array
-    log_weight: Array
+    first: Array  # [k] their least sum, > 0
+    log_weight: Array  # [k] log of a lower bound on the untilted measure there
 
 
 def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:

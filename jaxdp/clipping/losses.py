@@ -85,14 +85,11 @@ _RULED = ("custom_jvp", "custom_vjp", "custom_transpose", "linear_call")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The way to call a loss with one example; made by ``form_of``.
+    """The way to call a loss with one example; made by ``form_of``."""
 
-    Attributes:
-        names: the arguments after the parameters that are given by their place.
-        rng: the argument that takes the key, or None; given by its name if it is none of those.
-    """
-
+    # The arguments after the parameters that are given by their place.
     names: tuple[str, ...] = ("example",)
+    # The argument that takes the key, or None; given by its name if it is none of those.
     rng: str | None = None
 
     def __call__(
@@ -270,17 +267,11 @@ def _checking_nnx(nnx: Any) -> Iterator[None]:
 
 
 class TracedFunction(NamedTuple):
-    """A traced function, the loss itself or one inside it.
+    """A traced function, the loss itself or one inside it."""
 
-    Attributes:
-        jaxpr: its operations.
-        consts: the arrays that it captured.
-        axes: names of the axes that the loss itself brought in around it.
-    """
-
-    jaxpr: core.Jaxpr
-    consts: Sequence[Any]
-    axes: frozenset[Any]
+    jaxpr: core.Jaxpr  # its operations
+    consts: Sequence[Any]  # the arrays that it captured
+    axes: frozenset[Any]  # names of the axes that the loss itself brought in around it
 
 
 def traced_functions(
@@ -555,19 +546,12 @@ def comparing(data: PyTree) -> contextlib.AbstractContextManager[None]:
 
 
 class CapturedArray(NamedTuple):
-    """A captured array that was computed from records.
-
-    Attributes:
-        value: the array.
-        match: the rows or the statistic of the records that it is.
-        function: the traced function that it stands in.
-        at: its variable there, or the operation that it is written into.
-    """
+    """A captured array that was computed from records."""
 
     value: Any
-    match: statistics.Match
-    function: TracedFunction
-    at: Any
+    match: statistics.Match  # the rows or the statistic of the records that it is
+    function: TracedFunction  # the traced function that it stands in
+    at: Any  # its variable there, or the operation that it is written into
 
 
 def captured_from_records(

@@ -53,15 +53,10 @@ _TABLE = (
 
 
 class Match(NamedTuple):
-    """An answer: the rows or the statistic of the records that an array is.
+    """An answer: the rows or the statistic of the records that an array is."""
 
-    Attributes:
-        words: it, without a private value.
-        certain: True if it can be no chance.
-    """
-
-    words: str
-    certain: bool
+    words: str  # it, without a private value
+    certain: bool  # True if it can be no chance
 
 
 def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
@@ -126,21 +121,13 @@ def _match_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Moments of every number of a record over all records, or a sample of them.
+    """Moments of every number of a record over all records, or a sample of them."""
 
-    Attributes:
-        count: int [d], the number of records of which it is finite; gaps count in nothing.
-        mean: float64 [d].
-        variance: float64 [d], divided by ``count``.
-        low: float64 [d], the least.
-        high: float64 [d], the largest.
-    """
-
-    count: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    count: np.ndarray  # int [d], the number of records of which it is finite; gaps count in nothing
+    mean: np.ndarray  # float64 [d]
+    variance: np.ndarray  # float64 [d], divided by ``count``
+    low: np.ndarray  # float64 [d], the least
+    high: np.ndarray  # float64 [d], the largest
 
     @property
     def varies(self) -> np.ndarray:

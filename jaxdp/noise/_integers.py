@@ -90,21 +90,14 @@ _DIGITS = 80
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AliasTable:
-    """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1).
+    """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1)."""
 
-    Attributes:
-        slot_bits: the table has 2**slot_bits slots.
-        sigma: of the discrete Gaussian that it draws.
-        first: uint32 [slots]; the leading bits of a slot's threshold above its alias.
-        deeper: uint32 [3, slots]; the other bits of the threshold, most significant word first.
-        distance: a proven bound on the total-variation distance of a draw from that Gaussian.
-    """
-
-    slot_bits: int
-    sigma: int
-    first: np.ndarray
+    slot_bits: int  # the table has 2**slot_bits slots
+    sigma: int  # of the discrete Gaussian that it draws
+    first: np.ndarray  # uint32 [slots]; the leading bits of a slot's threshold above its alias
+    # uint32 [3, slots]; the other bits of the threshold, most significant word first.
     deeper: np.ndarray
-    distance: float
+    distance: float  # a proven bound on the total-variation distance of a draw from that Gaussian
 
     @property
     def half(self) -> int:

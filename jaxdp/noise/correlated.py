@@ -31,19 +31,14 @@ class Recurrence:
     For C the buffers are the noise y of the last m steps, y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) /
     C_ii; for a banded inverse their normals z, y_i = Σ_j d_j z_(i-j); that of step i lies at i mod
     m. Of a buffered strategy they are its sums: y_i = z_i - Σ_k ω_k s_k, then s_k ← θ_k s_k + y_i.
-
-    Attributes:
-        size: the number m of buffers.
-        table: float32 [n or 1, 1 + m], the diagonal and the weights of the steps before; the one
-            row is that of all steps.
-        keeps_inputs: True if buffers hold the normals z; else they follow the noise y.
-        decays: float32 [m], θ of sums; None for the rows of the last steps.
     """
 
-    size: int
+    size: int  # the number m of buffers
+    # float32 [n or 1, 1 + m], the diagonal and the weights of the steps before; the one row is that
+    # of all steps.
     table: np.ndarray
-    keeps_inputs: bool = False
-    decays: np.ndarray | None = None
+    keeps_inputs: bool = False  # True if buffers hold the normals z; else they follow the noise y
+    decays: np.ndarray | None = None  # float32 [m], θ of sums; None for the rows of the last steps
 
     def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(float32 [m], the weight of each buffer; scalar scale) of a step."""

@@ -26,31 +26,19 @@ Setting = float | str
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The public numbers that every algorithm is built from.
+    """The public numbers that every algorithm is built from."""
 
-    Attributes:
-        noise_multiplier: the noise multiplier of every step, or a schedule.
-        l2_clip_norm: C.
-        batch_size: expected batch size.
-        dataset_size: declared number of records.
-        learning_rate: a number, or an optax schedule.
-        sampling: a rule, or its name, as for ``jaxdp.dp_sgd``.
-        momentum: momentum of SGD, where the algorithm is built on it.
-        key: the key of an annealer's acceptance draws.
-        strategy: of correlated noise, where ``sampling`` is a rule of a whole run; else None.
-        noise: "gaussian", or "grid" as for ``jaxdp.dp_sgd``.
-    """
-
-    noise_multiplier: float | NoiseSchedule
-    l2_clip_norm: float
-    batch_size: int
-    dataset_size: int
-    learning_rate: optax.ScalarOrSchedule
-    sampling: str | Sampling = "poisson"
-    momentum: float = 0.0
-    key: jax.Array | None = None
+    noise_multiplier: float | NoiseSchedule  # the noise multiplier of every step, or a schedule
+    l2_clip_norm: float  # C
+    batch_size: int  # expected batch size
+    dataset_size: int  # declared number of records
+    learning_rate: optax.ScalarOrSchedule  # a number, or an optax schedule
+    sampling: str | Sampling = "poisson"  # a rule, or its name, as for ``jaxdp.dp_sgd``
+    momentum: float = 0.0  # momentum of SGD, where the algorithm is built on it
+    key: jax.Array | None = None  # the key of an annealer's acceptance draws
+    # Of correlated noise, where ``sampling`` is a rule of a whole run; else None.
     strategy: Strategy | None = None
-    noise: str = "gaussian"
+    noise: str = "gaussian"  # "gaussian", or "grid" as for ``jaxdp.dp_sgd``
 
     def __post_init__(self) -> None:
         # Rules know it by names of their own.

@@ -49,18 +49,11 @@ FactorPair = tuple[jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class ShardedAxis:
-    """The axis of a parameter that is sharded over devices.
+    """The axis of a parameter that is sharded over devices."""
 
-    Attributes:
-        axis: of the parameter.
-        parts: their number.
-        names: of the mesh axes.
-        mesh: the mesh.
-    """
-
-    axis: int
-    parts: int
-    names: tuple[str, ...]
+    axis: int  # of the parameter
+    parts: int  # their number
+    names: tuple[str, ...]  # of the mesh axes
     mesh: Mesh
 
     def is_first_in(self, label: Label, shape: Sequence[int]) -> bool:
@@ -205,17 +198,11 @@ class Use:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookups:
-    """The gradients of all lookups of one table, with each looked-up row once.
+    """The gradients of all lookups of one table, with each looked-up row once."""
 
-    Attributes:
-        site: one of the lookups.
-        rows: int32 [m, t]; the number of rows p where there is none.
-        grads: float32 [m, t, q]; zero where there is no row.
-    """
-
-    site: Site
-    rows: jax.Array
-    grads: jax.Array
+    site: Site  # one of the lookups
+    rows: jax.Array  # int32 [m, t]; the number of rows p where there is none
+    grads: jax.Array  # float32 [m, t, q]; zero where there is no row
 
     def squares(self, scale: jax.Array | None) -> Squares:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""

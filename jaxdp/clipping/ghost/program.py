@@ -27,23 +27,15 @@ Ref = int | core.Literal
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """One operation on numbered values.
+    """One operation on numbered values."""
 
-    Attributes:
-        eqn: the traced equation: its primitive and parameters.
-        name: of the primitive.
-        ins: the operands.
-        outs: numbers of the results.
-        debug_info: what names the traced function.
-        bodies: of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs
-            of which one counts, which take the later operands. Their values have other numbers.
-    """
-
-    eqn: core.JaxprEqn
-    name: str
-    ins: tuple[Ref, ...]
-    outs: tuple[int, ...]
-    debug_info: Any
+    eqn: core.JaxprEqn  # the traced equation: its primitive and parameters
+    name: str  # of the primitive
+    ins: tuple[Ref, ...]  # the operands
+    outs: tuple[int, ...]  # numbers of the results
+    debug_info: Any  # what names the traced function
+    # Of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs of which
+    # one counts, which take the later operands. Their values have other numbers.
     bodies: "tuple[Program, ...]" = ()
 
     @property
@@ -72,38 +64,23 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced function with all inner ``jit`` calls written out.
+    """A traced function with all inner ``jit`` calls written out."""
 
-    Attributes:
-        nodes: the operations in order.
-        ins: numbers of the arguments.
-        outs: numbers of the results, or literals.
-        consts: values of the captured constants, by number.
-    """
-
-    nodes: tuple[Node, ...]
-    ins: tuple[int, ...]
-    outs: tuple[Ref, ...]
-    consts: Mapping[int, jax.Array]
+    nodes: tuple[Node, ...]  # the operations in order
+    ins: tuple[int, ...]  # numbers of the arguments
+    outs: tuple[Ref, ...]  # numbers of the results, or literals
+    consts: Mapping[int, jax.Array]  # values of the captured constants, by number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """A traced loss.
+    """A traced loss."""
 
-    Attributes:
-        program: parameters' leaves first, then the example's, then the key's.
-        num_params: how many of the arguments are parameters.
-        of_example: all values that depend on the example or its key.
-        out_tree: structure of what the loss returned.
-        closed: the loss as JAX traced it.
-    """
-
-    program: Program
-    num_params: int
-    of_example: set[int]
-    out_tree: jax.tree_util.PyTreeDef
-    closed: core.ClosedJaxpr
+    program: Program  # parameters' leaves first, then the example's, then the key's
+    num_params: int  # how many of the arguments are parameters
+    of_example: set[int]  # all values that depend on the example or its key
+    out_tree: jax.tree_util.PyTreeDef  # structure of what the loss returned
+    closed: core.ClosedJaxpr  # the loss as JAX traced it
 
 
 def trace(

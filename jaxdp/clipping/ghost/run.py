@@ -155,18 +155,12 @@ _Outcome = tuple[list[jax.Array], dict[str, jax.Array]]  # results, and what ent
 
 
 class _TappedLoss(NamedTuple):
-    """Runs the loss with a zero added at every tap, whose gradient is the cotangent there.
+    """Runs the loss with a zero added at every tap, whose gradient is the cotangent there."""
 
-    Attributes:
-        taps: where parameters meet data.
-        zeros: for each tap, one of every iteration of the loops around it.
-        of_example: the values that depend on the example.
-        numbers: those that parameters were multiplied with, filled while the loss runs.
-    """
-
-    taps: Mapping[Node, _Tap]
-    zeros: Mapping[str, jax.Array]
-    of_example: set[int]
+    taps: Mapping[Node, _Tap]  # where parameters meet data
+    zeros: Mapping[str, jax.Array]  # for each tap, one of every iteration of the loops around it
+    of_example: set[int]  # the values that depend on the example
+    # Those that parameters were multiplied with, filled while the loss runs.
     numbers: dict[Node, jax.Array]
 
     def run(self, program: Program, args: Sequence[jax.Array]) -> _Outcome:

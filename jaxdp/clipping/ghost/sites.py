@@ -41,15 +41,10 @@ class Sliced(NamedTuple):
 
 
 class Multiple(NamedTuple):
-    """An operation that multiplies all entries by one number.
+    """An operation that multiplies all entries by one number."""
 
-    Attributes:
-        node: ``mul``, ``div`` or ``neg``.
-        number: the operand that holds the number; None for -1.
-    """
-
-    node: Node
-    number: int | None
+    node: Node  # ``mul``, ``div`` or ``neg``
+    number: int | None  # the operand that holds the number; None for -1
 
     def factor(self, operands: Sequence[jax.Array]) -> jax.Array:
         """The number, from the operation's operands."""
@@ -61,28 +56,19 @@ class Multiple(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """A parameter, or a slice of it, arranged otherwise, perhaps times a number.
+    """A parameter, or a slice of it, arranged otherwise, perhaps times a number."""
 
-    Attributes:
-        leaf: number of the parameter's leaf.
-        leaf_shape: shape of the leaf.
-        shape: shape of the view.
-        labels: for each axis of the view, the leaf's axes that it runs over.
-        chain: what rearranges and slices it, first to last.
-        stack: for a slice that a ``scan`` takes in every iteration, what is sliced, along its
-            first axis.
-        slices: the slices that were taken; views with equal ones show the same entries.
-        multiples: the multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run
-            multiplies the cotangents.
-    """
-
-    leaf: int
-    leaf_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    labels: tuple[Label, ...]
-    chain: tuple[Arrange, ...] = ()
+    leaf: int  # number of the parameter's leaf
+    leaf_shape: tuple[int, ...]  # shape of the leaf
+    shape: tuple[int, ...]  # shape of the view
+    labels: tuple[Label, ...]  # for each axis of the view, the leaf's axes that it runs over
+    chain: tuple[Arrange, ...] = ()  # what rearranges and slices it, first to last
+    # For a slice that a ``scan`` takes in every iteration, what is sliced, along its first axis.
     stack: "View | None" = None
+    # The slices that were taken; views with equal ones show the same entries.
     slices: frozenset[Sliced] = frozenset()
+    # The multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run multiplies the
+    # cotangents.
     multiples: tuple[Multiple, ...] = ()
 
     def to_leaf(self, gradient: jax.Array) -> jax.Array:
@@ -104,15 +90,10 @@ class View:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """Parameters one after the other along an axis, such as the kernels of a cell's gates.
+    """Parameters one after the other along an axis, such as the kernels of a cell's gates."""
 
-    Attributes:
-        views: the parameters, or what was made of each.
-        axis: where they are joined.
-    """
-
-    views: tuple[Any, ...]
-    axis: int
+    views: tuple[Any, ...]  # the parameters, or what was made of each
+    axis: int  # where they are joined
 
 
 def parameter_view(leaf: int, shape: Sequence[int]) -> View:
@@ -250,32 +231,20 @@ def _regrouped(axes: Sequence[tuple[int, Label]], shape: tuple[int, ...]) -> lis
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """One use of a parameter.
+    """One use of a parameter."""
 
-    Attributes:
-        view: the parameter as the operation sees it.
-        operand: the operand of the operation that is not the parameter.
-        sizes: (groups, positions, p, q).
-        key: labels of (g, p, q): sites with one key have gradients arranged alike.
-        inputs: A [m, g, t, p], from data [m, *operand]. Where rows are looked up A is one-hot and
-            never built: the looked-up rows, int32 [m, t]; the number of rows p where there is none.
-        cotangent: B [m, g, t, q], from cotangents [m, *result].
-        to_view: a gradient [g, p, q], arranged like the view.
-        of_view: the view, arranged as [g, p, q].
-        looks_up: True if rows of the parameter are looked up.
-        iterations: of the loops around it, the outermost first; their axes follow m in data and
-            cotangents.
-    """
-
-    view: View
-    operand: int
-    sizes: Sizes
-    key: Key
+    view: View  # the parameter as the operation sees it
+    operand: int  # the operand of the operation that is not the parameter
+    sizes: Sizes  # (groups, positions, p, q)
+    key: Key  # labels of (g, p, q): sites with one key have gradients arranged alike
+    # A [m, g, t, p], from data [m, *operand]. Where rows are looked up A is one-hot and never
+    # built: the looked-up rows, int32 [m, t]; the number of rows p where there is none.
     inputs: Arrange
-    cotangent: Arrange
-    to_view: Arrange
-    of_view: Arrange
-    looks_up: bool = False
+    cotangent: Arrange  # B [m, g, t, q], from cotangents [m, *result]
+    to_view: Arrange  # a gradient [g, p, q], arranged like the view
+    of_view: Arrange  # the view, arranged as [g, p, q]
+    looks_up: bool = False  # True if rows of the parameter are looked up
+    # Of the loops around it, the outermost first; their axes follow m in data and cotangents.
     iterations: tuple[int, ...] = ()
 
 
