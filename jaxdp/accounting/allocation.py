@@ -210,10 +210,8 @@ def _combine(
         if a is b:  # the pair (i, j) stands for (j, i)
             others = b.mass[i:].copy()
             others[rows:] *= 2
-        add(
-            operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
-            a.mass[i : i + rows, None] * others,
-        )
+        some, rest = slice(i, i + rows), b.at[b.at.size - others.size :]
+        add(operation(a.at[some, None], rest), a.mass[some, None] * others)
     # A product is 0 where a factor is. A sum is 0 where both are; where one is, the other is a
     # place that may lie below the grid, and is split between its least place and 0.
     zero = 1.001 * (a.zero + b.zero)

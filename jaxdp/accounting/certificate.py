@@ -231,10 +231,8 @@ class Direction:
             ends = [pair.tails(np.zeros(1)) for pair, _ in self.upper]
             if max(float(p[0] - q[0]) for p, q in ends) > 1.01 * math.exp(self.log_delta):
                 return False
-        return any(
-            self._certified_delta(True, epsilon, t)(epsilon) <= 1
-            for t in (_COARSE_TOLERANCE, self.tolerance)
-        )
+        goals = (_COARSE_TOLERANCE, self.tolerance)
+        return any(self._certified_delta(True, epsilon, goal)(epsilon) <= 1 for goal in goals)
 
     def rough_epsilon(self) -> float:
         """An upper end of epsilon that is not far above the true one, on a coarse grid."""
@@ -523,10 +521,8 @@ def _saddle_point(
     spans = [pair.span(tail) for pair, _ in kinds]
     if not all(high - low < 1e9 for low, high in spans):
         raise Unresolved("losses beyond 1e9")
-    caps = tuple(
-        min(high, max(factor * epsilon, p.center + 1e-9))
-        for (p, _), (_, high) in zip(kinds, spans, strict=True)
-    )
+    ends = [(pair.center, high) for (pair, _), (_, high) in zip(kinds, spans, strict=True)]
+    caps = tuple(min(high, max(factor * epsilon, center + 1e-9)) for center, high in ends)
     atoms, width = _coarse_atoms(kinds, epsilon, spans, caps)
     # Where c times the largest sum is huge, the bound is a difference of numbers that have no
     # digits left for it.
@@ -652,10 +648,8 @@ class DiscretizedComposition:
         self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
         self._inner: list[tuple[SmallLosses, int]] = []
         if self.layout.small:
-            self._inner = [
-                (SmallLosses(pair, *ends), n)
-                for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
-            ]
+            each = zip(kinds, self.layout.small, strict=True)
+            self._inner = [(SmallLosses(pair, *ends), n) for (pair, n), ends in each]
             self.kinds = tuple((LargeLosses(inner), n) for inner, n in self._inner)
             if not high:
                 # As many small losses are left out as there may be large ones.

@@ -359,11 +359,8 @@ def choose_order(
         Unresolved: the moments cannot be tabulated, or no order suits.
     """
     sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
-    mu2 = math.fsum(
-        n * (relation.separation / s.noise_multiplier) ** 2
-        for s, n in run.steps
-        if s.sampling_prob == 1
-    )
+    full = [(s.noise_multiplier, n) for s, n in run.steps if s.sampling_prob == 1]
+    mu2 = math.fsum(n * (relation.separation / z) ** 2 for z, n in full)
     composition = Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
 
     def at(log_c: float) -> float:

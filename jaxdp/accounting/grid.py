@@ -297,10 +297,8 @@ class LargeLosses(Pair):
         least = self.inner.pair.masses(np.minimum(edges, self.inner.low))
         largest = self.inner.pair.masses(np.maximum(edges, self.inner.high))
         here = (edges[:-1] < self.center) & (edges[1:] >= self.center)
-        p, q, gain, error = (
-            a + b + here * small
-            for a, b, small in zip(least[:4], largest[:4], self.inner.small, strict=True)
-        )
+        parts = zip(least[:4], largest[:4], self.inner.small, strict=True)
+        p, q, gain, error = (a + b + here * small for a, b, small in parts)
         return Masses(p, q, gain, error + 4 * _U * np.abs(gain))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:

@@ -142,13 +142,10 @@ class Discrete(Pair):
         self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
 
     def masses(self, edges: Array) -> Masses:
-        index = np.searchsorted(edges, self.loss, side="left") - 1
-        inside = (index >= 0) & (index < edges.size - 1)
-        count = edges.size - 1
-        p, q = (
-            np.asarray(np.bincount(index[inside], mass[inside], count), np.float64)
-            for mass in (self.p, self.q)
-        )
+        index, count = np.searchsorted(edges, self.loss, side="left") - 1, edges.size - 1
+        inside = (index >= 0) & (index < count)
+        masses = (np.bincount(index[inside], v[inside], count) for v in (self.p, self.q))
+        p, q = (np.asarray(mass, np.float64) for mass in masses)
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:

@@ -338,11 +338,8 @@ def inspect_loss(
     check(traced)
     # Gradient rules of its own are functions that are called only when a gradient is taken, and
     # capture what they like: the gradient by the trained leaves is traced, and checked as well.
-    if any(flags) and any(
-        eqn.primitive.name.startswith(_RULED)
-        for function in traced_functions(traced)
-        for eqn in function.jaxpr.eqns
-    ):
+    operations = (eqn for function in traced_functions(traced) for eqn in function.jaxpr.eqns)
+    if any(flags) and any(eqn.primitive.name.startswith(_RULED) for eqn in operations):
         leaves, structure = jax.tree.flatten(params)
 
         def gradient(
@@ -471,13 +468,10 @@ class Constants:
         if not is_readable(array) or is_key(array):
             return False
         array = np.asarray(array)
-        same = (a for a in self.arrays if np.shape(a) == array.shape and not is_key(a))
+        same = (np.asarray(a) for a in self.arrays if np.shape(a) == array.shape and not is_key(a))
+        real = (a for a in same if a.dtype.kind != "c")
         with np.errstate(all="ignore"):  # in its dtype: what a program computes with is rounded
-            return any(
-                np.array_equal(np.asarray(a, array.dtype), array)
-                for a in map(np.asarray, same)
-                if a.dtype.kind != "c"
-            )
+            return any(np.array_equal(a.astype(array.dtype), array) for a in real)
 
     @functools.cached_property
     def _keys(self) -> set[Any]:

@@ -250,10 +250,9 @@ class Chain:
 
     def after(self, row: Row) -> bytes:
         """The hash of the chain with one more row."""
-        text = json.dumps(row, sort_keys=True).encode()
-        return hashlib.blake2b(
-            self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
-        ).digest()
+        found = hashlib.blake2b(digest_size=16, key=self._key[:64], person=b"jaxdp ledger")
+        found.update(self.head + json.dumps(row, sort_keys=True).encode())
+        return found.digest()
 
     def holds(self, head: bytes, since: bytes = b"") -> bool:
         """True if ``head`` was once the head, after ``since`` if that is given."""

@@ -209,11 +209,8 @@ class IntegerLaw:
     @property
     def joint_widths(self) -> tuple[float, ...]:
         """r' of every addition x + f y: s0 s_y / sqrt(s0^2 + f^2 s_y^2)."""
-        rest = self._variances()[1:]
-        return tuple(
-            self.sigma * math.sqrt(y / (self.sigma**2 + f * f * y))
-            for f, y in zip(self.factors, rest, strict=True)
-        )
+        each, s = zip(self.factors, self._variances()[1:], strict=True), self.sigma
+        return tuple(s * math.sqrt(y / (s**2 + f * f * y)) for f, y in each)
 
     @property
     def distance(self) -> float:

@@ -484,11 +484,9 @@ def add_integers(
     with placement.using_mesh(mesh, override=False):
         add = _compiled_add(law, past is not None, groups, mesh)
         found = add(keys, scale, *values, *jax.tree.leaves(past))
-    noisy, noise = (
-        jax.tree.unflatten(structure, part) if part else None
-        for part in (found[: len(leaves)], found[len(leaves) :])
-    )
-    return noisy, noise
+    noisy, noise = found[: len(leaves)], found[len(leaves) :]
+    unflatten = functools.partial(jax.tree.unflatten, structure)
+    return unflatten(noisy), unflatten(noise) if noise else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -199,10 +199,8 @@ def over_vmap(
                 "key must be another one for every member of a vmap, got one for all: they would "
                 "share their noise, which subtracts away"
             )
-        full = [
-            x if m else jnp.broadcast_to(x[None], (size, *x.shape))
-            for x, m in zip((std, *leaves), mapped[1:], strict=True)
-        ]
+        given = zip((std, *leaves), mapped[1:], strict=True)
+        full = [x if m else jnp.broadcast_to(x[None], (size, *x.shape)) for x, m in given]
         found = over_vmap(one, lanes + 1)(keys, *full)
         return found, [True] * len(found)
 

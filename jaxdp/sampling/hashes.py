@@ -89,10 +89,8 @@ def check_repeatable(source: Source) -> None:
     if source.on_device or (arrays and all(type(leaf) in _PLAIN for leaf in arrays)):
         return
     some = _spread(len(source), _TWICE)
-    first, second = (
-        [leaf.tobytes() for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool)))]
-        for _ in range(2)
-    )
+    twice = (source.gather(some, np.ones(len(some), bool)) for _ in range(2))
+    first, second = ([leaf.tobytes() for leaf in jax.tree.leaves(rows)] for rows in twice)
     if first != second:
         raise ValueError(
             "source must give the same record each time that it is read, got one that gave another "

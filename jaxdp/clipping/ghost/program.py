@@ -212,11 +212,8 @@ def _holds_ragged(eqn: core.JaxprEqn) -> bool:
 def apply_node(node: Node, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The operation as JAX would have run it, custom derivatives included."""
     eqn = node.eqn
-    given = {
-        var: value
-        for var, value in zip(eqn.invars, operands, strict=True)
-        if not isinstance(var, core.Literal)
-    }
+    each = zip(eqn.invars, operands, strict=True)
+    given = {var: value for var, value in each if not isinstance(var, core.Literal)}
     jaxpr = core.Jaxpr([], list(given), eqn.outvars, [eqn], debug_info=node.debug_info)
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
 

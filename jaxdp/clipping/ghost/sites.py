@@ -155,11 +155,8 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         return None
     found: list[View | Joined] = []
     for ranges in results:
-        sliced = {
-            axis: Sliced(view.labels[axis], kept)
-            for axis, kept in enumerate(ranges)
-            if len(kept) != view.shape[axis]
-        }
+        cut = [axis for axis, kept in enumerate(ranges) if len(kept) != view.shape[axis]]
+        sliced = {axis: Sliced(view.labels[axis], ranges[axis]) for axis in cut}
         labels = [(sliced[i],) if i in sliced else label for i, label in enumerate(view.labels)]
         take = functools.partial(
             jax.lax.slice,
