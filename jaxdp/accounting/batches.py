@@ -135,6 +135,7 @@ class ShuffledEpoch(_GaussianOnBatches):
         steps: T >= 1, batches of the epoch.
     """
 
+    whole_block = True
     words = "an epoch of {steps:,} steps over shuffled records: {event}"
     refused: ClassVar = {
         ADD: "the batches of a pass have public sizes, so that neighbours have equal size; ask "
@@ -208,6 +209,7 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         participations: k in 1..t.
     """
 
+    whole_block = True
     words = (
         "an epoch of {steps:,} steps, each record in {participations:,} of them at random: {event}"
     )

@@ -79,7 +79,7 @@ class DominatedEvent(Event):
 
     def mu(self) -> float:
         """The mu for which the event is mu-GDP under the relations not refused; may be infinite."""
-        raise NotImplementedError
+        return math.inf
 
     @classmethod
     def refine(
@@ -159,7 +159,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     if not isinstance(event, Event):
         raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
-        raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+        values = ", ".join(f"Relation.{r.name}" for r in Relation)
+        raise ValueError(f"relation={relation!r}: expected one of {values}")
     # An event that holds others puts them back on the list, with how often they occur. Three kinds
     # are left: Gaussian steps, parts that bring their own pairs, and reasons why nothing holds.
     counts: dict[GaussianStep, int] = {}
