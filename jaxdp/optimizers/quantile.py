@@ -19,14 +19,10 @@ from jaxdp.types import PyTree, Summed
 
 
 class QuantileState(NamedTuple):
-    """State of ``quantile_clip``.
+    """State of ``quantile_clip``."""
 
-    Attributes:
-        privatize: state of the gradient's noise.
-        bound: float32 scalar; the clip norm of the next step, computed from noisy counts: public.
-    """
-
-    privatize: PrivatizeState
+    privatize: PrivatizeState  # state of the gradient's noise
+    # float32 scalar; the clip norm of the next step, computed from noisy counts: public.
     bound: jax.Array
 
 
