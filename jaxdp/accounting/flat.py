@@ -29,10 +29,7 @@ from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
 _MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
-_DISTANCES = {
-    Relation.REPLACE_ONE: ((2, 2, 2),),
-    Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1)),
-}
+_DISTANCES = {Relation.REPLACE_ONE: ((2, 2, 2),), Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1))}
 
 
 @dataclass(frozen=True, order=True)
