@@ -115,13 +115,9 @@ def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: floa
     tails = np.asarray(pair.tails(edges[-1:])).ravel()
     over = float(tails[0]) * (1 - 2 * r), float(tails[1]) * (1 + 2 * r)
     kept = mass > 0
-    return Atoms(
-        indices[kept].astype(np.int64),
-        mass[kept],
-        cells.offset - (4 * _U * float(np.abs(edges).max()) + pair.slack(edges)),
-        float(edges[-1]),
-        over,
-    )
+    index, slack = indices[kept].astype(np.int64), 4 * _U * float(np.abs(edges).max())
+    offset = cells.offset - (slack + pair.slack(edges))
+    return Atoms(index, mass[kept], offset, float(edges[-1]), over)
 
 
 def merge_cells(

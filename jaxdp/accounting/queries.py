@@ -224,13 +224,8 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
     bound = _compute_bound(question, accountant)
-    return Bound(
-        max(0.0, bound.lower - share),
-        bound.estimate,
-        min(1.0, (bound.upper + share) * (1 + 1e-15)),
-        bound.accountant,
-        bound.note,
-    )
+    lower, upper = max(0.0, bound.lower - share), (bound.upper + share) * (1 + 1e-15)
+    return replace(bound, lower=lower, upper=min(1.0, upper))
 
 
 # The accountants.

@@ -144,13 +144,10 @@ class Moments:
         share = count / count.sum(1, keepdims=True)
         mean = np.sum(share * each, axis=1, where=count > 0)
         squares = self.variance[groups] + np.square(each - mean[:, None])
-        return Moments(
-            count.sum(1),
-            mean,
-            np.sum(share * squares, axis=1, where=count > 0),
-            np.fmin.reduce(self.low[groups], axis=1),
-            np.fmax.reduce(self.high[groups], axis=1),
-        )
+        variance = np.sum(share * squares, axis=1, where=count > 0)
+        low = np.fmin.reduce(self.low[groups], axis=1)
+        high = np.fmax.reduce(self.high[groups], axis=1)
+        return Moments(count.sum(1), mean, variance, low, high)
 
 
 def _moments(x: np.ndarray) -> Moments:

@@ -32,28 +32,23 @@ SEEDED = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Releases of one kind on consecutive steps.
+    """Releases of one kind on consecutive steps."""
 
-    Attributes:
-        event: what each step released; or each block (an epoch), of ``event.block`` steps. Blocks
-            begin at the multiples of that.
-        first_step: the first step.
-        steps: how many consecutive steps.
-        stream: names the randomness. A step of a stream is one release, charged once. Another
-            stream is charged anew, and so is every charge without a stream (None).
-        source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
-        note: what a reader must know besides, such as that an auditor put records in; public.
-        whole: True where releases decide how many of the steps are taken: all count, for good.
-        block: how many steps of an epoch are one event; 1 otherwise.
-    """
-
+    # What each step released; or each block (an epoch), of ``event.block`` steps. Blocks begin at
+    # the multiples of that.
     event: acc.Event
     first_step: int
-    steps: int
+    steps: int  # how many consecutive steps
+    # Names the randomness. A step of a stream is one release, charged once. Another stream is
+    # charged anew, and so is every charge without a stream (None).
     stream: str | None = None
+    # Who vouches for the event: a whole "mechanism", its "sampler", or a hand.
     source: str = "by hand"
+    # What a reader must know besides, such as that an auditor put records in; public.
     note: str = ""
+    # True where releases decide how many of the steps are taken: all count, for good.
     whole: bool = False
+    # How many steps of an epoch are one event; 1 otherwise.
     block: int = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,15 +87,9 @@ class Entry:
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that ``to_dict`` wrote."""
-        return cls(
-            _event_of(json.dumps(row["event"], sort_keys=True)),
-            row["first_step"],
-            row["steps"],
-            row["stream"],
-            row["source"],
-            row.get("note", ""),
-            bool(row.get("whole", False)),
-        )
+        event = _event_of(json.dumps(row["event"], sort_keys=True))
+        plain = (row[name] for name in ("first_step", "steps", "stream", "source"))
+        return cls(event, *plain, row.get("note", ""), bool(row.get("whole", False)))
 
     def between(self, start: int, stop: int) -> "Entry":
         """The same releases on other steps."""

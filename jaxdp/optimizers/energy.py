@@ -178,19 +178,10 @@ class PrivateEnergy(StepHook):
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
         indices[:passes], mask[:passes] = draw.positions(False), draw.mask
         frozen((indices, mask))
-        assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
-        drawn = DrawnEnergy(
-            self.data,
-            indices,
-            mask,
-            np.int32(passes),
-            None,
-            self.loss_fn,
-            self.mechanism.rule.l2(None),
-            self.mechanism.l2(None),
-            self.mechanism.noise_multiplier,
-            self.mechanism.batch_size,
-        )
+        noise, bound = self.mechanism.noise_multiplier, self.mechanism.rule.l2(None)
+        assert not isinstance(noise, NoiseSchedule)
+        public = bound, self.mechanism.l2(None), noise, self.mechanism.batch_size
+        drawn = DrawnEnergy(self.data, indices, mask, np.int32(passes), None, self.loss_fn, *public)
         return drawn.carrying(draw.ticket)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import optax
@@ -69,20 +70,14 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry:
-    """A registry entry: how to build an algorithm, and its defaults.
+    """A registry entry: how to build an algorithm, and its defaults."""
 
-    Attributes:
-        build: from the numbers and keyword settings.
-        energy: the data that judge candidates: "public" (part of the test set), "private" (noisy,
-            on the training set), "test" (all of it) and "train" (un-noised), both as published; or
-            "" for none.
-        momentum: True if it uses momentum.
-        recipe: fields of a run that differ from DP-SGD's where none is given, such as the rate.
-    """
-
-    build: Callable[..., Algorithm]
+    build: Callable[..., Algorithm]  # from the numbers and keyword settings
+    # The data that judge candidates: "public" (part of the test set), "private" (noisy, on the
+    # training set), "test" (all of it) and "train" (un-noised), both as published; or "" for none.
     energy: str = ""
-    momentum: bool = False
+    momentum: bool = False  # True if it uses momentum
+    # Fields of a run that differ from DP-SGD's where none is given, such as the rate.
     recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -171,7 +166,7 @@ def _dp_adam(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) 
 
 def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
     """SA-DPSGD, whose candidates are judged on public examples."""
-    return _annealed(n, temperature, max_rejections)
+    return _annealed(n, temperature=temperature, max_rejections=max_rejections)
 
 
 def _sa_private(
@@ -191,21 +186,12 @@ def _sa_private(
             f"energy_batch_size must be at most dataset_size ({n.dataset_size}), got {size}"
         )
     energy = energy_mechanism(energy_noise, energy_bound, size, n.dataset_size)
-    return _annealed(n, temperature, max_rejections, energy=energy)
+    return _annealed(n, temperature=temperature, max_rejections=max_rejections, energy=energy)
 
 
-def _annealed(
-    n: Numbers, temperature: float, max_rejections: int, energy: Mechanism | None = None
-) -> Algorithm:
-    return sa_dpsgd(
-        n.mechanism(),
-        n.learning_rate,
-        n.acceptance_key(),
-        momentum=n.momentum,
-        temperature=temperature,
-        max_rejections=max_rejections,
-        energy=energy,
-    )
+def _annealed(n: Numbers, **settings: Any) -> Algorithm:
+    key = n.acceptance_key()
+    return sa_dpsgd(n.mechanism(), n.learning_rate, key, momentum=n.momentum, **settings)
 
 
 def _adadp(

@@ -34,14 +34,11 @@ _SHARE = 0.1
 
 @dataclasses.dataclass(eq=False)
 class Uses:
-    """The uses of every parameter in a traced loss.
+    """The uses of every parameter in a traced loss."""
 
-    Attributes:
-        of_leaf: for each leaf, the nodes that use it, and their sites.
-        refused: for each leaf that is used otherwise as well, how, and how to write it; or "".
-    """
-
+    # For each leaf, the nodes that use it, and their sites.
     of_leaf: dict[int, list[Used]] = dataclasses.field(default_factory=dict)
+    # For each leaf that is used otherwise as well, how, and how to write it; or "".
     refused: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def add(self, node: Node, site: Site) -> None:
@@ -219,25 +216,18 @@ def _follow_operation(
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The engine that clips one parameter's gradients, and the reason.
+    """The engine that clips one parameter's gradients, and the reason."""
 
-    Attributes:
-        path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
-        engine: "vmap": per-example gradients by automatic differentiation; "layer": per-example
-            gradients of this layer alone, as products of its inputs and cotangents; "ghost": norms
-            without per-example gradients; "frozen": not trained, nothing is computed; "constant":
-            no parameter but an array that the loss captured.
-        reason: why, in a few words.
-        assumed: what is assumed to be public, in words for a ledger; "" if nothing is.
-        bytes: of every example, what is held for this parameter until the sum is taken.
-        operations: of every example, multiplications beyond those of an ordinary gradient.
-    """
-
-    path: str
+    path: str  # where it stands in the tree, as ``jax.tree_util.keystr`` writes it
+    # "vmap": per-example gradients by automatic differentiation; "layer": per-example gradients of
+    # this layer alone, as products of its inputs and cotangents; "ghost": norms without per-example
+    # gradients; "frozen": not trained, nothing is computed; "constant": no parameter but an array
+    # that the loss captured.
     engine: str
-    reason: str
-    assumed: str = ""
-    bytes: int = 0
+    reason: str  # why, in a few words
+    assumed: str = ""  # what is assumed to be public, in words for a ledger; "" if nothing is
+    bytes: int = 0  # of every example, what is held for this parameter until the sum is taken
+    # Of every example, multiplications beyond those of an ordinary gradient.
     operations: float = 0.0
 
 

@@ -236,12 +236,7 @@ def _ragged_as_dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:
         at = lax.broadcasted_iota(ends.dtype, (lhs.shape[0], 1), 0)
         mine = (at >= ends - sizes[None]) & (at < ends)
         rows = jnp.where(mine[:, :, None], lhs[:, None, :], jnp.zeros([], lhs.dtype))
-        return lax.dot_general(
-            rows,
-            rhs,
-            (((1, 2), (0, 1)), ((), ())),
-            precision=params["precision"],
-            preferred_element_type=params["preferred_element_type"],
-        )
+        options = {name: params[name] for name in ("precision", "preferred_element_type")}
+        return lax.dot_general(rows, rhs, (((1, 2), (0, 1)), ((), ())), **options)
 
     return product

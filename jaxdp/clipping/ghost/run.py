@@ -217,14 +217,9 @@ class _TappedLoss(NamedTuple):
             carries = carried.stop - carried.start
             return outs[:carries], (outs[carries:], seen)
 
-        last, (rest, seen) = jax.lax.scan(
-            iterate,
-            operands[carried],
-            (operands[carried.stop :], inside),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
+        options = {name: params[name] for name in ("length", "reverse", "unroll")}
+        sliced = operands[carried.stop :], inside
+        last, (rest, seen) = jax.lax.scan(iterate, operands[carried], sliced, **options)
         return [*last, *rest], seen
 
     def run_cond(self, node: Node, operands: list[jax.Array]) -> _Outcome:

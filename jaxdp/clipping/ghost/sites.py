@@ -117,13 +117,9 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         labels: Sequence[Label],
         slices: Collection[Sliced] = (),
     ) -> View:
-        return dataclasses.replace(
-            view,
-            shape=tuple(shape),
-            labels=tuple(labels),
-            chain=(*view.chain, operation),
-            slices=view.slices | set(slices),
-        )
+        chain, taken = (*view.chain, operation), view.slices | set(slices)
+        moved = dataclasses.replace(view, shape=tuple(shape), labels=tuple(labels))
+        return dataclasses.replace(moved, chain=chain, slices=taken)
 
     if node.name == "transpose":
         order = params["permutation"]
