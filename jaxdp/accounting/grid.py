@@ -601,9 +601,8 @@ def law_of_sum(
     # One bunch, in a window of which r leave no more outside than the last one does.
     low, high = bunched.window(part, layout.outside + 2 + math.log(r))
     points = math.ceil(math.log2((high - low) / fine + 2))
-    bunch = _law_on_one_grid(
-        counted(atoms, part), bunched, part, fine, low, 1 << min(max(points, 6), _LARGEST_BUNCH)
-    )
+    size = 1 << min(max(points, 6), _LARGEST_BUNCH)
+    bunch = _law_on_one_grid(counted(atoms, part), bunched, part, fine, low, size)
     atom, log_scale, inexact, cut = _bunch_on_coarse_grid(bunch, width, put)
     found = _law_on_one_grid([(atom, r), *rest], moments, counts, width, first, layout.size)
     found.log_scale += r * log_scale

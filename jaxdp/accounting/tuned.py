@@ -248,8 +248,7 @@ def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
     run = flatten_exactly(event, relation)
     curve = run.renyi(relation)
     epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
-    deltas = [
-        min(rdp.rdp_to_delta(curve, e), delta(event, e, relation, tolerance=1e-2).upper)
-        for e in epsilons.tolist()
-    ]
-    return epsilons, np.minimum.accumulate(np.asarray(deltas))
+    asked = epsilons.tolist()
+    known = [delta(event, e, relation, tolerance=1e-2).upper for e in asked]
+    deltas = np.minimum(known, [rdp.rdp_to_delta(curve, e) for e in asked])
+    return epsilons, np.asarray(np.minimum.accumulate(deltas))

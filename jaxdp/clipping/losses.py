@@ -489,10 +489,8 @@ class Constants:
 
 def declared_constants(constants: PyTree, loss_fn: Callable[..., PyTree]) -> Constants:
     """The arrays that ``constants`` names, and those that jaxdp's own losses declare."""
-    arrays = [
-        np.asarray(leaf) if isinstance(leaf, np.generic | bool | int | float) else leaf
-        for leaf in jax.tree.leaves(constants)
-    ]
+    leaves, number = jax.tree.leaves(constants), np.generic | bool | int | float
+    arrays = [np.asarray(leaf) if isinstance(leaf, number) else leaf for leaf in leaves]
     for array in arrays:
         traced = isinstance(array, jax.core.Tracer)
         if traced or not hasattr(array, "shape") or array.dtype == np.dtype(object):

@@ -191,10 +191,8 @@ class IntegerLaw:
 
     def __post_init__(self) -> None:
         if not self.joint_widths or min(self.joint_widths) < _LEAST:
-            raise ValueError(
-                f"factors must be below {self.sigma / _LEAST:g}, got {self.factors} for sigma "
-                f"{self.sigma}"
-            )
+            most = f"{self.sigma / _LEAST:g} for sigma {self.sigma}"
+            raise ValueError(f"factors must be below {most}, got {self.factors}")
 
     @property
     def draws(self) -> int:

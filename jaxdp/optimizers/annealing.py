@@ -147,9 +147,8 @@ def annealing(
 
         def rejected() -> tuple[PyTree, AnnealingState]:
             kept = state.inner if restore_inner else proposed
-            return optax.tree.zeros_like(step), judged._replace(
-                inner=kept, rejected_in_a_row=state.rejected_in_a_row + 1
-            )
+            times = state.rejected_in_a_row + 1
+            return optax.tree.zeros_like(step), judged._replace(inner=kept, rejected_in_a_row=times)
 
         return jax.lax.cond(accept, accepted, rejected)
 

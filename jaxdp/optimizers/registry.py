@@ -55,17 +55,15 @@ class Numbers:
         """The mechanism with a clipping rule, flat clipping by default."""
         rule = rule or rules.clip(self.l2_clip_norm)
         sizes = (self.batch_size, self.dataset_size)
-        noise = self.noise_multiplier
+        z = self.noise_multiplier
         if self.strategy is None:
-            return dp_sgd(noise, None, *sizes, self.sampling, rule=rule, noise=self.noise)
+            return dp_sgd(z, None, *sizes, self.sampling, rule=rule, noise=self.noise)
         if isinstance(self.sampling, str):
             raise ValueError(
                 "sampling must be a rule of a whole run with a strategy, such as "
                 f"jaxdp.sampling.CyclicPoisson, got {self.sampling!r}"
             )
-        return Mechanism(
-            rule, noise, self.sampling, *sizes, strategy=self.strategy, noise=self.noise
-        )
+        return Mechanism(rule, z, self.sampling, *sizes, strategy=self.strategy, noise=self.noise)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -322,10 +322,9 @@ class Records:
                     "nothing"
                 )
             leaves = [(path, as_numbers(leaf, named(path))) for path, leaf in leaves]
-        structs = [
-            jax.ShapeDtypeStruct(tuple(leaf.shape), kept_dtype(leaf.dtype, named(path)))
-            for path, leaf in leaves
-        ]
+        dtypes = [kept_dtype(leaf.dtype, named(path)) for path, leaf in leaves]
+        shapes = [tuple(leaf.shape) for _, leaf in leaves]
+        structs = list(map(jax.ShapeDtypeStruct, shapes, dtypes))
         return cls(data, jax.tree_util.tree_unflatten(structure, structs), size)
 
     def __len__(self) -> int:

@@ -562,10 +562,8 @@ class Factors(LeafGradients):
         def block(start: jax.Array) -> tuple[list[Use], Lookups | None]:
             lookups = all_lookups
             if lookups is not None:
-                rows, grads = (
-                    jax.lax.dynamic_slice_in_dim(x, start, size)
-                    for x in (lookups.rows, lookups.grads)
-                )
+                both = lookups.rows, lookups.grads
+                rows, grads = (jax.lax.dynamic_slice_in_dim(x, start, size) for x in both)
                 lookups = dataclasses.replace(lookups, rows=rows, grads=grads)
             return [use.rows_from(start, size) for use in self._dense], lookups
 

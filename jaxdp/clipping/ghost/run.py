@@ -379,7 +379,5 @@ def _innermost(program: Program) -> Iterator[Node]:
 
 
 def _holds_convolution(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
-    return any(
-        eqn.primitive.name == _CONVOLUTION or any(map(_holds_convolution, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    here = any(eqn.primitive.name == _CONVOLUTION for eqn in jaxpr.eqns)
+    return here or any(_holds_convolution(each) for e in jaxpr.eqns for each in inner_jaxprs(e))
