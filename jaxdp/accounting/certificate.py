@@ -38,6 +38,7 @@ from jaxdp.accounting.grid import (
     OUTSIDE,
     AtomCounts,
     Atoms,
+    AtomsOfWidth,
     LargeLosses,
     Law,
     LawProfile,
@@ -672,7 +673,7 @@ class DiscretizedComposition:
         """The law of the sum of all losses below the caps, tilted, ``without`` one of a kind."""
         plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
-        steps = self._small_loss_atoms if self._inner else outer
+        steps: AtomsOfWidth = self._small_loss_atoms if self._inner else outer
         large = (outer, tilted_moments(plan, c, grids.small)) if self._inner else None
         return law_of_sum(steps, self._put, grids, tilted_moments(plan, c), plan.first, large)
 

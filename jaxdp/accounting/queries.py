@@ -639,9 +639,8 @@ def calibrate_noise_multiplier(
     q = check.share("sampling_prob", sampling_prob)
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
-    return calibrate(
-        lambda z: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant, tolerance=_CLOSE
-    )
+    event = functools.partial(_dp_sgd, sampling_prob=q, steps=steps)
+    return calibrate(event, epsilon, delta, relation, accountant, tolerance=_CLOSE)
 
 
 def calibrate_steps(

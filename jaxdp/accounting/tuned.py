@@ -168,11 +168,10 @@ class PoissonTries(Tries):
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
         least = max(float(np.min(curve)), 0.0)
         variation = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
-        deltas = [
-            min(rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), tuple(orders.tolist())), variation)
-            for a in orders.tolist()
-        ]
-        log_moment = (orders - 1) * (curve + self.mean * np.asarray(deltas)) + math.log(self.mean)
+        plain = tuple(orders.tolist())
+        known = [rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), plain) for a in plain]
+        deltas = np.minimum(known, variation)
+        log_moment = (orders - 1) * (curve + self.mean * deltas) + math.log(self.mean)
         return np.logaddexp(-self.mean, log_moment) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:

@@ -239,7 +239,8 @@ class _TappedLoss(NamedTuple):
             return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
 
         branches = [functools.partial(filled, run) for run in runs]
-        return jax.lax.switch(index, branches, rest, inside)
+        outs, seen = jax.lax.switch(index, branches, rest, inside)
+        return outs, seen
 
     def _keys(self, body: Program) -> list[str]:
         """The keys of all taps in a body, and in bodies in it."""
@@ -315,12 +316,11 @@ def _could_mix(
     if not rules and not any(map(hidden, _innermost(traced.program))):
         return False
     run = trace(one, params, example, differentiated=True)
-    for node in _innermost(run.program):
+    nodes = list(_innermost(run.program))
+    for node in nodes:
         _refuse_mixed_padding(node.eqn)
-    return any(
-        hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], run.of_example))
-        for node in _innermost(run.program)
-    )
+    kernels = (node.ins[1] for node in nodes if node.name == _CONVOLUTION)
+    return any(map(hidden, nodes)) or any(depends(ref, run.of_example) for ref in kernels)
 
 
 def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
