@@ -88,8 +88,10 @@ class Entry:
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that ``to_dict`` wrote."""
         event = _event_of(json.dumps(row["event"], sort_keys=True))
-        plain = (row[name] for name in ("first_step", "steps", "stream", "source"))
-        return cls(event, *plain, row.get("note", ""), bool(row.get("whole", False)))
+        names = ("first_step", "steps", "stream", "source")
+        first, steps, stream, source = (row[name] for name in names)
+        whole = bool(row.get("whole", False))
+        return cls(event, first, steps, stream, source, row.get("note", ""), whole)
 
     def between(self, start: int, stop: int) -> "Entry":
         """The same releases on other steps."""
