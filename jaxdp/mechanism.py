@@ -25,11 +25,13 @@ from jaxdp.noise.optimise import BANDED, ON_GRID, STRATEGIES, strategy_by_name
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.sampling import (
     CyclicPoisson,
+    EpochSampling,
     FixedOrder,
     RunSampling,
     Sampler,
     Sampling,
     Source,
+    StepSampling,
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
@@ -306,7 +308,23 @@ class Mechanism:
         relation: acc.Relation | None = None,
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
-        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
+        return acc.epsilon(self.total(steps), delta, self.covered(relation) or self.neighbours)
+
+    def covered(self, relation: acc.Relation | None) -> acc.Relation | None:
+        """The relation, unless only the event has a bound under it: the draws' proof must, too.
+
+        Raises:
+            UnsupportedEventError: the sampling says that it does not cover it.
+        """
+        known = self.sampling.relations
+        if relation is None or relation in known:
+            return relation
+        if acc.supports(self.sampling.event(acc.Gaussian(1.0), self.dataset_size), relation):
+            raise acc.UnsupportedEventError(
+                f"relation must be one that {self.sampling.title} covers, "
+                f"{', '.join(each.value for each in known)}; got {relation.value}"
+            )
+        return relation
 
     @property
     def neighbours(self) -> acc.Relation:
@@ -398,7 +416,8 @@ class Mechanism:
 
         if not has_kind(rule, Rule):
             raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-        if not has_kind(sampling, Sampling):
+        kinds = (StepSampling, EpochSampling, RunSampling)
+        if not any(has_kind(sampling, kind) for kind in kinds):
             raise ValueError(
                 f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
@@ -446,7 +465,15 @@ class Mechanism:
         if cap is not None and cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
 
-        # An epoch that is one event has one noise.
+        # An epoch that is one event has one noise. What is drawn at once must be what is charged
+        # at once: the event of more steps would be charged for too few of their draws.
+        released = sampling.event(acc.Gaussian(1.0), size)
+        if not isinstance(released, acc.Event) or released.block != sampling.block(size):
+            raise ValueError(
+                f"sampling must have an event of the {sampling.block(size)} steps that are drawn "
+                f"at once (its block), got {released!r}"
+            )
+        self.covered(self.relation)
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % (block := sampling.block(size)):
                 raise ValueError(

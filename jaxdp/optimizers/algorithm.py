@@ -214,7 +214,8 @@ class Algorithm:
 
         ``relation`` None takes the mechanism's.
         """
-        return acc.epsilon(self.total(steps), delta, relation or self.mechanism.neighbours)
+        relation = self.mechanism.covered(relation) or self.mechanism.neighbours
+        return acc.epsilon(self.total(steps), delta, relation)
 
 
 def as_algorithm(

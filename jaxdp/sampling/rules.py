@@ -61,8 +61,13 @@ class Sampling:
 
     def __init_subclass__(cls, name: str = "") -> None:
         cls.name = name or cls.__name__
-        if name and RULES.setdefault(name, cls).__qualname__ != cls.__qualname__:
+        if not name:
+            return
+        # The same class once more, such as a notebook's cell that is run again, takes the name.
+        known = RULES.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"name must be one that no sampling rule has, got {name!r}")
+        RULES[name] = cls
 
     @classmethod
     def of(cls, batch_size: int, dataset_size: int, **options: Any) -> "Sampling":

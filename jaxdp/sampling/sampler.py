@@ -137,8 +137,15 @@ class Sampler:
             if known_number != number:
                 # From the epoch's own randomness: its first steps may have been drawn elsewhere.
                 batches = rule.epoch(issuer.generator(step, size), self._num_records)
+                if len(batches) != size:
+                    raise ValueError(
+                        f"sampling must draw {size} batches, as its block says, got {len(batches)}"
+                    )
                 self._epoch = number, batches
             chosen = batches[place]
+        # Of jaxdp's own rules this is proven (docs/draws.md), and looking would take time.
+        if type(rule).__module__.partition(".")[0] != "jaxdp":
+            check_positions(chosen, self._num_records)
         least = getattr(rule, "cap", 0)
         return pad(chosen, self._physical_batch_size, step, self._num_records, least)
 
@@ -169,6 +176,32 @@ class Sampler:
 
     def __repr__(self) -> str:
         return f"Sampler({self._sampling!r}, step={self.step})"
+
+
+def check_positions(chosen: np.ndarray, num_records: int) -> None:
+    """Raises ValueError for a draw from which a record would be summed twice, or another one.
+
+    Args:
+        chosen: the positions that a rule of the user's own drew.
+        num_records: the number of records drawn from; no message tells it.
+
+    Raises:
+        ValueError: they are no integers [k], a position is not one of a record, or it stands there
+            twice.
+    """
+    found = np.asarray(chosen)
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise ValueError(
+            "sampling must draw positions as integers [k], got an array of "
+            f"{found.dtype} with {found.ndim} axes"
+        )
+    if found.size and not (found.min() >= 0 and found.max() < num_records):
+        raise ValueError("sampling must draw positions of records, from 0 on, got another one")
+    if np.unique(found).size != found.size:
+        raise ValueError(
+            "sampling must draw a record at most once a step, got one that was drawn again: it "
+            "would add more to the sum than its clip norm"
+        )
 
 
 def pad(

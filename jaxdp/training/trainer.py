@@ -402,7 +402,7 @@ class Trainer:
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
             )
-        relation = relation or self.mechanism.neighbours
+        relation = self.mechanism.covered(relation) or self.mechanism.neighbours
         return self.ledger.epsilon(delta, relation)
 
     def unverified(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.flat import DominatedEvent
 from jaxdp.papers import claims
 from jaxdp.papers import hidden_state as hs
 from jaxdp.papers.hidden_state import HiddenState, NoisyChain, clipped_gradient_chain
@@ -266,6 +269,19 @@ def gdp(mu):
 MU = math.sqrt(2 * hs.shifted(CHAIN).max())
 
 
+@dataclass(frozen=True)
+class _Own(DominatedEvent):
+    """A user's event: 2-GDP, as ``Gaussian(1.0)`` is under replace-one."""
+
+    def mu(self):
+        return 2.0
+
+
+@dataclass(frozen=True)
+class _Unbounded(DominatedEvent):
+    """One that says nothing of itself."""
+
+
 def test_the_worst_batch_is_a_gaussian_mechanism_and_composes():
     bound = acc.epsilon(hidden(), 1e-5, REPLACE)
     assert bound.upper == pytest.approx(gdp(MU), rel=1e-9)
@@ -293,6 +309,11 @@ def test_the_worst_batch_is_a_gaussian_mechanism_and_composes():
         state = hidden(average=average)
         assert acc.delta(acc.Composed([state, stated]), 1.0, REPLACE).upper >= 0.1
         assert upper(acc.Composed([state, laplace])) > upper(laplace), average
+    # Other dominated events cost what the Gaussian that dominates them does.
+    for state, how in product((hidden(), hidden(average=True)), ("auto", "log_sobolev")):
+        found, full = (upper(acc.Composed([state, e]), how) for e in (_Own(), acc.Gaussian(1.0)))
+        assert found == pytest.approx(full, rel=1e-9), (state.average, how)
+    assert upper(acc.Composed([hidden(), _Unbounded()])) == math.inf
     # What left the loop costs the number of the composed steps, and is named.
     watched = hidden(exposed="parameters were evaluated after every epoch")
     bound = acc.epsilon(watched, 1e-5, REPLACE)

@@ -11,6 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.sampling import (
     CyclicPoisson,
+    EpochSampling,
     FixedOrder,
     FixedSize,
     FullBatch,
@@ -18,10 +19,12 @@ from jaxdp.sampling import (
     RandomAllocation,
     Sampler,
     Shuffled,
+    StepSampling,
     TruncatedPoisson,
     by_name,
     pad,
 )
+from jaxdp.sampling.rules import RULES
 from tests.laws import is_binomial, is_uniform
 from tests.refusing import refused
 
@@ -208,6 +211,74 @@ def test_every_draw_of_a_truncated_rule_has_one_shape():
     assert event == acc.TruncatedPoisson(acc.Gaussian(2.0), Q, CAP, N)
     assert by_name("truncated_poisson", 256, 1_437) == TruncatedPoisson(256 / 1_437, 384)
     assert by_name("truncated_poisson", 8, 20).cap == 20
+
+
+class Fixed(StepSampling):
+    """Draws the positions that it is given, charged as a draw of each with probability 1/10."""
+
+    relations = (acc.Relation.REPLACE_ONE,)
+
+    def __init__(self, *positions):
+        self.positions = positions
+
+    def choose(self, rng, num_records):
+        return np.array(self.positions)
+
+    def event(self, released, dataset_size):
+        return acc.PoissonSampled(released, 0.1)
+
+
+class Epochs(EpochSampling):
+    """Epochs of ``block`` steps drawn as ``batches``, charged as one of four steps."""
+
+    def __init__(self, block, batches):
+        self.steps, self.batches = block, batches
+
+    def block(self, dataset_size):
+        return self.steps
+
+    def epoch(self, rng, num_records):
+        return np.split(rng.permutation(num_records), self.batches)
+
+    def event(self, released, dataset_size):
+        return acc.ShuffledEpoch(released, 4)
+
+
+def owned(rule, **options):
+    return dp_sgd(1.0, 1.0, 4, 40, sampling=rule, **options)
+
+
+# A record drawn twice added 10 clip norms to a sum that said one; four draws of all records were
+# charged as one where an epoch had forgotten its block.
+def test_a_rule_of_the_users_own_draws_each_record_once_and_is_charged_for_what_it_draws():
+    draw = owned(Fixed(3, 39, 0)).sampler(40).draw()
+    assert sorted(records(draw)) == [0, 3, 39]
+    draw = owned(Epochs(4, 4)).sampler(40).draw()
+    assert len(records(draw)) == 10
+    add = acc.Relation.ADD_OR_REMOVE_ONE
+    for words, call in (
+        ("at most once", owned(Fixed(3, 4, 3)).sampler(40).draw),
+        ("from 0 on", owned(Fixed(-1, 39)).sampler(40).draw),
+        ("from 0 on", owned(Fixed(40)).sampler(40).draw),
+        ("integers", owned(Fixed(0.5, 1.5)).sampler(40).draw),
+        ("must draw 4 batches", owned(Epochs(4, 2)).sampler(40).draw),
+        ("an event of the 1 steps", lambda: owned(Epochs(1, 4))),
+        (
+            "relation must be one that this sampling covers, replace_one",
+            lambda: owned(Fixed(1), relation=add),
+        ),
+        (
+            "relation must be one that this sampling covers, replace_one",
+            lambda: owned(Fixed(1)).epsilon(3, 1e-5, add),
+        ),
+    ):
+        refused(words, call)
+    # A rule of one name: another class is refused, the same one once more takes its place.
+    first = type("Once", (StepSampling,), {}, name="once")
+    again = type("Once", (StepSampling,), {}, name="once")
+    assert first is not again
+    assert RULES.pop("once") is again
+    refused("name must be", lambda: type("Poisson", (StepSampling,), {}, name="poisson"))
 
 
 def truncated(cap, batch, size=100, prob=0.1):
