@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,6 @@ from jaxdp.accounting import certificate
 from jaxdp.accounting.flat import flatten, flatten_exactly
 from jaxdp.accounting.groups import group_event
 from jaxdp.cli import accounting as cli
-from jaxdp.ledger import Ledger
 from tests.accounting.judging import ADD, REPLACE, cost, largest, run
 from tests.refusing import all_refused, refused
 
@@ -70,9 +67,7 @@ def test_bad_input_is_named():
         ("count", lambda: acc.Repeated(GAUSS, np.bool_(True))),
         ("sampling_prob", lambda: acc.PoissonSampled(GAUSS, 1.5)),
         ("event", lambda: acc.PoissonSampled(1.0, 0.5)),
-        ("noise_multiplier", lambda: acc.Gaussian(np.array(True))),
         ("noise_multiplier", lambda: acc.Gaussian(jnp.array(True))),
-        ("noise_multiplier", lambda: acc.Gaussian(np.complex64(1))),
         ("count", lambda: acc.Repeated(GAUSS, -1)), ("count", lambda: acc.Repeated(GAUSS, 10.0)),
         ("count", lambda: acc.Repeated(GAUSS, np.array(True))),
         ("count", lambda: acc.Repeated(GAUSS, np.array([10.0]))),
@@ -155,18 +150,6 @@ def test_trivial_runs_say_why():
         acc.delta(acc.ShuffledEpoch(GAUSS, 10), math.inf)
 
 
-def test_accounting_never_imports_jax():
-    """A process in which jax cannot be imported can still account."""
-    code = (
-        "import sys; sys.modules['jax'] = sys.modules['flax'] = sys.modules['optax'] = None\n"
-        "from jaxdp import accounting as acc\n"
-        "from jaxdp.cli import accounting\n"
-        "step = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)\n"
-        "assert acc.epsilon(acc.Repeated(step, 100), 1e-5).upper > 0\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def test_a_refusal_names_every_step_it_is_about(monkeypatch):
     fixed = [acc.FixedSizeSampled(acc.Gaussian(z), 100, 10) for z in (2.0, 3.0)]
     event = acc.Composed([acc.PoissonSampled(acc.Gaussian(1.5), 0.1), *fixed])
@@ -194,18 +177,6 @@ def test_an_event_that_nobody_knows_is_refused_wherever_it_stands():
     ):  # fmt: skip
         for ask in (acc.epsilon, acc.delta):
             refused(r"that jaxdp\.accounting knows", ask, event, 0.5)
-
-
-def test_an_epoch_is_charged_whole_and_once():
-    one, other = (acc.RandomAllocation(acc.Gaussian(z), 10) for z in (1.0, 2.0))
-    ledger = Ledger()
-    ledger.charge(one, 5, stream="a")
-    for event in (other, GAUSS, acc.PerUser(one, 2)):
-        refused("event", ledger.charge, event, 1, stream="a", first_step=7)
-    ledger.charge(one, 5, stream="a", first_step=5)
-    assert ledger.event == acc.Composed((acc.Repeated(one, 1),))
-    ledger.charge(one, 1, stream="a", first_step=19)
-    assert ledger.event == acc.Composed((acc.Repeated(one, 2),))
 
 
 # Several records of one person, against laws written out by hand.

@@ -95,7 +95,7 @@ class Budget(list):
 
 
 def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_path):
-    for other in (OTHER, STEP):
+    for other in (OTHER, STEP, acc.PerUser(EPOCH, 2)):
         ledger, words = Ledger(), "event must be one for all steps of a block of 5 of stream"
         ledger.charge(EPOCH, 3, stream="s")
         refused(words, ledger.charge, other, stream="s", first_step=4)

@@ -1,10 +1,6 @@
 """The link that adds Gaussian noise, its keys, lanes and refusals; links that are not of jaxdp."""
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +12,6 @@ import jaxdp
 from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import IndependentNoise, IntegerMatrixNoise, IntegerNoise, MatrixNoise, identity
 from jaxdp.optimizers.algorithm import Algorithm
-from tests.compiling import with_flags
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.ledger import small
 from tests.ledger.small import N, P, X, loss_fn, mechanism
@@ -59,20 +54,6 @@ def test_noise_has_its_scale_and_no_other_on_the_sum_and_the_divisor_is_public()
     tx = jaxdp.privatize(2.0, 10.0)
     (zero,), (seven,) = (released(tx, 1, summed(v), multiplier=2.0) for v in (0.0, 7.0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b - a, 0.7, atol=1e-5), zero, seven)
-
-
-def test_steps_leaves_and_halves_of_leaves_never_share_noise():
-    """Also when the batch is empty: its sum is the zero of these steps."""
-    params = {"a": jnp.zeros(3000), "b": jnp.zeros(3000), "c": jnp.zeros(3000)}
-    out = released(ONE, 4, summed(params=params), params)
-    noises = [leaf for update in out for leaf in jax.tree.leaves(update)]
-    for i, one in enumerate(noises):
-        assert is_gaussian(one, 0.5)
-        assert are_uncorrelated(one[:1500], one[1500:])
-        for other in noises[i + 1 :]:
-            assert are_uncorrelated(one, other)
-            assert len(np.intersect1d(one, other)) < 10
-    assert not are_uncorrelated(noises[0], noises[0] + noises[1])  # the test can fail
 
 
 def test_the_state_has_no_part_in_the_noise():
@@ -362,12 +343,3 @@ def test_a_key_from_outside_a_loop_gives_nan_and_each_member_s_state_and_multipl
     noises = jax.vmap(lambda s, z: alone(simulated_key(s, {"gradient": z})))(seeds, multipliers)
     assert np.isfinite(noises[0]).all()
     assert np.isnan(noises[1]).all()
-
-
-def test_devices_never_share_noise_and_replicas_do():
-    program = [sys.executable, str(Path(__file__).parents[1] / "eight_devices.py")]
-    devices = with_flags("--xla_force_host_platform_device_count=8")
-    env = {**devices, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(program, env=env, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr[-3_000:]
-    assert found.stdout.split()[-1] == "done"

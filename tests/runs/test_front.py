@@ -414,7 +414,10 @@ def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
 
 
 def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
-    """Also a learning rate in the optimizer's state, other first parameters, another constant."""
+    """Also a learning rate in the optimizer's state, other first parameters, another constant.
+
+    Before: optimizer and loss did not go into the randomness.
+    """
 
     def moved(rate=0.1, start=0.0, constant=1.0):
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
