@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.accuracy import RESULTS
-from jaxdp.runs.report.plots import save_png
-from jaxdp.runs.report.svg import BLUE, INK, ORANGE, SOFT
+from jaxdp.runs.report.plots import BLUE, INK, ORANGE, SOFT, save_png
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "accuracy.png"
 SHOWN = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}

@@ -26,7 +26,7 @@ from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.audit import audit_scores, training_run, two_worlds
-from jaxdp.audit.algorithms import audit_algorithm, dot, log_ratios, tiny_worlds
+from jaxdp.audit.algorithms import audit_algorithm, inner_product, log_ratios, tiny_worlds
 from jaxdp.audit.scores import family_bound
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
@@ -49,8 +49,8 @@ def iterate_score(algorithm, canary, start, learning_rate):
     unit = learning_rate * algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released):
-        along = jax.vmap(lambda p: dot(p, canary.direction))(released["params"])
-        before = jnp.concatenate([dot(start, canary.direction)[None], along[:-1]])
+        along = jax.vmap(lambda p: inner_product(p, canary.direction))(released["params"])
+        before = jnp.concatenate([inner_product(start, canary.direction)[None], along[:-1]])
         sums = (along - before) / unit
         return jnp.stack([jnp.sum(sums), jnp.sum(log_ratios(algorithm, sums))])
 

@@ -23,8 +23,8 @@ DELTA, RECORDS = 1e-5, 60_000
 
 def bounds(others, algorithm, count, draws):
     """[draws, 2], the bounds among ordinary records, and without them."""
-    rate, found = canaries.rate_of(algorithm), []
-    noise = canaries.noise_of(algorithm, len(others))
+    rate, found = canaries.sampling_rate(algorithm), []
+    noise = canaries.noise_multipliers(algorithm, len(others))
     for seed in range(draws):
         rng = np.random.default_rng([35, seed])
         columns = rng.choice(others.shape[1], count, replace=False)
@@ -34,7 +34,7 @@ def bounds(others, algorithm, count, draws):
         found.append(
             [
                 audit_one_run(
-                    canaries.scores(drawn + part, algorithm), coins, DELTA, log_odds=True
+                    canaries.log_odds(drawn + part, algorithm), coins, DELTA, log_odds=True
                 ).epsilon
                 for part in (others[:, columns], alone)
             ]

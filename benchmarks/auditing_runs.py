@@ -43,7 +43,7 @@ def of_peer(folder, report, python):
         guarantee["noise_multiplier"], 1.0, round(60_000 * guarantee["sampling_prob"]), 60_000
     )
     seen = np.load(folder / "canary_gradients.npy")
-    scores = canaries.scores(seen, jaxdp.optimizers.sgd(mechanism, 0.1))
+    scores = canaries.log_odds(seen, jaxdp.optimizers.sgd(mechanism, 0.1))
     pair = {"run": (scores[coins], scores[~coins])}
     delta = report["audited"]["delta"]
     found = auditing_peer.ask(python, pair, delta, len(coins))["run"]

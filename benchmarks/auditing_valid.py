@@ -121,7 +121,7 @@ def payments(seeds):
             rng = np.random.default_rng([7, seed])
             coins = rng.random(1_000) < 0.5
             drawn = (rng.random((600, 1_000)) < rate) & coins
-            scores = audit.canaries.scores(
+            scores = audit.canaries.log_odds(
                 drawn + noise * rng.standard_normal(drawn.shape), algorithm
             )
             found.append([_paid(scores, coins, share) for share in (0.0, 0.1, 0.5, 1.0)])
@@ -146,7 +146,11 @@ def ideal(seeds):
 
 def _paid(scores, coins, share):
     """The better bound, where looks have ``share`` of the error of 5 %."""
-    weights = guesses.by_weights(scores, coins, DELTA, 0.05 * (1 - share)) if share < 1 else 0.0
+    weights = (
+        guesses.weighted_guesses_bound(scores, coins, DELTA, 0.05 * (1 - share))
+        if share < 1
+        else 0.0
+    )
     if not share:
         return weights
     looks = audit.audit_one_run(scores, coins, DELTA, confidence=1 - 0.05 * share).epsilon

@@ -19,7 +19,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.audit import Worlds, audit_event, audit_noise, training_run, two_worlds
-from jaxdp.audit.scores import split
+from jaxdp.audit.scores import split_runs
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers.energy import DrawnEnergy
 from jaxdp.papers.adadp import adadp_as_published
@@ -322,7 +322,7 @@ def discriminant(with_record, without, *, held_out=0.3, seed=0, keep=12):
         seed: of that part.
         keep: columns that are kept as they are.
     """
-    (x, y), _ = split(with_record, without, held_out, seed)
+    (x, y), _ = split_runs(with_record, without, held_out, seed)
     middle, spread = np.mean(np.r_[x, y], 0), np.std(np.r_[x, y], 0) + 1e-12
     x, y = (x - middle) / spread, (y - middle) / spread
     rows = np.c_[np.r_[x, y], np.ones(len(x) + len(y))]

@@ -356,12 +356,30 @@ class Mechanism:
     @functools.cached_property
     def _noise(self) -> Noise:
         """The noise of the gradient, of the kind that ``noise`` names."""
-        independent, correlated, _ = NOISES[self.noise]
+        kind, given = NOISES[self.noise], self._part_multiplier
+        if self.strategy is None:
+            made = kind.independent(given)
+        else:
+            assert kind.correlated is not None
+            assert not isinstance(given, NoiseSchedule)
+            made = kind.correlated(given, self.strategy)
+        # A kind of the user's own may be made of another's noise, which is then trusted.
+        if made.noise_multiplier != given:
+            raise ValueError(
+                f"noise must be of a kind that makes noise of the multiplier {given} that it is "
+                f"given and charged as, got {made}"
+            )
+        if made.part == "votes" and self.count_noise_multiplier is not None:
+            raise ValueError("noise must be of another part than the count's, got 'votes'")
+        return made
+
+    @functools.cached_property
+    def _part_multiplier(self) -> float | NoiseSchedule:
+        """The multiplier that the noise of the gradient is made with."""
         if self.strategy is not None:
-            assert correlated is not None
-            return correlated(self.uncorrelated_multiplier, self.strategy)
+            return self.uncorrelated_multiplier
         if self.count_noise_multiplier is None:
-            return independent(self.noise_multiplier)
+            return self.noise_multiplier
 
         # Gradient z_g and count z_c are computed from one draw, so they are one Gaussian mechanism
         # of (z_g^-2 + z_c^-2)^-1/2, the step's multiplier (Andrew et al. 2021, arXiv:1905.03871v5,
@@ -373,7 +391,7 @@ class Mechanism:
                 f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: "
                 "the count would use the step's whole budget"
             )
-        return independent((whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12))
+        return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)
 
     @functools.cached_property
     def uncorrelated_multiplier(self) -> float:

@@ -13,6 +13,7 @@ from scipy.stats import norm
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
+from jaxdp.noise import NOISES, IndependentNoise, MatrixNoise, NoiseKind
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler
 from tests.refusing import all_refused
 
@@ -162,6 +163,35 @@ def test_a_sampler_draws_as_it_is_charged_and_of_as_many_records_as_were_declare
             ("ledger must be a jaxdp.Ledger", lambda: fixed.sampler(50, ledger="ledger.jsonl")),
         ]
     )
+
+
+# Before: a tenth of the noise that was charged, and unverified() == [].
+def test_a_kind_of_noise_makes_the_noise_that_it_is_charged_as(monkeypatch):
+    kinds = {
+        "tenth": NoiseKind(
+            lambda z: IndependentNoise(z / 10), lambda z, rows: MatrixNoise(z / 10, rows)
+        ),
+        "votes": NoiseKind(type("Votes", (IndependentNoise,), {"part": "votes"})),
+    }
+    for name, kind in kinds.items():
+        monkeypatch.setitem(NOISES, name, kind)
+    sampler = jaxdp.dp_sgd(1.0, 1.0, 5, 50, noise="tenth").sampler(50)
+    in_order = jaxdp.dp_mf(
+        1.0, 1.0, 5, 50, "fixed_order", steps=4, strategy="identity", noise="tenth"
+    )
+    votes = jaxdp.dp_sgd(1.0, 1.0, 5, 50, noise="votes")
+    all_refused(
+        [
+            ("noise must be of a kind that makes noise of the multiplier 1.0", sampler.draw),
+            ("noise must be of a kind that makes noise of", lambda: in_order.multipliers(0)),
+            (
+                "noise must be of another part",
+                lambda: dataclasses.replace(votes, count_noise_multiplier=3.0),
+            ),
+        ]
+    )
+    assert not sampler.ledger.entries
+    assert votes.multipliers(0) == {"votes": 1.0}
 
 
 def gaussian_delta(mu, eps):

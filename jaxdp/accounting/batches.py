@@ -145,6 +145,7 @@ class ShuffledEpoch(_GaussianOnBatches):
         steps: T >= 1, batches of the epoch.
     """
 
+    whole_block = True
     words = "an epoch of {steps:,} steps over shuffled records: {event}"
 
     steps: int
@@ -230,6 +231,7 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         participations: k in 1..t.
     """
 
+    whole_block = True
     words = (
         "an epoch of {steps:,} steps, each record in {participations:,} of them at random: {event}"
     )

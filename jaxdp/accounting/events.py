@@ -122,19 +122,22 @@ class Event:
     Every event raises ValueError for a field that is not what its ``Attributes`` say.
 
     Attributes:
-        types: every event class by its ``type_name``.
+        types: every event class by its ``type_name``, of which no two have the same: a ledger's
+            line would be read as the other event.
         type_name: as ``to_dict`` writes it; that of the class unless it says another.
         words: for reports, with {fields}; an event without any is shown by its ``repr``.
+        whole_block: True if one such event is ``steps`` consecutive steps of a loop, charged whole.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
     type_name: ClassVar[str] = "Event"
     words: ClassVar[str] = ""
+    whole_block: ClassVar[bool] = False  # said by the class: a field may be called steps by chance
 
     @property
     def block(self) -> int:
         """The consecutive steps of a loop that are one such event: its ``steps``, or 1."""
-        return int(getattr(self, "steps", 1))
+        return int(getattr(self, "steps")) if self.whole_block else 1  # noqa: B009
 
     def refuses(self, relation: Relation) -> str:
         """The reason why there is no bound under this relation, or ""."""
@@ -149,8 +152,16 @@ class Event:
     def __init_subclass__(cls, type_name: str = "") -> None:
         super().__init_subclass__()
         cls.type_name = type_name or cls.__name__
-        if not cls.__name__.startswith("_"):
-            Event.types[cls.type_name] = cls
+        if cls.__name__.startswith("_"):
+            return
+        known, own = Event.types.get(cls.type_name), f"{cls.__module__}.{cls.__qualname__}"
+        # A class that is defined again, as by a notebook's cell, replaces itself.
+        if known is not None and own != (named := f"{known.__module__}.{known.__qualname__}"):
+            raise ValueError(
+                f"type_name must be a name that no other event has, got {cls.type_name!r} of {own}:"
+                f" ledgers hold {named} by it, and would be read as another event"
+            )
+        Event.types[cls.type_name] = cls
 
 
 def require_event(name: str, value: object) -> Event:
@@ -372,6 +383,7 @@ class CorrelatedNoise(Event):
         steps: n >= 1, of the whole run.
     """
 
+    whole_block = True
     words = (
         "a run of {steps:,} steps with correlated noise over records in a public order, together "
         "{event}"
@@ -419,6 +431,7 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         steps: n >= 1, of the whole run.
     """
 
+    whole_block = True
     words = (
         "a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn over "
         "{bands:,} groups of records, each record of the group drawn with probability "

@@ -138,6 +138,19 @@ class FlatRun:
             total += n * release.renyi(relation, alphas)
         return total
 
+    def steps_beside(
+        self, kind: type[DominatedEvent], relation: Relation
+    ) -> tuple[tuple[GaussianStep, int], ...]:
+        """The steps without the dominated events of a class; those of others are Gaussians still.
+
+        What a class proves in ``DominatedEvent.refine`` it proves of its own events alone.
+        """
+        found = [*(self.steps if self.others is None else self.others)]
+        for event, n in self.dominated:
+            if not isinstance(event, kind) and (mu := event.mu()) > 0:
+                found.append((GaussianStep(min(relation.separation / mu, 1e30)), n))
+        return tuple(found)
+
     def merge_similar(self) -> "FlatRun":
         """A run of fewer kinds of steps, no more private: similar ones have the least noise."""
         groups, _ = _group_similar_steps(self.steps, _MAX_KINDS_ROUGH)
@@ -169,7 +182,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     if not isinstance(event, Event):
         raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
     if not isinstance(relation, Relation):
-        raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+        values = ", ".join(f"Relation.{r.name}" for r in Relation)
+        raise ValueError(f"relation={relation!r}: expected one of {values}")
     # An event that holds others puts them back on the list, with how often they occur. Three kinds
     # are left: Gaussian steps, parts that bring their own pairs, and reasons why nothing holds.
     counts: dict[GaussianStep, int] = {}
@@ -227,7 +241,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
             case DominatedEvent():
                 dominated[event] = dominated.get(event, 0) + times
                 mu = event.mu()
-                if not math.isfinite(mu):
+                if not 0 <= mu < math.inf:
                     reasons.append(f"no Gaussian dominates {name}: {event.describe()}")
                 elif mu > 0:
                     steps = [GaussianStep(min(relation.separation / mu, 1e30))]

@@ -27,6 +27,7 @@ from jaxdp.accounting.events import Array, Event, Relation
 
 _U = 2.0**-53
 _SQRT2, _SQRT_2PI = math.sqrt(2), math.sqrt(2 * math.pi)
+_NO_LAW = 1e-6  # by so much do the masses of a law not miss 1
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 
 
@@ -181,7 +182,20 @@ def discrete_pair(
     """The pair of these increasing losses and P masses; a rounded loss moves its Q mass.
 
     For a lower bound the losses whose Q mass may underflow are left out.
+
+    Raises:
+        ValueError: losses that do not increase, masses that are no law: those of P do not sum to 1,
+            or those of Q (p e^-loss) to more than 1.
     """
+    with np.errstate(all="ignore"):
+        law, other = float(np.sum(p)) + infinite, float(np.sum(p * np.exp(-loss)))
+    if not (np.all(np.diff(loss) > 0) and np.all(np.isfinite(loss)) and np.all(p >= 0)):
+        raise ValueError(f"loss={loss!r}, p={p!r}: expected increasing losses and masses >= 0")
+    # Q masses of losses that are far below 0 may overflow.
+    if not abs(law - 1) <= _NO_LAW or 1 + _NO_LAW < other < math.inf:
+        raise ValueError(
+            f"p={p!r}: expected masses of two laws, got {law:g} in all of P and {other:g} of Q"
+        )
     if not upper:
         keep = loss < _UNDERFLOW
         loss, p, infinite = loss[keep], p[keep], 0.0

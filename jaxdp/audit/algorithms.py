@@ -18,16 +18,16 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import bounds
 from jaxdp.audit.bounds import ErrorCounts
-from jaxdp.audit.canaries import noise_of, rate_of
+from jaxdp.audit.canaries import noise_multipliers, sampling_rate
 from jaxdp.audit.residuals import RUNS, ResidualVerdict, audit_noise
 from jaxdp.audit.scores import (
     Audited,
     audit_event,
     audit_scores,
+    event_tradeoff,
     family_bound,
-    points,
-    roc,
-    tradeoff_of,
+    roc_curve,
+    roc_points,
 )
 from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.losses import with_constants
@@ -37,7 +37,6 @@ from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
 from jaxdp.types import ExtraArgument, PyTree
 
-HELD_OUT = 0.2
 TINY = "the same mechanism on a tiny network"
 LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary
 _FAR = 1e3  # times the direction: far beyond any clipping norm in use here
@@ -95,8 +94,10 @@ class EpsilonAudit:
         """The verdict in a sentence or two."""
 
         def share(epsilon: float) -> str:
+            """The share of the proven epsilon, in percent."""
             return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
 
+        # What refutes comes first; else what the attack reached, and what it could have reached.
         if self.broken:
             words = (
                 f"BROKEN: at {self.confidence:.0%} confidence the proven guarantee was not kept."
@@ -195,12 +196,12 @@ def audit_algorithm(
 
     # The runs, and the scores of the worst adversary that is known for the algorithm.
     canary, worlds = tiny_worlds(algorithm)
-    judge = _energy(energy, algorithm, worlds)
+    judge = _tiny_energy(energy, algorithm, worlds)
     run = training_run(
         algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
     )
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
-    found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    found = audit_scores(inside, outside, delta, confidence=confidence)
     assert found.rule is not None
     assert found.counts is not None
     one, other = (found.rule.sign * scores[:, found.rule.column] for scores in (inside, outside))
@@ -218,7 +219,7 @@ def audit_algorithm(
             np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)]),
             found.counts.without,
         )
-        misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
+        misses = np.clip(event_tradeoff(event, relation)(alarms), 0.0, 1.0)
         expected = [
             ErrorCounts(round(a * tested), tested, round(b * tested), tested)
             for a, b in zip(alarms, misses, strict=True)
@@ -235,7 +236,7 @@ def audit_algorithm(
         claim = algorithm.claim(
             mechanism.batch_size / mechanism.dataset_size, multiplier, steps, delta
         )
-    kinds = members(algorithm, steps)
+    kinds = noise_family(algorithm, steps)
     if kinds is not None and not isinstance(mechanism.sampling, FullBatch | FixedOrder):
         profile = family_bound(inside, outside, *kinds, delta, confidence=confidence)
     elif kinds is not None and canary.alone:
@@ -251,7 +252,7 @@ def audit_algorithm(
 
     # The noise, on runs of their own.
     noise = None
-    if residuals and not mechanism.leak and noise_of(algorithm, steps).min() > 0:
+    if residuals and not mechanism.leak and noise_multipliers(algorithm, steps).min() > 0:
         noise = audit_noise(
             algorithm,
             worlds,
@@ -275,19 +276,22 @@ def audit_algorithm(
         p_value=None if verdict is None else verdict.p_value,
         broken=verdict is not None and verdict.refuted,
         noise=noise,
-        points=points(one, other, confidence),
+        points=roc_points(one, other, confidence),
         event=event,
-        roc=roc(one, other),
+        roc=roc_curve(one, other),
     )
 
 
-def members(algorithm: Algorithm, steps: int) -> tuple[Callable[[float], acc.Event], float] | None:
+def noise_family(
+    algorithm: Algorithm, steps: int
+) -> tuple[Callable[[float], acc.Event], float] | None:
     """(from a noise multiplier to the event, the algorithm's); None where it has no single one."""
     mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
     if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
 
     def family(z: float) -> acc.Event:
+        """The event of the same mechanism with noise multiplier z."""
         tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
         return tried.total(steps)
 
@@ -315,6 +319,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     gradient in the weights of that feature; a Dirac there meets noise alone. The auditor inserts
     the canary as the fifth: no data set holds a record with such a gradient.
     """
+    # The network and its four ordinary records; fixed, for the audit's own randomness is the run's.
     keys = jax.random.split(jax.random.key(0), 4)
     params = {
         "w1": 0.5 * jax.random.normal(keys[0], (4, 3)),
@@ -326,10 +331,13 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     labels = jax.random.bernoulli(keys[3], 0.5, (4,)).astype(jnp.int32)
 
     def loss_fn(parameters: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+        """Cross-entropy of the tiny network, []."""
         hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
         logits = hidden @ parameters["w2"] + parameters["b2"]
         return logsumexp(logits) - logits[example["y"]]
 
+    # A box of coordinates is filled by a gradient that is equal in all; any other rule bounds a
+    # norm, which a Dirac spends where no other record adds anything.
     if isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None:
         even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 23**-0.5, jnp.float32), params)
         canary = Canary(even, "a gradient equal in every coordinate", alone=False)
@@ -339,7 +347,8 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
         canary = Canary(first, "a Dirac gradient in a chosen coordinate", alone=True)
 
     def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
-        pull = -_FAR * dot(parameters, canary.direction)
+        """The loss of a record: of the canary a pull along its direction."""
+        pull = -_FAR * inner_product(parameters, canary.direction)
         return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
 
     rows = {"x": jnp.concatenate([x, x[:1]]), "y": jnp.concatenate([labels, labels[:1]])}
@@ -347,7 +356,7 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     return canary, Worlds(with_constants(with_canary, canary.direction), params, records)
 
 
-def _energy(
+def _tiny_energy(
     kind: str, algorithm: Algorithm, worlds: Worlds
 ) -> Callable[[jax.Array, jax.Array], ExtraArgument] | None:
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
@@ -358,6 +367,7 @@ def _energy(
         return lambda key, there: PublicEnergy(
             worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)
         )
+    # An energy that is not noised ("train") takes all records, and bounds that nothing reaches.
     mechanism, count = algorithm.energy, worlds.count
     bound, l2, noise, rate, size = 1e6, 1e6, 0.0, 1.0, count
     if mechanism is not None:
@@ -367,6 +377,7 @@ def _energy(
         rate, size = mechanism.batch_size / mechanism.dataset_size, mechanism.batch_size
 
     def drawn(key: jax.Array, there: jax.Array) -> DrawnEnergy:
+        """The private energy's own draw of records and noise key, for one step."""
         who, noise_key = jax.random.split(key)
         mask = there & jax.random.bernoulli(who, rate, (count,))
         return DrawnEnergy(
@@ -385,7 +396,7 @@ def _energy(
     return drawn
 
 
-def dot(tree: PyTree, other: PyTree) -> jax.Array:
+def inner_product(tree: PyTree, other: PyTree) -> jax.Array:
     """The inner product over all leaves, float32 scalar."""
     products = jax.tree.map(lambda a, b: jnp.sum(a * b), tree, other)
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
@@ -396,21 +407,22 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
 
     The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
     powerful test where other records have no gradient along it), the last iterate, extremes and
-    sizes over the steps (a step without noise is told by its size), and the algorithm's counters.
+    sizes over the steps (a step without noise shows in its size), and the algorithm's counters.
     """
     unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released: PyTree) -> jax.Array:
+        """float32 [k], the scores of one run."""
         gradients = released["noisy"]
         if not jax.tree.leaves(gradients):  # differences of iterates, with the sign of gradients
             gradients = jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], released["params"])
-        noisy = jax.vmap(lambda g: dot(g, canary.direction))(gradients)
+        noisy = jax.vmap(lambda g: inner_product(g, canary.direction))(gradients)
         sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
         last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
         columns = [
             jnp.sum(noisy),
             jnp.sum(log_ratios(algorithm, -noisy / unit)),
-            dot(last, canary.direction),
+            inner_product(last, canary.direction),
             jnp.max(noisy),
             jnp.min(noisy),
             jnp.max(sizes),
@@ -429,8 +441,8 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     """
     mechanism, steps = algorithm.mechanism, len(sums)
     if mechanism.strategy is None:
-        prob = rate_of(algorithm)
-        z = jnp.asarray(noise_of(algorithm, steps)[:, 0], jnp.float32)
+        prob = sampling_rate(algorithm)
+        z = jnp.asarray(noise_multipliers(algorithm, steps)[:, 0], jnp.float32)
         shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     else:  # the strategy times the sums has independent noise
         matrix, sampling = mechanism.strategy.matrix()[:steps, :steps], mechanism.sampling

@@ -28,8 +28,8 @@ from numpy.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.audit.guesses import COINS, counted, in_order
-from jaxdp.audit.scores import Audited, least_refuted, profile
+from jaxdp.audit.guesses import COINS, count_right, order_by_score
+from jaxdp.audit.scores import Audited, privacy_profile, smallest_refuted_noise
 
 # From a probability x to the least a with 1 - f(a) >= x.
 Inverse = Callable[[float], float]
@@ -51,7 +51,6 @@ def audit_one_run_family(
     delta: float,
     *,
     confidence: float = 0.95,
-    look: tuple[int, str] | None = None,
     seed: int | None = None,
 ) -> Audited:
     """A lower bound on epsilon from one run, **if the mechanism is in a family of events**.
@@ -61,6 +60,9 @@ def audit_one_run_family(
     canaries need not be independent of each other. It finds no bugs: a mechanism outside the family
     may have a smaller epsilon.
 
+    One look is made, fixed beforehand (see ``jaxdp.audit.audit_one_run``): the highest scores, 1.5
+    times the root of m, or of Gaussian events 6 times the root of m on both sides.
+
     Args:
         scores: [m], higher for canaries that seem to be in.
         included: bool [m], the coins.
@@ -69,9 +71,6 @@ def audit_one_run_family(
         noise: where the search begins.
         delta: of the bound, above 0.
         confidence: in (0, 1).
-        look: (r, side), see ``jaxdp.audit.audit_one_run``, fixed beforehand; None takes the
-            highest scores, 1.5 times the root of m, or of Gaussian events 6 times the root of m on
-            both sides.
         seed: of the order among equal scores, as there.
 
     Example:
@@ -86,24 +85,24 @@ def audit_one_run_family(
     for name, value in (("delta", delta), ("confidence", confidence)):
         arguments.fraction(name, value)
     arguments.positive("noise", noise)
-    coins, order = in_order(scores, included, seed)
+    coins, order = order_by_score(scores, included, seed)
     m, level = len(order), 1 - confidence
-    if look is None:
-        times, side = _GAUSSIAN if isinstance(family(noise), acc.Gaussian) else _SAMPLED
-        look = min(m, round(times * m**0.5)), side
-    (correct,), (made,) = (each.tolist() for each in counted(coins[order], [look]))
+    times, side = _GAUSSIAN if isinstance(family(noise), acc.Gaussian) else _SAMPLED
+    look = min(m, round(times * m**0.5)), side
+    (correct,), (made,) = (each.tolist() for each in count_right(coins[order], [look]))
 
     def impossible(z: float) -> bool:
+        """True if noise multiplier z is refuted."""
         one_sided = look[1] == "top"
-        return refuted(correct, made, m, inverse_of(family(z)), level, one_sided=one_sided)
+        return is_refuted(correct, made, m, event_inverse(family(z)), level, one_sided=one_sided)
 
-    least = least_refuted(impossible, noise)
+    least = smallest_refuted_noise(impossible, noise)
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     words = f"{COINS}, and the mechanism is what its event says, but for the size of the noise"
-    return Audited(value, delta, confidence, "one run, family", words)
+    return Audited(value, delta, confidence, words)
 
 
-def refuted(
+def is_refuted(
     correct: int, guesses: int, canaries: int, inverse: Inverse, level: float, *, one_sided: bool
 ) -> bool:
     """True if so many right guesses have at most probability ``level`` under a trade-off function.
@@ -133,7 +132,7 @@ def refuted(
     return right + wrong > guesses / canaries
 
 
-def inverse_of(event: acc.Event) -> Inverse:
+def event_inverse(event: acc.Event) -> Inverse:
     """The ``Inverse`` of an event's trade-off function, or of one below it.
 
     That of a Gaussian is Phi(Phi^-1(x) - mu), mu = 1 / noise multiplier; of others it is read from
@@ -143,18 +142,20 @@ def inverse_of(event: acc.Event) -> Inverse:
         mu = 1 / event.noise_multiplier
 
         def inverse(x: float) -> float:
+            """Phi(Phi^-1(x) - mu)."""
             return _NORMAL.cdf(_NORMAL.inv_cdf(x) - mu) if 0 < x < 1 else float(x >= 1)
 
         return inverse
-    return of_pieces(profile(event, acc.Relation.ADD_OR_REMOVE_ONE, _EPSILONS))
+    return profile_inverse(privacy_profile(event, acc.Relation.ADD_OR_REMOVE_ONE, _EPSILONS))
 
 
 @functools.lru_cache(maxsize=64)
-def of_pieces(pieces: tuple[tuple[float, float], ...]) -> Inverse:
+def profile_inverse(pieces: tuple[tuple[float, float], ...]) -> Inverse:
     """The ``Inverse`` where pairs (epsilon, delta) are known to hold."""
     known = [(math.exp(epsilon), delta) for epsilon, delta in pieces]
 
     def inverse(x: float) -> float:
+        """The least a that all pairs allow: 1 - f is the least of their lines."""
         both = (max((x - d) / e, 1 - d - (1 - x) * e) for e, d in known)
         return min(1.0, max(0.0, *both))
 

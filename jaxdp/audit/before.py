@@ -1,4 +1,4 @@
-"""``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
+"""``jaxdp.check``: runs the user's own loss and pipeline on neighbouring data."""
 
 import functools
 import hashlib
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.audit.findings import Checked, Finding, in_order
-from jaxdp.audit.residuals import binomial
+from jaxdp.audit.bounds import binomial_pmf
+from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -31,9 +31,9 @@ from jaxdp.types import PyTree
 # What a function makes of records: a loss, or (loss, parameters).
 Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 _RECORDS = 256  # of neighbouring data sets
-_ROWS = 6  # of a batch in which an example is looked at in other company
+_ROWS = 6  # of a batch in which an example is looked at beside other records
 _ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
-_EPOCHS, _SURE = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
+_EPOCHS, _UNLIKELY = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
 
 def check(
@@ -51,12 +51,12 @@ def check(
     collate: Callable[[list[PyTree]], PyTree] | None = None,
     **clipping: Any,
 ) -> Checked:
-    """Runs a loss and its pipeline on neighbouring data, and tells what breaks the guarantee.
+    """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
 
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
-    are differential (the same example in other company; neighbouring data sets), as in Cebere et
-    al. 2026 (Re:cord-play, arXiv:2602.17454v1).
+    are differential (the same example beside other records; neighbouring data sets), as in Cebere
+    et al. 2026 (Re:cord-play, arXiv:2602.17454v1).
 
     Args:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``; None with ``gradients``.
@@ -88,6 +88,8 @@ def check(
         True
     """
     began = time.perf_counter()
+
+    # Arguments, before anything of the user's runs.
     if (loss_fn is None) == (gradients is None):
         raise ValueError(f"give one of loss_fn and gradients, got {loss_fn!r} and {gradients!r}")
     if not isinstance(mechanism, Mechanism | Algorithm):
@@ -127,17 +129,17 @@ def check(
     found: list[Finding | None] = []
     assumed: list[str] = []
     if loss_fn is not None:
-        of_loss, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
+        of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
-    found.append(_of_reading(source, kind))
+    found.append(_check_reading(source, kind))
     if gradients is not None:
-        found.append(_of_gradients(gradients, params, near.records_of(source, _ROWS)))
+        found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
 
     # Functions that are given many records, on neighbouring data sets.
     data = near.records_of(source, _RECORDS) if raw is None else raw
     data = near.take(data, np.arange(min(near.count(data), _RECORDS)))
 
-    def swept(
+    def compare_neighbours(
         kind: str,
         function: Callable[[PyTree], PyTree],
         differ: Callable[[PyTree, PyTree, near.Neighbour], str],
@@ -151,7 +153,7 @@ def check(
 
     if preprocess is not None:
 
-        def changed(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
+        def describe_changes(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
             """Other records may not come out changed, nor all of them in another shape."""
             if near.shapes(one) != near.shapes(two):
                 return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
@@ -168,37 +170,41 @@ def check(
             words = "the function gives another result when it is called again on the same records"
             found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
         else:
-            found.append(swept("preprocess", preprocess, changed))
+            found.append(compare_neighbours("preprocess", preprocess, describe_changes))
     if build is not None:
 
-        def other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
+        def describe_other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
             """Neither parameters nor the program of the loss may differ."""
             made = [each if isinstance(each, tuple) else (each, params) for each in (one, two)]
             if not near.same(made[0][1], made[1][1]):
                 return "the parameters are others"
             traced = (
-                _trace(mechanism.clipped_grad(f, **clipping), p, source.example) for f, p in made
+                _trace_loss(mechanism.clipped_grad(f, **clipping), p, source.example)
+                for f, p in made
             )
             at = _first_difference(*traced)
             return "" if at is None else f"the loss is another{at and f', at {at},'}"
 
-        found.append(swept("captured", build, other_loss))
+        found.append(compare_neighbours("captured", build, describe_other_loss))
     for name, function in (public or {}).items():
 
-        def other(one: PyTree, two: PyTree, _: near.Neighbour, name: str = name) -> str:
+        def describe_other_value(
+            one: PyTree, two: PyTree, _: near.Neighbour, name: str = name
+        ) -> str:
+            """A public value may not differ."""
             return "" if near.same(one, two) else f"{name} is another value"
 
-        found.append(swept("public", function, other))
+        found.append(compare_neighbours("public", function, describe_other_value))
     if collate is not None:
         records = [near.record(data, i) for i in range(near.count(data))]
-        found.append(_of_collating(collate, records))
+        found.append(_check_collate(collate, records))
     if loader is not None:
-        found.append(_of_loader(loader, inner, source))
+        found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
-        "in other company": loss_fn,
-        "reading: the same records in other company, and again": source,
-        "per-example gradients: rows in other company, in other places, and again": gradients,
+        "beside other records": loss_fn,
+        "reading: the same records beside other records, and again": source,
+        "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,
         "the loss made of neighbouring data sets": build,
         f"public values of neighbouring data sets: {', '.join(public or ())}": public or None,
@@ -206,13 +212,13 @@ def check(
         "three epochs of the loader, beside the sampling that is charged": loader,
     }
     tested = tuple(words for words, given in tests.items() if given is not None)
-    return Checked(in_order(found), tested, tuple(assumed), time.perf_counter() - began)
+    return Checked(certain_first(found), tested, tuple(assumed), time.perf_counter() - began)
 
 
 # The loss -------------------------------------------------------------------------------------
 
 
-def _of_loss(
+def _check_loss(
     loss_fn: Callable[..., jax.Array],
     params: PyTree,
     source: Source,
@@ -233,11 +239,11 @@ def _of_loss(
     shape = lambda leaf: jax.ShapeDtypeStruct((_ROWS, *leaf.shape), leaf.dtype)  # noqa: E731
     try:
         plan = grad_fn.plan(params, jax.tree.map(shape, example))
-        first, second = (_trace(grad_fn, params, example) for _ in range(2))
+        first, second = (_trace_loss(grad_fn, params, example) for _ in range(2))
     except Exception as error:
         words = str(error)
         if isinstance(error, ValueError) and words.startswith("loss_fn must not"):
-            where = _line_of_refused(words, grad_fn, params, example)
+            where = _line_of_refusal(words, grad_fn, params, example)
             return [Finding("refused", words, where or here)], []
         if plan is None and "racer" not in type(error).__name__:
             raise  # it is the user's own
@@ -266,17 +272,17 @@ def _of_loss(
         found.append(Finding("captured", words, where, one.match.certain))
     for name, made in start.compare_parameters(grad_fn, params, made_of, len(source)):
         found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
-    found += _shared_keys(first)
+    found += _find_shared_keys(first)
 
-    # Numbers: the same example in other company; the loss was compared with all records above.
+    # Numbers: the same example beside other records; the loss was compared with all records above.
     if not found and len(source) > 1:
         with losses.inspecting(lambda traced, public: None):
-            coupled = _of_company(grad_fn, params, near.records_of(source, _ROWS))
+            coupled = _check_independence(grad_fn, params, near.records_of(source, _ROWS))
         found += [coupled] if coupled else []
     return found, [entry.assumed for entry in plan if entry.assumed]
 
 
-def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
+def _trace_loss(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
     """The loss of one example, traced anew."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
@@ -284,10 +290,10 @@ def _trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.Closed
     return jax.make_jaxpr(lambda *args: called(*args))(params, example, *keys)
 
 
-def _line_of_refused(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
+def _line_of_refusal(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
     """The line of the operation that a refusal names, or of the loss's own error; else ""."""
     try:
-        traced = _trace(grad_fn, params, example)
+        traced = _trace_loss(grad_fn, params, example)
     except Exception as error:
         return line_of_error(error)
     for part in losses.traced_functions(traced):
@@ -302,6 +308,7 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
     """The line of the first difference; "" for a captured array or another length; else None."""
 
     def number(value: PyTree) -> Hashable:
+        """Shape, dtype and hash of a value: equal where the values are."""
         plain = np.asarray(jax.random.key_data(value) if losses.is_key(value) else value)
         return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
 
@@ -321,7 +328,7 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
     return None
 
 
-def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
+def _find_shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
     """Suspicions for keys that the loss captured, or made of a number, and uses."""
     words = "the loss draws random numbers from a key that it captured, in place of its own"
     found = []
@@ -335,22 +342,26 @@ def _shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:
     return found[:1]
 
 
-# An example in other company ------------------------------------------------------------------
+# An example beside other records --------------------------------------------------------------
 
 
-def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
-    """Finds a record that adds other numbers in other company, or more than l2.
+def _check_independence(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding | None:
+    """Reports a record whose clipped contribution depends on the rest of the batch, or exceeds l2.
 
     Args:
         grad_fn: the clipped gradient.
         params: the parameters.
         rows: pytree of NumPy arrays [m, ...], m >= 2.
     """
+    # A clipped sum without its noise: of one record alone, of the same with other rows beside it
+    # that do not take part, and of all others. The first two must be equal, and what the record
+    # adds to the others must be the first again, within l2.
     size, line = near.count(rows), line_of_function(grad_fn.loss_fn)
     key = jax.random.key(0, impl="threefry2x32") if grad_fn.takes_rng else None
 
     @jax.jit
     def summed(rows: PyTree, mask: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """(the clipped sum of the masked rows, float32 [d]; its l2)."""
         found = grad_fn(params, rows, mask, key)
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(found.value)]
         return jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves]), jnp.asarray(found.l2)
@@ -360,12 +371,14 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
         alone = np.arange(size) == at
         one, again, without = (
             np.asarray(summed(data, mask)[0], np.float64)
-            for data, mask in ((rows, alone), (_with_others(rows, at), alone), (rows, ~alone))
+            for data, mask in ((rows, alone), (_replace_others(rows, at), alone), (rows, ~alone))
         )
-        if _far(one, again, l2):
-            return Finding("company", "what a record adds changes when the other rows change", line)
-        if _far(whole - without, one, l2):
-            return Finding("company", "what a record adds changes when others take part", line)
+        if _differ(one, again, l2):
+            return Finding(
+                "independence", "what a record adds changes when the other rows change", line
+            )
+        if _differ(whole - without, one, l2):
+            return Finding("independence", "what a record adds changes when others take part", line)
         if (moved := float(np.linalg.norm(whole - without))) > float(l2) * (1 + _ROUNDING):
             words = (
                 f"one record moves the clipped sum by {moved:.4g}, its bound is {float(l2):.4g} "
@@ -375,10 +388,10 @@ def _of_company(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> Finding |
     return None
 
 
-def _of_gradients(
+def _check_gradients(
     function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree
 ) -> Finding | None:
-    """Finds a row of a user's own per-example gradients that sees other rows.
+    """Reports a row of the user's own per-example gradients that depends on other rows.
 
     Args:
         function: ``(params, rows) -> gradients`` [m, ...].
@@ -396,42 +409,43 @@ def _of_gradients(
         flat = [np.reshape(np.asarray(v, np.float64), (count, -1)) for v in leaves]
         return np.concatenate(flat, axis=1)
 
+    # Once more, and with the other rows changed: a row must stay what it was.
     first, again = grads(rows), grads(rows)
     if not len(first) or not len(again):
         words = f"gradients have first axes that differ from {size}: not one row for each example"
-        return Finding("company", words, line)
+        return Finding("independence", words, line)
     scale = max(float(np.max(np.linalg.norm(first, axis=1))), 1e-30)
-    if _far(first, again, scale):
+    if _differ(first, again, scale):
         return Finding("state", "gradients change when they are computed a second time", line)
     for at in sorted({0, size - 1}):
-        if _far(first[at], grads(_with_others(rows, at))[at], scale):
+        if _differ(first[at], grads(_replace_others(rows, at))[at], scale):
             words = "the gradient of a row changes when the other rows change"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
 
     # Fewer rows: all may change in proportion, or some in another way.
     half = max(1, size // 2)
     fewer = grads(near.take(rows, range(half)))
-    if _far(first[:half], fewer, scale):
+    if _differ(first[:half], fewer, scale):
         before = float(np.linalg.norm(first[:half]))
         ratio = float(np.linalg.norm(fewer)) / max(before, 1e-30)
-        if before < _ROUNDING * scale or _far(ratio * first[:half], fewer, ratio * scale):
+        if before < _ROUNDING * scale or _differ(ratio * first[:half], fewer, ratio * scale):
             words = "the gradient of a row changes when other rows are left out"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
         words = f"gradients of {half} rows are {ratio:.3g} times those of the same among {size}"
         return Finding("divisor", words, line)
     order = np.roll(np.arange(size), 1)
-    if _far(first[order], grads(near.take(rows, order)), scale):
-        return Finding("company", "the gradient of a row changes with its place", line)
+    if _differ(first[order], grads(near.take(rows, order)), scale):
+        return Finding("independence", "the gradient of a row changes with its place", line)
     return None
 
 
-def _with_others(rows: PyTree, at: int) -> PyTree:
+def _replace_others(rows: PyTree, at: int) -> PyTree:
     """The rows, all but one of them replaced by the next one's, numbers made 3 times larger."""
     others = near.take(rows, np.roll(np.arange(near.count(rows)), 1))
     return near.put(near.scaled(others, 3), at, near.record(rows, at))
 
 
-def _far(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
+def _differ(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
     """True if two vectors differ by more than rounding; what is not finite is not compared."""
     if not (np.all(np.isfinite(one)) and np.all(np.isfinite(two))):
         return False
@@ -441,8 +455,8 @@ def _far(one: np.ndarray, two: np.ndarray, scale: float | np.ndarray) -> bool:
 # Records as they come -------------------------------------------------------------------------
 
 
-def _of_reading(source: Source, kind: type) -> Finding | None:
-    """Reads the same few records in other company, another order, and again.
+def _check_reading(source: Source, kind: type) -> Finding | None:
+    """Reports records that read differently beside others, in another order, or again.
 
     Args:
         source: the records.
@@ -462,17 +476,17 @@ def _of_reading(source: Source, kind: type) -> Finding | None:
         for place, row in enumerate(order):
             record = near.record(found, place)
             if not near.same(seen.setdefault(int(row), record), record):
-                words = "a record reads differently in other company, or a second time"
+                words = "a record reads differently beside other records, or a second time"
                 return Finding(
                     "source", words, line_of_function(getattr(kind, "__getitem__", None))
                 )
     return None
 
 
-def _of_collating(
+def _check_collate(
     collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]
 ) -> Finding | None:
-    """Puts one record into batches with others: its row, and all shapes, must stay the same."""
+    """Reports a record whose row, or a shape, depends on the others of its batch."""
     order = sorted(range(len(records)), key=lambda i: near.measure(records[i])[1])
     shortest, middle, longest = (records[order[i]] for i in (0, len(order) // 2, -1))
     made = [collate([shortest, other]) for other in (shortest, longest, middle)]
@@ -487,22 +501,23 @@ def _of_collating(
     return None
 
 
-def _of_loader(
+def _check_loader(
     loader: Callable[[int], Iterable[PyTree]], mechanism: Mechanism, source: Source
 ) -> Finding | None:
-    """Draws a few epochs, and asks how probable they are under the mechanism's sampling.
+    """Reports epochs that are improbable under the mechanism's sampling.
 
     Args:
         loader: from a seed to the batches of one epoch: integer positions [k], or records.
         mechanism: names the sampling.
         source: the records.
     """
-    held = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
-    columns = [np.asarray(column) for column in held]
+    arrays = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    columns = [np.asarray(column) for column in arrays]
     rate, records = mechanism.batch_size / mechanism.dataset_size, len(columns[0])
     steps = max(1, math.ceil(1 / rate)) if rate else 1
 
     def key(leaves: Sequence[np.ndarray], at: int) -> bytes:
+        """The bytes of the record in row ``at``."""
         return b"".join(np.ascontiguousarray(leaf[at]).tobytes() for leaf in leaves)
 
     known = {key(columns, at): at for at in range(records)}
@@ -522,6 +537,8 @@ def _of_loader(
         places = (known.get(key(cast, i)) for i in range(len(cast[0])))
         return np.asarray([place for place in places if place is not None], np.int64)
 
+    # Two signs of a loader that shuffles: batches of one size, and no record twice in an epoch.
+    # Under the sampling that is charged both have a known probability.
     epochs = [
         [positions(batch) for batch in itertools.islice(loader(seed), steps)]
         for seed in range(_EPOCHS)
@@ -533,7 +550,7 @@ def _of_loader(
     if isinstance(mechanism.sampling, Poisson):
         most = max(sizes.count(size) for size in set(sizes))
         if most >= len(sizes) - len(epochs):  # all alike, but for the end of an epoch
-            chance *= binomial(records, rate)[round(rate * records)] ** most
+            chance *= binomial_pmf(records, rate)[round(rate * records)] ** most
             seen_so.append(f"{most} of {len(sizes)} batches have one size")
     seen = [np.concatenate([np.zeros(0, np.int64), *epoch]) for epoch in epochs]
     least = min(map(len, epochs))
@@ -541,7 +558,7 @@ def _of_loader(
         once = (1 - rate) ** least + least * rate * (1 - rate) ** (least - 1)
         chance *= once ** (records * len(seen))
         seen_so.append("no record comes twice in an epoch")
-    if chance > _SURE:
+    if chance > _UNLIKELY:
         return None
     words = f"{' and '.join(seen_so)}, a chance of {chance:.1g} under the sampling that is charged"
     return Finding("sampling", words, line_of_function(loader))

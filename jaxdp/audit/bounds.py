@@ -144,6 +144,14 @@ def _cell_ends(rank: int, runs: int) -> np.ndarray:
     return np.asarray(special.betaincinv(rank + 1.0, runs - rank, special.ndtr(_CELLS[1:])))
 
 
+def binomial_pmf(count: int, rate: float) -> np.ndarray:
+    """The probabilities [count + 1] of 0, 1, ..., ``count`` hits in as many draws."""
+    hits = np.arange(count + 1)
+    left, log = count - hits, special.gammaln
+    choose = log(count + 1) - log(hits + 1) - log(left + 1)
+    return np.exp(choose + special.xlogy(hits, rate) + special.xlog1py(left, -rate))
+
+
 def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
     """The trade-off function of (epsilon, delta)-DP in both directions.
 

@@ -21,24 +21,23 @@ import optax
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.audit.guesses import binomial_pmf
+from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.clipping.losses import form_of, with_constants
 from jaxdp.clipping.rules import CoordinateBox
-from jaxdp.devices.shards import hashed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.source import ArraySource, Source
-from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import LossFn, PyTree, filled, like
 
 PARTS = 3  # numbers of a candidate record in every step
 _REAL = -1  # the place of a record that is no canary
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
 _PLACES = 8  # fixes the coordinates, which are public
-_AT_ONCE = 64  # candidates whose gradients are held together
+_AT_ONCE = 64  # candidates whose gradients are computed together
 _KEY = 0  # of a loss that takes one: scores need no randomness of their own
 _BLOCK = 1_000  # steps that are looked at together for what the coordinates share
+_STRETCH = 100  # steps over which ordinary records add about the same at a coordinate
 _FEWEST = 20  # steps, or candidates, below which noise has no edge to speak of
 _MANY = 2_000  # candidates that tell a step's noise by themselves
 _RARE = 0.25  # up to this rate the median over steps is hardly moved by the candidate itself
@@ -50,7 +49,7 @@ class Watched(NamedTuple):
 
     Attributes:
         inner: state of the algorithm's own ``after_noise``.
-        seen: float32 [k], what the last step told of the candidates: of each the noisy sum at its
+        seen: float32 [k], what the last step shows of the candidates: of each the noisy sum at its
             coordinate, downhill, over the norm of one clipped record: 1 and noise where it was
             drawn, 0 and noise where it was not; of records see ``parts``.
     """
@@ -66,7 +65,7 @@ class Canaries:
     Attributes:
         rows: int [m], the coordinate of each candidate's gradient, all different; or a pytree of
             NumPy arrays [m, ...], records like those of the source, and none of them among these:
-            somebody would be in the sum twice.
+            one would be in the sum twice.
         leaf: position of the parameters' largest leaf, which holds all the coordinates; None of
             records, which have
         loss_fn: their loss, that of the run, and
@@ -83,12 +82,6 @@ class Canaries:
         """The number m of candidates."""
         return len(jax.tree.leaves(self.rows)[0])
 
-    @property
-    def name(self) -> str:
-        """A text that changes with the candidates."""
-        kind = f" of records {hashed(self.rows)}" if self.leaf is None else ""
-        return f"{self.count} canaries{kind}"
-
     def loss(self, loss_fn: LossFn) -> LossFn:
         """The loss of the rows that ``entered`` makes: of records the loss itself.
 
@@ -104,6 +97,7 @@ class Canaries:
         form, places = form_of(loss_fn), jnp.asarray(self.rows)
 
         def of(params: PyTree, example: tuple[PyTree, jax.Array], key: jax.Array | None) -> PyTree:
+            """Loss, and what the user's returns besides, of a pair (record, place)."""
             record, place = example
             found = form(loss_fn, params, record, key)
             value, *aux = found if isinstance(found, tuple) else (found,)
@@ -150,7 +144,7 @@ class Canaries:
         return WithCanaries(source, added, example, paired)
 
     def watched(self, algorithm: Algorithm) -> Algorithm:
-        """The same algorithm, whose state also keeps what the last step tells of the candidates.
+        """Returns the algorithm; its state also keeps what the last step tells of the candidates.
 
         Formal guarantee: what is kept is a function of the noisy gradient that the mechanism is
         charged for, of the parameters before it, and of the public candidates: post-processing.
@@ -159,14 +153,17 @@ class Canaries:
         numbers = (1 if self.leaf is not None else PARTS) * self.count
 
         def init(params: PyTree) -> Watched:
+            """The algorithm's own state, and numbers of zero."""
             return Watched(inner.init(params), jnp.zeros(numbers, jnp.float32))
 
         def update(
             updates: PyTree, state: Watched, params: PyTree | None = None, **extra: PyTree
         ) -> tuple[PyTree, Watched]:
+            """The algorithm's own update, and what the noisy gradient tells of the candidates."""
             moved, after = inner.update(updates, state.inner, params, **extra)
+            # In units of one clipped record, downhill: 1 and noise where a candidate was drawn.
             if self.leaf is None:
-                seen = self._along_records(algorithm.mechanism, updates, params, moved)
+                seen = self._compare_records(algorithm.mechanism, updates, params, moved)
             else:
                 size = algorithm.mechanism.batch_size / algorithm.mechanism.l2(updates)
                 seen = self._leaf_of(updates)[jnp.asarray(self.rows)].astype(jnp.float32) * -size
@@ -176,8 +173,10 @@ class Canaries:
             return moved, Watched(after, seen)
 
         def through(read: Callable[[PyTree], PyTree] | None) -> Callable[[PyTree], PyTree] | None:
+            """The same reading of the algorithm's own state, which lies inside."""
             return None if read is None else (lambda state: read(state.inner))
 
+        # What the algorithm reads of its own state it now finds one level deeper.
         return dataclasses.replace(
             algorithm,
             after_noise=optax.GradientTransformationExtraArgs(init, update),
@@ -188,20 +187,22 @@ class Canaries:
         )
 
     def _leaf_of(self, tree: PyTree) -> jax.Array:
+        """The leaf that holds all the coordinates, flat."""
         assert self.leaf is not None
         return jnp.ravel(jax.tree.leaves(tree)[self.leaf])
 
-    def _along_records(
+    def _compare_records(
         self, mechanism: Mechanism, updates: PyTree, params: PyTree, moved: PyTree
     ) -> jax.Array:
         """float32 [3 m], see ``parts``: of candidate records."""
         assert self.loss_fn is not None
-        value, unit, rule = value_of(self.loss_fn), mechanism.l2(updates), mechanism.rule
+        value, unit, rule = loss_value(self.loss_fn), mechanism.l2(updates), mechanism.rule
         noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
         before = filled(params, self.params)
         after = filled(optax.apply_updates(params, moved), self.params)
 
         def dot(one: jax.Array, other: jax.Array) -> jax.Array:
+            """The inner product of two leaves, [1]."""
             return jnp.sum(one.astype(jnp.float32) * other.astype(jnp.float32))[None]
 
         def of(record: PyTree) -> jax.Array:
@@ -217,17 +218,18 @@ class Canaries:
             along = _sum(jax.tree.map(lambda f, g, n: f * dot(g, n), factors, grads, noisy))
             fits = jnp.isfinite(size) & (size > 0)
             along, size = along / jnp.where(fits, size, 1.0), size / unit
-            told = (jnp.where(fits, along, 0.0), jnp.where(fits, size, 0.0))
-            return jnp.concatenate([*told, value(after, record)[None]])
+            numbers = (jnp.where(fits, along, 0.0), jnp.where(fits, size, 0.0))
+            return jnp.concatenate([*numbers, value(after, record)[None]])
 
         records, most = jax.tree.map(jnp.asarray, self.rows), min(_AT_ONCE, self.count)
         return jnp.ravel(jax.lax.map(of, records, batch_size=most).T)
 
 
-def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
+def loss_value(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
     """The loss of (params, record) as one float32 number, with a fixed key if it takes one."""
 
     def value(params: PyTree, record: PyTree) -> jax.Array:
+        """float32 [], without what the loss returns besides."""
         key = jax.random.key(_KEY, impl="threefry2x32")
         found = form_of(loss_fn)(loss_fn, params, record, key)
         return jnp.asarray(found[0] if isinstance(found, tuple) else found, jnp.float32)
@@ -236,6 +238,7 @@ def value_of(loss_fn: LossFn) -> Callable[[PyTree, PyTree], jax.Array]:
 
 
 def _sum(tree: PyTree) -> jax.Array:
+    """The sum of all leaves."""
     return jnp.asarray(sum(jax.tree.leaves(tree)))
 
 
@@ -271,6 +274,7 @@ class WithCanaries:
         chosen = indices[entered] - count
 
         def placed(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+            """One leaf's rows, with the canaries' own in their places."""
             # Copied: the source may hand out what it keeps, or what cannot be written.
             row = np.array(row)
             row[entered] = own[chosen]
@@ -279,7 +283,7 @@ class WithCanaries:
         return jax.tree.map(placed, rows, self.added)
 
 
-def candidates(count: int, params: PyTree) -> Canaries:
+def dirac_canaries(count: int, params: PyTree) -> Canaries:
     """``count`` candidates, each in a coordinate of its own of the largest leaf.
 
     Args:
@@ -301,8 +305,9 @@ def candidates(count: int, params: PyTree) -> Canaries:
     return Canaries(order[:count], leaf)
 
 
-def check(algorithm: Algorithm, *, records: bool = False) -> None:
+def require_auditable(algorithm: Algorithm, *, records: bool = False) -> None:
     """Raises ValueError for algorithms that canaries, or those that are records, cannot audit."""
+    # A score adds up the steps, and a candidate changes nothing but its own contribution.
     mechanism = algorithm.mechanism
     if mechanism.strategy is not None:
         raise ValueError(
@@ -324,6 +329,7 @@ def check(algorithm: Algorithm, *, records: bool = False) -> None:
             "canaries must be 0 for an algorithm that clips every coordinate by itself or by raw "
             "moments: a gradient in one coordinate says nothing there, got a number of them"
         )
+    # Of a record the score needs its clipped gradient as the run clipped it.
     for name in ("scale", "bound", "noise", "gradient") if records else ():
         if getattr(algorithm, name) is not None:
             raise ValueError(
@@ -332,18 +338,19 @@ def check(algorithm: Algorithm, *, records: bool = False) -> None:
             )
 
 
-def parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """float64 [steps, m] thrice: sums along the gradients, their lengths, losses afterwards."""
-    along, size, losses = np.split(_finite(seen), PARTS, axis=1)
+    along, size, losses = np.split(_as_finite(seen), PARTS, axis=1)
     return along, np.clip(size, 0.0, 1.0), losses
 
 
-def _finite(seen: np.ndarray) -> np.ndarray:
+def _as_finite(seen: np.ndarray) -> np.ndarray:
+    """float64; numbers that are not finite become 0 or ±1e6."""
     wide = np.asarray(seen, np.float64)
     return np.nan_to_num(wide, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
 
 
-def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+def log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
     """Log odds [m] of having taken part, from every step.
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
@@ -359,12 +366,14 @@ def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> 
         algorithm: of the run.
         records: what a candidate adds is the length of its own clipped gradient, in place of 1.
     """
-    seen, size = parts(seen)[:2] if records else (_finite(seen), np.ones(()))
-    z, rate, share = noise_of(algorithm, len(seen)), rate_of(algorithm), np.zeros((1, 1))
+    seen, size = split_parts(seen)[:2] if records else (_as_finite(seen), np.ones(()))
+    z, rate, share = (
+        noise_multipliers(algorithm, len(seen)),
+        sampling_rate(algorithm),
+        np.zeros((1, 1)),
+    )
     if rate < _RARE:  # at a large rate nothing is taken away
-        shared, share = _shared(seen, z, rate)
-        seen = seen - shared
-        seen = seen - _background(seen)
+        seen, share = subtract_background(seen, z, rate)
     # By step: ordinary gradients shrink as the model learns. Of few candidates, over all steps.
     axis = 1 if seen.shape[1] >= _MANY else None
     spread = 1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
@@ -375,30 +384,30 @@ def scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> 
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
-def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
+def last_log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False) -> np.ndarray:
     """Scores [m] from the end of a run alone, as log odds of having taken part.
 
     Of gradients the sum of all noisy ones: all that SGD's last iterate has. The log-likelihood
     ratio of a sum over T steps with noise of variance z^2 each, of which a candidate that took part
-    is in a binomial number. What ordinary records do at a coordinate cannot be told from noise
+    is in a binomial number. What ordinary records do at a coordinate looks like noise
     here, so the noise is taken to be as large as the sums' spread.
 
     Of ``records`` the losses of the last iterate, their ranks as normal numbers: a candidate with a
-    small loss seems to have taken part. How far the two halves can lie apart in the last iterate is
+    small loss seems to have taken part. How far the two halves can differ in the last iterate is
     taken from what was charged, as if every step's gradient stayed in it. Ranks of equal losses are
     equal.
     """
-    z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
+    z, rate = noise_multipliers(algorithm, len(seen)), sampling_rate(algorithm)
     if records:
         from scipy import stats  # takes a second, and training needs none of it
 
-        losses = parts(seen)[2]
-        apart = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
+        losses = split_parts(seen)[2]
+        distance = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)
         ranks = stats.rankdata(-losses[-1])
         # The mixture of both halves is wider than either.
-        normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + apart**2 / 4)
-        return np.asarray(apart * normal)
-    total = _finite(seen).sum(axis=0)
+        normal = special.ndtri((ranks - 0.5) / len(ranks)) * np.sqrt(1 + distance**2 / 4)
+        return np.asarray(distance * normal)
+    total = _as_finite(seen).sum(axis=0)
     total = total - (np.median(total) - len(seen) * rate / 2)
     variance = max(
         np.square(z).sum(), np.square(1.4826 * np.median(np.abs(total - np.median(total))))
@@ -414,17 +423,23 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm, *, records: bool = False
     return special.logsumexp(ratios, axis=0)
 
 
-def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """The part that moves many coordinates together, which no candidate does: the low-rank one.
+def subtract_background(
+    seen: np.ndarray, z: np.ndarray, rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Removes the estimated contribution of ordinary records, [steps, m].
 
-    Also the share [steps, 1] of a number of one step that is counted as such.
+    Also returns the fraction [steps, 1] of each step's signal that was removed with it. What moves
+    many coordinates together goes first: ordinary gradients of a layer have a low rank, noise has
+    none, and each candidate is alone in its coordinate. Nothing of it is removed where the
+    candidates themselves, all together, would come near the noise's edge. Then the mean of every
+    coordinate over stretches of steps.
 
-    Ordinary gradients of a layer have a low rank; noise has none, and each candidate is alone in
-    its coordinate. The singular values above the noise's edge are kept, shrunk by what noise adds
-    to them (Gavish and Donoho 2017, arXiv:1405.7511, Frobenius loss). Nothing is taken away where
-    the candidates themselves, all together, would come near the edge.
+    Args:
+        seen: [steps, m], the noisy sums along the candidates.
+        z: [steps, 1], the noise multipliers.
+        rate: the share of the steps that a candidate is drawn in.
     """
-    found, shares = [], []
+    rest, shares = [], []
     for part, level in zip(
         *(np.array_split(each, -(-len(seen) // _BLOCK)) for each in (seen, z)), strict=True
     ):
@@ -434,48 +449,44 @@ def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, n
         edge = noise * (1 + np.sqrt(ratio))
         signal = rate * np.sqrt(steps * m) / 2 / max(float(level.mean()), 1e-6)
         if min(steps, m) < _FEWEST or signal > 0.5 * edge:
-            found.append(np.zeros_like(part))
+            rest.append(part)
             shares.append(np.zeros((steps, 1)))
             continue
-        # The eigenvectors of the smaller side, which cost far less than all singular vectors.
+
+        # The singular values above the noise's edge are kept, shrunk by what noise adds to them
+        # (Gavish and Donoho 2017, arXiv:1405.7511, Frobenius loss). The eigenvectors of the smaller
+        # side cost far less than all singular vectors.
         wide = scaled if steps <= m else scaled.T
         squares, left = np.linalg.eigh(wide @ wide.T)
         above = squares > edge**2
         y, left = np.sqrt(squares[above]) / noise, left[:, above]
         kept = np.sqrt(np.square(np.square(y) - ratio - 1) - 4 * ratio) / np.square(y)
         lowered = (left * kept) @ (left.T @ wide)
-        found.append((lowered if steps <= m else lowered.T) * level)
+        rest.append(part - (lowered if steps <= m else lowered.T) * level)
         by_step = left if steps <= m else scaled @ left / np.sqrt(squares[above])
         shares.append((np.square(by_step) @ kept)[:, None])
-    return np.concatenate(found), np.concatenate(shares)
+    left_over = np.concatenate(rest)
 
-
-def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
-    """The mean that ordinary records add at each coordinate, over stretches of ``width`` steps.
-
-    A median over a stretch is also moved by noise (and by the candidate itself, which is to be
-    found), so it counts only as far as the medians of the coordinates differ by more than noise
-    explains: empirical Bayes.
-    """
-    found = []
-    for part in np.array_split(seen, max(1, round(len(seen) / width))):
+    # A median over a stretch is also moved by noise (and by the candidate itself, which is to be
+    # found), so it counts only as far as the medians of the coordinates differ by more than noise
+    # explains: empirical Bayes.
+    means = []
+    for part in np.array_split(left_over, max(1, round(len(seen) / _STRETCH))):
         middle = np.median(part, axis=0)
-        noise = 1.4826 * np.median(np.abs(part - middle))
-        by_chance = 1.5708 * noise**2 / len(part)  # variance of a Gaussian's median
-        kept = max(0.0, 1 - by_chance / max(float(np.var(middle)), 1e-30))
-        found.append(np.broadcast_to(kept * middle, part.shape))
-    return np.concatenate(found)
+        spread = 1.4826 * np.median(np.abs(part - middle))
+        by_chance = 1.5708 * spread**2 / len(part)  # variance of a Gaussian's median
+        weight = max(0.0, 1 - by_chance / max(float(np.var(middle)), 1e-30))
+        means.append(np.broadcast_to(weight * middle, part.shape))
+    return left_over - np.concatenate(means), np.concatenate(shares)
 
 
-def noise_of(algorithm: Algorithm, steps: int) -> np.ndarray:
+def noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     """[steps, 1], the noise multiplier of every step."""
-    noise = algorithm.mechanism.noise_multiplier
-    if isinstance(noise, NoiseSchedule):
-        return np.asarray(noise.table())[:steps, None]
-    return np.full((steps, 1), float(noise))
+    each = (algorithm.mechanism.multipliers(step) for step in range(steps))
+    return np.array([[next(iter(parts.values()))] for parts in each])  # the gradient's comes first
 
 
-def rate_of(algorithm: Algorithm) -> float:
+def sampling_rate(algorithm: Algorithm) -> float:
     """The share of the steps that a record is drawn in."""
     mechanism = algorithm.mechanism
     return mechanism.sampling.rate(mechanism.batch_size, mechanism.dataset_size)

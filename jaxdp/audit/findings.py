@@ -15,7 +15,7 @@ _ADVICE = {
         "compute each row from its own record and pad it to a public length "
         "(jaxdp.sampling.padded_text or bucketed_text)",
     ),
-    "company": (
+    "independence": (
         "one record moves what all others add, so that clipping each of them bounds nothing",
         "compute each gradient from its own example and public constants: jaxdp.clipped_grad with "
         "the loss of one example; GroupNorm or LayerNorm in place of batch statistics",
@@ -93,7 +93,7 @@ class Finding:
     """One thing that breaks the guarantee, or may break it.
 
     Attributes:
-        kind: a short name: "captured", "collate", "company", "divisor", "key", "noise",
+        kind: a short name: "captured", "collate", "divisor", "independence", "key", "noise",
             "preprocess", "public", "refused", "repeat", "sampling", "sensitivity", "shared",
             "source", "state", "steps".
         what: what was seen, with numbers.
@@ -175,7 +175,7 @@ class Checked:
         return "\n".join(lines)
 
 
-def in_order(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
+def certain_first(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
     """The findings without None and repetitions, those that are certain first."""
     kept = dict.fromkeys(finding for finding in findings if finding)
     return tuple(sorted(kept, key=lambda finding: not finding.certain))

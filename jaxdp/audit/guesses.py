@@ -31,7 +31,7 @@ from scipy import special
 
 from jaxdp import arguments
 from jaxdp.audit import bounds
-from jaxdp.audit.scores import Audited, numbers
+from jaxdp.audit.scores import Audited, as_numbers
 
 SIDES = ("both", "top")
 COINS = "every canary was included by its own fair coin"
@@ -99,16 +99,16 @@ def audit_one_run(
     """
     arguments.decay("delta", delta)
     level = 1 - arguments.fraction("confidence", confidence)
-    coins, order = in_order(scores, included, seed)
+    coins, order = order_by_score(scores, included, seed)
     m, share = len(order), _LOOKS if log_odds else 1.0
     looks = [(min(m, max(2, round(part * m))), side) for part, side in _SHARES]
-    value = nested_bound(*counted(coins[order], looks), m, delta, share * level)
+    value = nested_bound(*count_right(coins[order], looks), m, delta, share * level)
     if log_odds:
-        value = max(value, by_weights(scores, coins, delta, (1 - share) * level))
-    return Audited(value, delta, confidence, "one run", COINS)
+        value = max(value, weighted_guesses_bound(scores, coins, delta, (1 - share) * level))
+    return Audited(value, delta, confidence, COINS)
 
 
-def in_order(
+def order_by_score(
     scores: ArrayLike, included: ArrayLike, seed: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The coins [m], and the canaries from the highest score to the lowest, int [m].
@@ -116,7 +116,7 @@ def in_order(
     Raises:
         ValueError: shapes that do not fit, or coins that cannot be fair.
     """
-    values, coins = numbers("scores", scores), np.asarray(included)
+    values, coins = as_numbers("scores", scores), np.asarray(included)
     if values.ndim != 1 or not values.size:
         raise ValueError(f"scores must be [m], one a canary, got shape {values.shape}")
     if coins.shape != values.shape or coins.dtype != bool:
@@ -136,7 +136,9 @@ def in_order(
     return coins, np.lexsort((ties, -values))
 
 
-def counted(coins: np.ndarray, looks: Sequence[tuple[int, str]]) -> tuple[np.ndarray, np.ndarray]:
+def count_right(
+    coins: np.ndarray, looks: Sequence[tuple[int, str]]
+) -> tuple[np.ndarray, np.ndarray]:
     """(right guesses [k], guesses [k]) of every look, from the fewest guesses to the most.
 
     One that does not hold the guesses of the one before is left out, as some are of few canaries.
@@ -159,14 +161,16 @@ def counted(coins: np.ndarray, looks: Sequence[tuple[int, str]]) -> tuple[np.nda
     return ins_outs_right[:, 2], ins_outs_right[:, 0] + ins_outs_right[:, 1]
 
 
-def by_weights(log_odds: ArrayLike, coins: np.ndarray, delta: float, level: float) -> float:
+def weighted_guesses_bound(
+    log_odds: ArrayLike, coins: np.ndarray, delta: float, level: float
+) -> float:
     """The lower bound on epsilon of the weighted guesses alone; not-a-number tells nothing."""
     odds = np.nan_to_num(np.asarray(log_odds, np.float64), nan=0.0, posinf=1e3, neginf=-1e3)
-    weights = weights_of(odds, level)
+    weights = choose_weights(odds, level)
     return weighted_bound(weights, (odds > 0) == coins, len(odds), delta, level)
 
 
-def excess(canaries: int, epsilon: float, delta: float) -> float:
+def delta_excess(canaries: int, epsilon: float, delta: float) -> float:
     """m delta / (1 + e^epsilon), the probability that delta makes a guess right."""
     return canaries * delta * float(special.expit(-epsilon))
 
@@ -190,11 +194,11 @@ def nested_p_value(
         delta: in [0, 1).
     """
     q = float(special.expit(epsilon))
-    smallest = min(_tail(r, q)[c] for r, c in zip(guesses, correct, strict=True))
-    state, before, crossed = np.ones(1), 0, excess(canaries, epsilon, delta)
+    smallest = min(_binomial_tail(r, q)[c] for r, c in zip(guesses, correct, strict=True))
+    state, before, crossed = np.ones(1), 0, delta_excess(canaries, epsilon, delta)
     for r in guesses:  # the law of the right guesses where no look was as good so far
-        state, before = np.convolve(state, binomial_pmf(int(r) - before, q)), int(r)
-        edge = int(np.argmax(_tail(before, q) <= smallest * (1 + 1e-9)))
+        state, before = np.convolve(state, bounds.binomial_pmf(int(r) - before, q)), int(r)
+        edge = int(np.argmax(_binomial_tail(before, q) <= smallest * (1 + 1e-9)))
         crossed, state = crossed + float(state[edge:].sum()), state[:edge]
         if not state.size:
             return 1.0
@@ -210,9 +214,9 @@ def nested_bound(
     (epsilon, delta)-DP for an epsilon below is so there too.
     """
     looks, found = len(guesses), 0.0
-    for i in range(_first(canaries, delta, level), round(_MOST / _STEP) + 1):
+    for i in range(_first_grid_place(canaries, delta, level), round(_MOST / _STEP) + 1):
         epsilon = i * _STEP
-        q, more = float(special.expit(epsilon)), excess(canaries, epsilon, delta)
+        q, more = float(special.expit(epsilon)), delta_excess(canaries, epsilon, delta)
         least = min(
             special.betainc(c, r - c + 1.0, q) if c else 1.0
             for r, c in zip(guesses, correct, strict=True)
@@ -227,7 +231,7 @@ def nested_bound(
     return found
 
 
-def weights_of(log_odds: np.ndarray, level: float) -> np.ndarray:
+def choose_weights(log_odds: np.ndarray, level: float) -> np.ndarray:
     """int [m], weights of the guesses, 0 for those that are abstained from; without the coins.
 
     (|log odds| - c)_+ is the likelihood ratio's weight of a right guess against epsilon c (a coin
@@ -279,7 +283,7 @@ def weighted_tail(weights: np.ndarray, right: np.ndarray, epsilon: float) -> flo
         times = int(np.count_nonzero(weights == weight))
         if times:
             spread = np.zeros(weight * times + 1)
-            spread[::weight] = binomial_pmf(times, q)
+            spread[::weight] = bounds.binomial_pmf(times, q)
             law = np.convolve(law, spread)
     return float(law[int(weights @ right) :].sum())
 
@@ -294,11 +298,11 @@ def weighted_bound(
     on average over the releases, looks smallest. The tail grows with epsilon and the excess falls.
     So an excess that was paid at the lower end of a stretch is enough for all of it.
     """
-    low = _first(canaries, delta, level) * _STEP
-    if weighted_tail(weights, right, low) + excess(canaries, low, delta) > level:
+    low = _first_grid_place(canaries, delta, level) * _STEP
+    if weighted_tail(weights, right, low) + delta_excess(canaries, low, delta) > level:
         return 0.0
     while True:
-        start, paid = low, excess(canaries, low, delta)
+        start, paid = low, delta_excess(canaries, low, delta)
         found = start + bounds.largest_refuted(
             lambda more, start=start, paid=paid: (  # type: ignore[misc]
                 weighted_tail(weights, right, start + more) + paid
@@ -310,24 +314,14 @@ def weighted_bound(
         low = found
 
 
-def _first(canaries: int, delta: float, level: float) -> int:
+def _first_grid_place(canaries: int, delta: float, level: float) -> int:
     """The place on the grid of the first epsilon whose ``excess`` is at most half the error."""
     places = np.arange(round(_MOST / _STEP) + 1)
     enough = canaries * delta * special.expit(-places * _STEP) <= level / 2
     return int(np.argmax(enough)) if enough.any() else len(places)
 
 
-def binomial_pmf(runs: int, q: float) -> np.ndarray:
-    """[runs + 1], P(Bin(runs, q) = hits)."""
-    hits = np.arange(runs + 1)
-    choose = (
-        special.gammaln(runs + 1) - special.gammaln(hits + 1) - special.gammaln(runs - hits + 1)
-    )
-    with np.errstate(divide="ignore"):
-        return np.exp(choose + special.xlogy(hits, q) + special.xlog1py(runs - hits, -q))
-
-
-def _tail(runs: int, q: float) -> np.ndarray:
+def _binomial_tail(runs: int, q: float) -> np.ndarray:
     """[runs + 2], P(Bin(runs, q) >= hits)."""
     hits = np.arange(1, runs + 1)
     return np.r_[1.0, special.betainc(hits, runs - hits + 1.0, q), 0.0]

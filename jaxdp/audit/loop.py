@@ -1,4 +1,4 @@
-"""``jaxdp.check_loop``: a training loop of one's own, run on neighbouring data.
+"""``jaxdp.check_loop``: runs a training loop of the user's on neighbouring data.
 
 Each of the tests of noise, influence and number drawn accuses a right loop with a probability of at
 most ``residuals.SURE``, each of those of the sampling over whole runs with 1e-6.
@@ -13,9 +13,19 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.audit.findings import Checked, Finding, in_order
-from jaxdp.audit.residuals import SURE, binomial, divergence, shared, tails
-from jaxdp.audit.runs import GRAIN, LEAST, Loop, Runs, all_runs, other_seeds, releases_of, replaced
+from jaxdp.audit.bounds import binomial_pmf
+from jaxdp.audit.findings import Checked, Finding, certain_first
+from jaxdp.audit.residuals import SURE, binary_divergence, find_shared_noise, test_tails
+from jaxdp.audit.runs import (
+    GRAIN,
+    LEAST,
+    Loop,
+    Runs,
+    collect_releases,
+    replace_record,
+    run_all,
+    unused_seeds,
+)
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import FixedSize, Poisson
 from jaxdp.sampling import neighbours as near
@@ -44,7 +54,7 @@ def check_loop(
     seeds: int = 3,
     first: int = 288,
 ) -> Checked:
-    """Runs a whole training loop on neighbouring data, and tells what it charges too little for.
+    """Runs a whole training loop on neighbouring data; returns what it charges too little for.
 
     The loop may be written with any library. It is run about ``seeds`` · n + 80 times, and its
     first release is computed 2 · ``first`` + 150 times (a generator is stopped there), so give it
@@ -113,7 +123,7 @@ def check_loop(
     line = line_of_function(loop)
 
     # The number of releases, and whether a seed decides them.
-    once, again = (releases_of(loop, data, 0, of) for _ in range(2))
+    once, again = (collect_releases(loop, data, 0, of) for _ in range(2))
     charged = mechanism.steps if steps is None else arguments.integer("steps", steps, least=1)
     found: list[Finding | None] = []
     tested = ["the number of releases, beside the steps that are charged"]
@@ -121,13 +131,16 @@ def check_loop(
     if charged is not None and len(once) > charged:
         words = f"{len(once)} updates were released and {charged} are charged"
         if mechanism.delta is not None and mechanism.strategy is None:
-            told, true = (mechanism.epsilon(n, mechanism.delta).upper for n in (charged, len(once)))
-            words += f": epsilon is {true:.2f}, not {told:.2f}"
+            counted, true = (
+                mechanism.epsilon(n, mechanism.delta).upper for n in (charged, len(once))
+            )
+            words += f": epsilon is {true:.2f}, not {counted:.2f}"
         found.append(Finding("steps", words, line))
 
     def answer() -> Checked:
+        """The findings so far, in order."""
         spent = time.perf_counter() - began
-        return Checked(in_order(found), tuple(tested), (), spent, tuple(untested))
+        return Checked(certain_first(found), tuple(tested), (), spent, tuple(untested))
 
     if once.shape != again.shape or not np.allclose(once, again, rtol=1e-5, atol=1e-7):
         words = "two runs of one seed on the same data release different numbers"
@@ -135,9 +148,9 @@ def check_loop(
         return answer()
 
     # Every record replaced, with every seed: as many releases, of which some must move.
-    base = [releases_of(loop, data, seed, of) for seed in range(seeds)]
+    base = [collect_releases(loop, data, seed, of) for seed in range(seeds)]
     changed = [
-        [releases_of(loop, replaced(data, at), seed, of) for at in range(count)]
+        [collect_releases(loop, replace_record(data, at), seed, of) for at in range(count)]
         for seed in range(seeds)
     ]
     for run, others in zip(base, changed, strict=True):
@@ -159,33 +172,35 @@ def check_loop(
 
     # The noise of the first release: in every coordinate, its own in each, Gaussian; and some where
     # nobody was drawn, new in every update.
-    runs, few, untested = all_runs(loop, mechanism, data, of, base, changed, first)
-    noise, law = runs.noise, _other_law(runs)
+    runs, few, untested = run_all(loop, mechanism, data, of, base, changed, first)
+    noise, law = runs.noise, _describe_other_law(runs)
     if (bare := noise.moves & ~noise.noised).any():
-        words = f"{_in_words(bare, runs)} of the first release have no noise: they change with "
+        words = (
+            f"{_count_by_leaf(bare, runs)} of the first release have no noise: they change with "
+        )
         found.append(Finding("noise", f"{words}the records, and not with the seed", line))
-    alike = _of_shared_noise(runs)
+    alike = _find_shared_noise(runs)
     found.append(alike)
     if noise.additive and law and not alike:
         found.append(Finding("noise", law, line))
-    found.append(_of_empty_draws(runs))
+    found.append(_find_empty_draws(runs))
     if not alike:
-        found.append(_of_repeats(runs, runs.few[0], base, loop, law))
+        found.append(_find_reused_noise(runs, runs.few[0], base, loop, law))
     tested.append("the noise over seeds, in every coordinate, beside the influence of each record")
     tested.append("the same noise in two updates, or in two coordinates")
     if restart is not None:
-        copies = [releases_of(restart, few, seed, of) for seed in other_seeds(seeds, _LIVES)]
-        real = [releases_of(restart, data, seed, of) for seed in other_seeds(seeds, 2)]
-        found.append(_of_repeats(runs, copies, real, restart, law))
+        copies = [collect_releases(restart, few, seed, of) for seed in unused_seeds(seeds, _LIVES)]
+        real = [collect_releases(restart, data, seed, of) for seed in unused_seeds(seeds, 2)]
+        found.append(_find_reused_noise(runs, copies, real, restart, law))
         tested.append("the same noise in two updates, across a restart")
 
     # Beside it what each record moves: how much, in which steps, and how scaled.
-    moved = _influence(runs)
-    large = _of_size(runs, moved, law)
-    of_one_size = bool(len(noise.taken)) and not len(noise.drawn) and not large
-    divided = _of_divisor(runs, moved, certain=of_one_size)
-    found += [large, _of_memory(runs), divided]
-    found.append(_of_draws(runs, moved, of_one_size and not divided))
+    moved = _measure_influence(runs)
+    large = _find_large_influence(runs, moved, law)
+    of_one_size = bool(len(noise.scaled_counts)) and not len(noise.drawn) and not large
+    divided = _find_realised_divisor(runs, moved, certain=of_one_size)
+    found += [large, _find_returning_influence(runs), divided]
+    found.append(_find_other_sampling(runs, moved, of_one_size and not divided))
     tested.append("which records take part in which step, beside the sampling that is charged")
     return answer()
 
@@ -193,8 +208,8 @@ def check_loop(
 # The noise ------------------------------------------------------------------------------------
 
 
-def _other_law(runs: Runs) -> str:
-    """In which way the first release's noise is not Gaussian: bounded, or heavy tails; else "".
+def _describe_other_law(runs: Runs) -> str:
+    """Says that the first release's noise is bounded or heavy-tailed; "" if it may be Gaussian.
 
     A squared residual over the sum of its column's squares, r² / ((1 - h) sum r²) with h its
     leverage (all are about 2 / S), has the law Beta(1/2, (f - 1) / 2). The number of independent
@@ -211,14 +226,15 @@ def _other_law(runs: Runs) -> str:
     excess = max(0.0, float(np.sum(related - 1 / freedom)))
 
     def beyond(edge: float) -> float:
+        """The probability that a squared residual of Gaussian noise exceeds ``edge``."""
         return float(special.betainc((freedom - 1) / 2, 0.5, max(0.0, 1 - edge / freedom)))
 
     squares = np.square(rows) * len(rows)
-    p, words = tails(squares, beyond, squares.size / (1 + excess / len(some)))
+    p, words = test_tails(squares, beyond, squares.size / (1 + excess / len(some)))
     return words if p < SURE else ""
 
 
-def _of_shared_noise(runs: Runs) -> Finding | None:
+def _find_shared_noise(runs: Runs) -> Finding | None:
     """Finds coordinates that have one noise, so that a combination of them has none.
 
     Accused is a combination with a thousandth of the noise that it should have, which a record
@@ -228,30 +244,34 @@ def _of_shared_noise(runs: Runs) -> Finding | None:
     at = np.flatnonzero(noise.noised[noise.at])
     if len(at) < 2 or not noise.additive:
         return None
+
+    # Per unit of each coordinate's noise: the run in which the records move them most.
     lengths = np.linalg.norm(noise.rows[:, at], axis=0)
-    changes = noise.apart[:, at] / lengths
+    changes = noise.difference[:, at] / lengths
     moved = changes[int(np.argmax(np.sum(changes**2, 1)))]
     starts = [part.start for _, part in runs.leaves]
     leaf = np.searchsorted(starts, noise.at[at], side="right")
-    found = shared(noise.rows[:, at], noise.freedom, leaf)
+    found = find_shared_noise(noise.rows[:, at], noise.freedom, leaf)
 
-    left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))  # of their noise, combined
+    # Pairs and combinations with next to no noise left, of which the records move more than that.
+    left = np.sqrt(np.maximum(0.0, 2 - 2 * np.abs(found.related)))
     one, two = found.pairs.T
     grain = noise.grain[noise.at[at]] / lengths
     floor = np.maximum(1e-3, 4 * np.maximum(grain[one], grain[two]))
-    apart = np.abs(moved[one] - np.sign(found.related) * moved[two])
-    equal = np.flatnonzero((left < floor) & (apart > 10 * left + 1e-6))
+    shown = np.abs(moved[one] - np.sign(found.related) * moved[two])
+    equal = np.flatnonzero((left < floor) & (shown > 10 * left + 1e-6))
     combined = sum(
         abs(float(moved[block] @ weights)) > 10 * rest + 1e-6
         for block, weights, rest in found.combined
     )
 
-    def place(column: int) -> str:
+    def locate(column: int) -> str:
+        """The leaf and index of a coordinate, in words."""
         name, part = runs.leaves[leaf[column] - 1]
         return f"{name}[{noise.at[at[column]] - part.start}]"
 
     if len(equal):
-        names = place(one[equal[0]]), place(two[equal[0]])
+        names = locate(one[equal[0]]), locate(two[equal[0]])
         words = f"{len(equal)} pairs of coordinates have one noise, such as {' and '.join(names)}"
     elif combined:
         words = f"{combined} linear combinations of coordinates have no noise"
@@ -263,28 +283,28 @@ def _of_shared_noise(runs: Runs) -> Finding | None:
     return Finding("shared", words, line_of_function(runs.loop), certain)
 
 
-def _of_empty_draws(runs: Runs) -> Finding | None:
+def _find_empty_draws(runs: Runs) -> Finding | None:
     """Finds releases that nobody was drawn for and that have no noise.
 
     Until the two worlds of one seed differ, nobody was drawn. A coordinate is accused if it is
     equal in at least four such runs at one step, and the records move it at that step in others.
     """
-    (apart, first), rows, noise = runs.differences, runs.few[0], runs.noise
+    (difference, first), rows, noise = runs.differences, runs.few[0], runs.noise
     for step in range(rows.shape[1]):
-        empty, later = rows[first > step, step], apart[first <= step, step]
+        empty, later = rows[first > step, step], difference[first <= step, step]
         if len(empty) < _EMPTY or not len(later):
             continue
         slip = GRAIN * runs.precision * np.max(np.abs(rows[:, step]), 0)
         bare = (np.ptp(empty, 0) <= slip) & (np.max(np.abs(later), 0) > GRAIN * slip)
         bare &= noise.noised | ~noise.moves  # the others were found in the first release
         if bare.any():
-            words = f"{_in_words(bare, runs)} of release {step} have no noise in {len(empty)} runs "
-            words += "in which nobody was drawn"
+            words = f"{_count_by_leaf(bare, runs)} of release {step} have no noise in "
+            words += f"{len(empty)} runs in which nobody was drawn"
             return Finding("noise", words, line_of_function(runs.loop))
     return None
 
 
-def _of_repeats(
+def _find_reused_noise(
     runs: Runs,
     copies: Sequence[np.ndarray] | np.ndarray,
     real: list[np.ndarray],
@@ -306,6 +326,8 @@ def _of_repeats(
     noise, mechanism, level = runs.noise, runs.mechanism, runs.levels
     if mechanism.strategy is not None:
         return None  # correlated noise takes back what it added
+
+    # All pairs of releases, but for those that are one release, shown twice.
     shown = min(map(len, (*copies, *real)))
     scales = [runs.charged_at(t) for t in range(min(shown, mechanism.steps or shown))]
     tests = max(1, len(scales) * (len(scales) - 1) * len(runs.leaves))
@@ -313,7 +335,7 @@ def _of_repeats(
     for one, two in sorted(every):
         if all(np.array_equal(run[one], run[two]) for run in real):
             continue
-        apart = np.stack([run[two] - run[one] for run in copies])
+        difference = np.stack([run[two] - run[one] for run in copies])
         for name, part in runs.leaves:
             used = np.flatnonzero(noise.noised[part]) + part.start
             if not len(used):
@@ -322,7 +344,9 @@ def _of_repeats(
             lower = np.min(level[[min(step, len(level) - 1) for step in (one, two)]], axis=0)
             unit = noise.std[used] * min(scales[one], scales[two]) / scales[0]
             unit *= np.minimum(1.0, lower[used])
-            energy = np.linalg.svd((apart - apart.mean(0))[:, used] / unit, compute_uv=False)
+            energy = np.linalg.svd(
+                (difference - difference.mean(0))[:, used] / unit, compute_uv=False
+            )
             # Copies differ by their number, in one direction: it is left out.
             rest = energy[1:] if len(used) > 1 else energy
             freedom = (len(copies) - 2) * max(1, len(used) - 1)
@@ -337,7 +361,7 @@ def _of_repeats(
     return None
 
 
-def _in_words(which: np.ndarray, runs: Runs) -> str:
+def _count_by_leaf(which: np.ndarray, runs: Runs) -> str:
     """Counts of coordinates, bool [d], leaf by leaf."""
     words, at = [], runs.noise.at
     for name, part in runs.leaves:
@@ -365,7 +389,8 @@ class Influence(NamedTuple):
     share: np.ndarray
 
 
-def _influence(runs: Runs) -> Influence:
+def _measure_influence(runs: Runs) -> Influence:
+    """The first release that each record changes, by how much, and the noise beside it."""
     shape = len(runs.base), len(runs.changed[0])
     found = Influence(np.full(shape, -1), np.zeros(shape), np.full(shape, math.inf))
     for seed, (base, changed) in enumerate(zip(runs.base, runs.changed, strict=True)):
@@ -376,19 +401,19 @@ def _influence(runs: Runs) -> Influence:
             if len(steps):
                 step = int(steps[0])
                 bound = runs.noise.multiplier(
-                    other[step] - base[step], runs.levels[step], _looks(runs)
+                    other[step] - base[step], runs.levels[step], _count_bounds(runs)
                 )
                 found.first[seed, at], found.norm[seed, at] = step, norms[step]
                 found.share[seed, at] = bound / max(runs.charged_at(step), 1e-300)
     return found
 
 
-def _looks(runs: Runs) -> int:
-    """The number of bounds on the multiplier that are looked at together."""
+def _count_bounds(runs: Runs) -> int:
+    """The number of bounds on the multiplier that are computed together."""
     return len(runs.base) * len(runs.changed[0]) + len(runs.bad)
 
 
-def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
+def _find_large_influence(runs: Runs, moved: Influence, law: str) -> Finding | None:
     """Finds a record, or one that is not finite, that moves a release beyond its noise."""
     noise, charged, line = runs.noise, runs.charged_at(0), line_of_function(runs.loop)
     if not noise.size or charged == 0:
@@ -403,7 +428,7 @@ def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
         # What is no sum plus noise, such as Adam's updates, has no sensitivity in this sense;
         # where dropout moves the sums from run to run, it has.
         return Finding("sensitivity", words, line, noise.additive or (share < _FAR and not law))
-    bounds = [noise.multiplier(change, runs.levels[0], _looks(runs)) for change in runs.bad]
+    bounds = [noise.multiplier(change, runs.levels[0], _count_bounds(runs)) for change in runs.bad]
     if min(bounds, default=math.inf) >= _SLACK * charged:
         return None
     words = (
@@ -413,7 +438,7 @@ def _of_size(runs: Runs, moved: Influence, law: str) -> Finding | None:
     return Finding("sensitivity", words, line)
 
 
-def _of_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
+def _find_realised_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
     """Finds an influence of a record that falls with the number of records drawn beside it.
 
     Args:
@@ -440,7 +465,7 @@ def _of_divisor(runs: Runs, moved: Influence, certain: bool) -> Finding | None:
     return Finding("divisor", words, line_of_function(runs.loop), certain or len(pairs) > 1)
 
 
-def _of_memory(runs: Runs) -> Finding | None:
+def _find_returning_influence(runs: Runs) -> Finding | None:
     """Finds influence that comes back in steps that the record was not drawn for.
 
     Two worlds of a few copies of one record, or of another, differ by D_a in the first step that
@@ -457,20 +482,27 @@ def _of_memory(runs: Runs) -> Finding | None:
     noise, correlated = runs.noise, runs.mechanism.strategy is not None
     if not runs.alone or not noise.additive or not noise.size:
         return None
-    (apart, first), noised = runs.differences, np.flatnonzero(noise.noised)
-    steps = apart.shape[1]
+
+    # How noisy sums hand on what they are made of. Correlated noise takes back what it added, and
+    # sums do not.
+    (difference, first), noised = runs.differences, np.flatnonzero(noise.noised)
+    steps = difference.shape[1]
     kept, errors = _autoregression(runs.few[0][:, :, noised] / noise.std[noised], first)
     if not len(kept):
         return None
-    kept = 0 * kept if correlated else kept  # noise takes back what it added, sums do not
+    kept = 0 * kept if correlated else kept
+
+    # The steps after the first influence in which it goes on, beyond what momentum explains.
     hits, trials = 0, 0
-    for change, at in zip(apart[:, :, noised], first, strict=True):
+    for change, at in zip(difference[:, :, noised], first, strict=True):
         along = change @ change[at] / float(change[at] @ change[at]) if at + 1 < steps else change
         for step in range(at + 1, steps):
             past = along[max(0, step - len(kept)) : step][::-1]
             new = along[step] - past @ kept[: len(past)]
             hits += bool(new > _AGAIN + 4 * np.abs(past) @ errors[: len(past)])
             trials += 1
+
+    # Against the rate at which a record is drawn at all, for every such rate.
     seen, fresh = int(np.sum(first < steps)), int(np.sum(np.minimum(first + 1, steps)))
     if not trials or hits * fresh <= seen * trials:
         return None
@@ -522,7 +554,7 @@ def _autoregression(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np
 # Who is drawn ---------------------------------------------------------------------------------
 
 
-def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None:
+def _find_other_sampling(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None:
     """Finds draws that are improbable under the sampling that is charged.
 
     In whole runs: more records change a release, none of them before, than can have been drawn; or
@@ -545,15 +577,19 @@ def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None
     for step in range(last + 1):
         # Those that changed nothing before: each is drawn now with the same probability.
         trials, taken = int(np.sum((firsts == -1) | (firsts >= step))), int(np.sum(firsts == step))
-        chance = float(binomial(trials, rate)[taken:].sum()) * (last + 1)
+        chance = float(binomial_pmf(trials, rate)[taken:].sum()) * (last + 1)
         # Batches that exclude each other take all that are left, but never more than a batch.
         if taken > 1.5 * rate * len(firsts) and chance <= _WHOLE:
             words = f"{taken} of {trials} replaced records changed release {step} and none before, "
             words += f"where {rate * trials:.0f} were to be drawn (statistics of the whole data?)"
-            return Finding("company", words, line)
+            return Finding("independence", words, line)
 
     odd: list[tuple[float, float, str]] = []  # (chance, the one that is sure, words)
-    steps, poisson, law = max(1, round(1 / rate)), isinstance(rule, Poisson), binomial(count, rate)
+    steps, poisson, law = (
+        max(1, round(1 / rate)),
+        isinstance(rule, Poisson),
+        binomial_pmf(count, rate),
+    )
     if steps > 1 and np.all((firsts >= 0) & (firsts < steps)):
         words = f"every record took part within {steps} steps, in {seeds} runs"
         odd.append(((1 - (1 - rate) ** steps) ** len(firsts), _WHOLE, words))
@@ -569,7 +605,7 @@ def _of_draws(runs: Runs, moved: Influence, of_one_size: bool) -> Finding | None
         odd.append((8 * count * float(law[: high + 1].sum()) ** trials, SURE, words))
         if rate < mean <= 1:
             words = f"{mean:.1%} of the records were drawn in {trials} first steps"
-            odd.append((4 * math.exp(-trials * count * divergence(mean, rate)), SURE, words))
+            odd.append((4 * math.exp(-trials * count * binary_divergence(mean, rate)), SURE, words))
     elif poisson and of_one_size:
         words = f"as many records, or none, were drawn in each of {trials} first steps"
         odd.append((4 * float(law[0] + law[1:].max()) ** trials, SURE, words))

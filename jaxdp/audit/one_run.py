@@ -9,10 +9,10 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import canaries
-from jaxdp.audit.algorithms import EpsilonAudit, members
+from jaxdp.audit.algorithms import EpsilonAudit, noise_family
 from jaxdp.audit.assumed import audit_one_run_family
 from jaxdp.audit.guesses import audit_one_run
-from jaxdp.audit.scores import family_bound, points, roc
+from jaxdp.audit.scores import family_bound, roc_curve, roc_points
 from jaxdp.optimizers.algorithm import Algorithm
 
 ASSUMED = (
@@ -48,7 +48,7 @@ def audit_canaries(
 
     Args:
         seen: float [steps, m], the noisy gradients at the candidates' coordinates, in units of one
-            clipped record; of ``records`` [steps, 3 m], see ``canaries.parts``.
+            clipped record; of ``records`` [steps, 3 m], see ``canaries.split_parts``.
         coins: bool [m].
         algorithm: of the run, for its noise and sampling rate.
         event: what was charged.
@@ -79,15 +79,18 @@ def audit_canaries(
         arguments.fraction(name, value)
     # What assumes nothing: from every step, from the end alone, and if all coins were guessed.
     audited = partial(audit_one_run, delta=delta, confidence=confidence, log_odds=True)
-    odds, steps = canaries.scores(seen, algorithm, records=records), len(seen)
-    ends, right = canaries.last_scores(seen, algorithm, records=records), np.arange(count) % 2 == 0
+    odds, steps = canaries.log_odds(seen, algorithm, records=records), len(seen)
+    ends, right = (
+        canaries.last_log_odds(seen, algorithm, records=records),
+        np.arange(count) % 2 == 0,
+    )
     ceiling = audited(np.where(right, 50.0, -50.0), right, seed=0)
 
     # What the charged kind of mechanism adds: canaries of one run, and each taken as a run.
     inside, outside = odds[coins], odds[~coins]
     both = bool(len(inside) and len(outside))
     family = profile = None
-    kinds = members(algorithm, steps)
+    kinds = noise_family(algorithm, steps)
     if kinds is not None and min(len(inside), len(outside)) >= _FEW:
         family = audit_one_run_family(odds, coins, *kinds, delta, confidence=confidence, seed=seed)
         family = dataclasses.replace(family, assumes=FAMILY)
@@ -102,9 +105,11 @@ def audit_canaries(
     for number in range(int(np.clip(_NUMBERS // size, 1, _RUNS)) if size <= 10 * _NUMBERS else 0):
         tossed = np.random.default_rng([number, 1]).random(count) < 0.5
         rng = np.random.default_rng(number)
-        drawn = (rng.random((steps, count)) < canaries.rate_of(algorithm)) & tossed
-        noisy = drawn + canaries.noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
-        ideal.append(audited(canaries.scores(noisy, algorithm), tossed, seed=number).epsilon)
+        drawn = (rng.random((steps, count)) < canaries.sampling_rate(algorithm)) & tossed
+        noisy = drawn + canaries.noise_multipliers(algorithm, steps) * rng.standard_normal(
+            drawn.shape
+        )
+        ideal.append(audited(canaries.log_odds(noisy, algorithm), tossed, seed=number).epsilon)
 
     found = audited(odds, coins, seed=seed)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
@@ -126,7 +131,7 @@ def audit_canaries(
         reachable=float(np.median(ideal)) if ideal else None,
         all_right=ceiling.epsilon,
         broken=found.epsilon > proven,
-        points=points(inside, outside, confidence) if both else [],
+        points=roc_points(inside, outside, confidence) if both else [],
         event=event,
-        roc=roc(inside, outside) if both else np.zeros((0, 2)),
+        roc=roc_curve(inside, outside) if both else np.zeros((0, 2)),
     )

@@ -22,13 +22,15 @@ from numpy.typing import ArrayLike
 from scipy import special  # scipy.stats takes a second to import
 
 from jaxdp import arguments
-from jaxdp.audit.worlds import Worlds, step_by_step, training_run, two_worlds
+from jaxdp.audit.canaries import noise_multipliers
+from jaxdp.audit.worlds import Worlds, flatten_by_step, training_run, two_worlds
 from jaxdp.clipping import clipped_grad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
 RUNS = 3_000  # of an algorithm, in each world
 _NUMBERS = 2**21  # that they may give
+_AT_ONCE = 1_000  # runs
 SURE = 1e-7  # the probability that one of the tests of a loop accuses a right one
 MOST = 2**22  # numbers: with more, the float32 generator's own grid would be seen
 _ROUNDING = 2.0**-22  # of the greatest numbers involved: a few roundings of float32
@@ -47,7 +49,7 @@ class ResidualVerdict:
     """The result of testing the noise of many releases against the charged noise.
 
     Attributes:
-        p_values: of every test, by its name in words; the list depends on what was handed over, not
+        p_values: of every test, by its name in words; the list depends on what was given, not
             on its values. Empty where float32 is too coarse to test.
         confidence: of the verdict.
         runs: the number of runs tested, of both worlds together.
@@ -104,7 +106,6 @@ def audit_noise(
     confidence: float = 0.95,
     energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
-    chunk: int = 1_000,
 ) -> ResidualVerdict:
     """Runs the loop of training in both worlds and tests its noise and sensitivity.
 
@@ -124,7 +125,6 @@ def audit_noise(
         confidence: in (0, 1).
         energy: as in ``jaxdp.audit.training_run``.
         seed: of the runs; None takes one from the operating system.
-        chunk: runs at once: memory against speed.
 
     Raises:
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
@@ -135,7 +135,7 @@ def audit_noise(
     arguments.fraction("confidence", confidence)
     numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
     count = max(1, min(runs, _NUMBERS // (2 * numbers)))
-    seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)
+    seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed)
     return noise_verdict(algorithm, worlds, seen, confidence)
 
 
@@ -147,7 +147,6 @@ def trusted_steps(
     *,
     energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
-    chunk: int = 1_000,
 ) -> dict[str, PyTree]:
     """The auditor's view of every step, by name: float64 [2 · count, steps, ...].
 
@@ -158,22 +157,25 @@ def trusted_steps(
     Raises:
         ValueError: a number is out of range, or parameters are not float32.
     """
-    _multipliers(algorithm, steps)
+    _noise_multipliers(algorithm, steps)
     for leaf in jax.tree.leaves(worlds.params):
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(f"worlds must have float32 parameters, got {jnp.result_type(leaf)}")
+    # Another engine than the run's, one record at a time: the sum must not be the run's own.
     reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
 
     def at_step(shown: PyTree) -> PyTree:
+        """The auditor's view of one step, from what no run releases."""
         params, context = shown["params"], shown["context"]
 
-        def alone(record: PyTree) -> PyTree:
+        def clip_alone(record: PyTree) -> PyTree:
+            """(one record's clipped gradient, the public scale), by the reference engine."""
             one = jax.tree.map(lambda leaf: leaf[None], record)
             summed = reference(params, one, jnp.ones(1, bool), **context)
             scale = summed.unscale
             return summed.value, jax.tree.map(jnp.ones_like, params) if scale is None else scale
 
-        clipped, scales = jax.vmap(alone)(worlds.records)
+        clipped, scales = jax.vmap(clip_alone)(worlds.records)
         return {
             "clipped": clipped,
             "l2": shown["l2"],
@@ -188,11 +190,13 @@ def trusted_steps(
     kept: list[PyTree] = []
 
     def score(shown: PyTree) -> jax.Array:
+        """All numbers of a run, flat; their shapes are kept."""
         kept.append(jax.eval_shape(at_step, jax.tree.map(lambda leaf: leaf[0], shown)))
-        return step_by_step(jax.vmap(at_step)(shown))
+        return flatten_by_step(jax.vmap(at_step)(shown))
 
+    # Both worlds, and the flat rows as the trees that they were.
     run = training_run(algorithm, worlds, steps, score=score, energy=energy, trusted=True)
-    rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
+    rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=_AT_ONCE))
     leaves, structure = jax.tree.flatten(kept[0])
     cut = np.split(rows.reshape(2 * count, steps, -1), np.cumsum([v.size for v in leaves])[:-1], 2)
     found = [
@@ -202,14 +206,14 @@ def trusted_steps(
     return jax.tree.unflatten(structure, found)
 
 
-def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
+def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     """The noise multipliers [steps] of the gradient."""
     mechanism = algorithm.mechanism
     if mechanism.leak:
         raise ValueError(
             f"algorithm must release noisy sums alone, got one that leaks: {mechanism.leak}"
         )
-    found = np.array([next(iter(mechanism.multipliers(step).values())) for step in range(steps)])
+    found = noise_multipliers(algorithm, steps)[:, 0]
     if not np.all(found > 0):
         raise ValueError(
             "algorithm must add noise for its noise to be audited, got multiplier "
@@ -221,11 +225,12 @@ def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
 def noise_verdict(
     algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
-    """The verdict on what ``trusted_steps`` returned, or on some of its runs."""
+    """Tests what ``trusted_steps`` returned, or on some of its runs."""
     mask, size = seen["mask"], algorithm.mechanism.batch_size
     steps, strategy = mask.shape[1], algorithm.mechanism.strategy
 
     def total(leaf: np.ndarray) -> np.ndarray:
+        """The sum of the clipped gradients of the records drawn, [runs, steps, ...]."""
         column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))
         return np.sum(np.where(column > 0, leaf, 0.0), axis=2)
 
@@ -236,6 +241,8 @@ def noise_verdict(
         matrix = strategy.matrix()[:steps, :steps]
         return jax.tree.map(lambda leaf: np.einsum("ij,rj...->ri...", matrix, leaf), tree)
 
+    # The noisy sum of the mean that was released, and what its noise must not depend on: all that
+    # was known when it was drawn.
     released = jax.tree.map(lambda noisy, scale: noisy * size / scale, seen["noisy"], seen["scale"])
     with np.errstate(invalid="ignore", over="ignore"):
         squares = [
@@ -252,7 +259,7 @@ def noise_verdict(
     return audit_residuals(
         whitened(released),
         whitened(jax.tree.map(total, seen["clipped"])),
-        _multipliers(algorithm, steps) * seen["l2"],
+        _noise_multipliers(algorithm, steps) * seen["l2"],
         confidence=confidence,
         known=known,
         drawn=mask > 0,
@@ -300,15 +307,17 @@ def audit_residuals(
         ValueError: shapes or precision do not fit, ``std`` or ``l2`` is not positive, there are
             fewer than two runs.
     """
+    # All arrays as float64 [runs, steps, coordinates], refused by name where they do not fit.
     arguments.fraction("confidence", confidence)
     for leaf in jax.tree.leaves(released):
         if (dtype := np.asarray(leaf).dtype) not in (np.float32, np.float64):
             raise ValueError(f"released must be float32 or float64, got {dtype}")
-    noisy, sizes = _joined("released", released)
+    noisy, sizes = _join_leaves("released", released)
     shape = noisy.shape[:2]
 
     def like(name: str, tree: PyTree) -> np.ndarray:
-        found, widths = _joined(name, tree)
+        """A pytree as ``_join_leaves``, of the shape of the releases."""
+        found, widths = _join_leaves(name, tree)
         if found.shape != noisy.shape or widths != sizes:
             raise ValueError(
                 f"{name} must be shaped like released, {shape} and leaves of {sizes} numbers, "
@@ -317,6 +326,7 @@ def audit_residuals(
         return found
 
     def positive(name: str, value: ArrayLike) -> np.ndarray:
+        """A number for each run and step, [runs, steps]."""
         found = np.asarray(value, np.float64)
         if found.shape not in ((), shape):
             raise ValueError(f"{name} must be a number or {shape}, got shape {found.shape}")
@@ -325,6 +335,7 @@ def audit_residuals(
         return np.broadcast_to(found, shape)
 
     def per_record(name: str, value: ArrayLike, dtype: type) -> np.ndarray:
+        """An array [runs, steps, n] of this dtype."""
         found = np.asarray(value)
         if found.ndim != 3 or found.shape[:2] != shape or (dtype is bool and found.dtype != bool):
             raise ValueError(
@@ -368,7 +379,7 @@ def audit_residuals(
     return ResidualVerdict(found, confidence, runs, shape[1], resolution)
 
 
-def _joined(name: str, tree: PyTree) -> tuple[np.ndarray, tuple[int, ...]]:
+def _join_leaves(name: str, tree: PyTree) -> tuple[np.ndarray, tuple[int, ...]]:
     """Leaves as one float64 [runs, steps, coordinates], and the coordinates of each."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     leads = {leaf.shape[:2] for leaf in leaves}
@@ -403,14 +414,20 @@ def p_values(
     # Single numbers: their size, mean and law.
     far = 2 * special.ndtr(-np.max(np.abs(x)))
     found = {
-        "the noise's standard deviation": least([size(squares.sum(), x.size)]),
-        "its standard deviation in a coordinate": least(size(squares.sum((0, 1)), runs * steps)),
-        "its standard deviation in a step": least(size(squares.sum((0, 2)), runs * coordinates)),
-        "its standard deviation in a run": least(size(squares.sum((1, 2)), steps * coordinates)),
-        "its mean": least([mean(x.sum() / np.sqrt(x.size))]),
-        "its mean in a coordinate and step": least(mean(x.sum(0) / np.sqrt(runs))),
-        "its distribution": uniform(special.ndtr(x.ravel())),
-        "its tails": tails(squares, lambda edge: float(special.chdtrc(1, edge)), x.size)[0],
+        "the noise's standard deviation": bonferroni([test_energy(squares.sum(), x.size)]),
+        "its standard deviation in a coordinate": bonferroni(
+            test_energy(squares.sum((0, 1)), runs * steps)
+        ),
+        "its standard deviation in a step": bonferroni(
+            test_energy(squares.sum((0, 2)), runs * coordinates)
+        ),
+        "its standard deviation in a run": bonferroni(
+            test_energy(squares.sum((1, 2)), steps * coordinates)
+        ),
+        "its mean": bonferroni([test_mean(x.sum() / np.sqrt(x.size))]),
+        "its mean in a coordinate and step": bonferroni(test_mean(x.sum(0) / np.sqrt(runs))),
+        "its distribution": test_uniform(special.ndtr(x.ravel())),
+        "its tails": test_tails(squares, lambda edge: float(special.chdtrc(1, edge)), x.size)[0],
         "its largest number": float(-np.expm1(x.size * np.log1p(-far))),
     }
 
@@ -418,8 +435,8 @@ def p_values(
     norms = special.chdtr(coordinates, squares.sum(2)).ravel()
     blocks = [special.chdtr(v.shape[2], np.square(v).sum(2)).ravel() for v in leaves]
     small = [np.sum(part < _NOTHING) for part in (np.concatenate(blocks), norms)]
-    found["the norms of the steps"] = uniform(norms)
-    found["steps or leaves without noise"] = least(
+    found["the norms of the steps"] = test_uniform(norms)
+    found["steps or leaves without noise"] = bonferroni(
         [
             special.bdtrc(small[0] - 1, len(blocks) * runs * steps, _NOTHING),
             special.bdtrc(small[1] - 1, runs * steps, _NOTHING),
@@ -429,21 +446,23 @@ def p_values(
     # Numbers that come again: too few different values; neighbours that occur twice anywhere, with
     # either sign.
     cells = np.minimum(special.ndtr(x.ravel()) * _CELLS, _CELLS - 1).astype(np.int64)
-    found["a coarse grid of values"] = collisions(cells, _CELLS)
+    found["a coarse grid of values"] = test_collisions(cells, _CELLS)
     pairs = [leaf[..., : leaf.shape[-1] // 2 * 2].reshape(-1, 2) for leaf in leaves]
     cells = special.erf(np.abs(np.concatenate(pairs)) / np.sqrt(2)) * _CELLS_OF_A_PAIR
     one, two = np.minimum(cells, _CELLS_OF_A_PAIR - 1).astype(np.int64).T
-    twice = collisions(one * _CELLS_OF_A_PAIR + two, _CELLS_OF_A_PAIR**2)
+    twice = test_collisions(one * _CELLS_OF_A_PAIR + two, _CELLS_OF_A_PAIR**2)
     found["noise that is used twice"] = twice
 
     # Independence: of coordinates, and of steps, leaves, shards and runs against one another.
-    found["noise of two coordinates or steps"] = shared(flat, runs, np.zeros(flat.shape[1])).p_value
-    found["noise of a step and of an earlier one"] = least(
-        [dependence(x[:, lag:], x[:, :-lag]) for lag in (1, 2, 3) if lag < steps]
+    found["noise of two coordinates or steps"] = find_shared_noise(
+        flat, runs, np.zeros(flat.shape[1])
+    ).p_value
+    found["noise of a step and of an earlier one"] = bonferroni(
+        [test_dependence(x[:, lag:], x[:, :-lag]) for lag in (1, 2, 3) if lag < steps]
     )
-    found["noise of two leaves"] = least(
+    found["noise of two leaves"] = bonferroni(
         [
-            dependence(later[..., : earlier.shape[-1]], earlier[..., : later.shape[-1]])
+            test_dependence(later[..., : earlier.shape[-1]], earlier[..., : later.shape[-1]])
             for i, later in enumerate(leaves)
             for earlier in leaves[max(0, i - 8) : i]
         ]
@@ -454,43 +473,48 @@ def p_values(
         for parts in (2, 3, 4, 8)
         if leaf.shape[-1] >= parts
     ]
-    found["noise of two shards of a leaf"] = least(
-        [dependence(cut[:, :, 1:], cut[:, :, :-1]) for cut in cuts]
+    found["noise of two shards of a leaf"] = bonferroni(
+        [test_dependence(cut[:, :, 1:], cut[:, :, :-1]) for cut in cuts]
     )
     lags = [lag for lag in {1, 2, 3, runs // 2} if 0 < lag < runs]
-    found["noise of two runs"] = least([dependence(flat[lag:], flat[:-lag]) for lag in lags])
+    found["noise of two runs"] = bonferroni(
+        [test_dependence(flat[lag:], flat[:-lag]) for lag in lags]
+    )
 
     # Independence of what was known before, and of the records that took part.
     for name, vectors in known.items():
-        found[f"dependence on {name}"] = dependence(x, vectors)
+        found[f"dependence on {name}"] = test_dependence(x, vectors)
     if drawn is not None:
         count = drawn.sum((0, 1)).astype(float)
         here, count = drawn[..., count > 0].astype(float), count[count > 0]
         sums = np.einsum("rtn,rtd->nd", here, x) / np.sqrt(count)[:, None]
         energy = np.einsum("rtn,rt->n", here, squares.sum(2))
-        means, energies = least(mean(sums)), least(size(energy, count * coordinates))
-        found["dependence on who took part"] = least([means, energies])
+        means, energies = (
+            bonferroni(test_mean(sums)),
+            bonferroni(test_energy(energy, count * coordinates)),
+        )
+        found["dependence on who took part"] = bonferroni([means, energies])
     return found
 
 
-def mean(z: np.ndarray) -> np.ndarray:
+def test_mean(z: np.ndarray) -> np.ndarray:
     """Two-sided p-values of standard normals."""
     return np.asarray(2 * special.ndtr(-np.abs(z)))
 
 
-def size(total: np.ndarray, degrees: np.ndarray | int) -> np.ndarray:
+def test_energy(total: np.ndarray, degrees: np.ndarray | int) -> np.ndarray:
     """Two-sided p-values of sums of squares, chi-square of ``degrees``."""
     tails = np.minimum(special.chdtr(degrees, total), special.chdtrc(degrees, total))
     return np.minimum(1.0, 2 * tails)
 
 
-def least(found: ArrayLike) -> float:
+def bonferroni(found: ArrayLike) -> float:
     """The least of several p-values, times their number (Bonferroni); 1 of none."""
     each = np.asarray(found, float)
     return float(min(1.0, each.size * np.min(each))) if each.size else 1.0
 
 
-def uniform(numbers: np.ndarray) -> float:
+def test_uniform(numbers: np.ndarray) -> float:
     """P-value of numbers in [0, 1] (Kolmogorov and Smirnov), at most twice that of one side."""
     count, ordered = len(numbers), np.sort(numbers)
     above = np.max(np.arange(1, count + 1) / count - ordered)
@@ -498,7 +522,7 @@ def uniform(numbers: np.ndarray) -> float:
     return float(min(1.0, 2 * special.smirnov(count, max(above, below))))
 
 
-def dependence(values: np.ndarray, known: np.ndarray) -> float:
+def test_dependence(values: np.ndarray, known: np.ndarray) -> float:
     """P-value of mean and size of ``values`` [..., d] along vectors known before them [..., d].
 
     Where nothing is known, the vector is equal in every coordinate.
@@ -510,10 +534,15 @@ def dependence(values: np.ndarray, known: np.ndarray) -> float:
     along = np.sum(values * scaled, axis=-1).ravel()
     if not along.size:
         return 1.0
-    return least([mean(along.sum() / np.sqrt(along.size)), size(np.sum(along**2), along.size)])
+    return bonferroni(
+        [
+            test_mean(along.sum() / np.sqrt(along.size)),
+            test_energy(np.sum(along**2), along.size),
+        ]
+    )
 
 
-def collisions(cells: np.ndarray, count: int) -> float:
+def test_collisions(cells: np.ndarray, count: int) -> float:
     """P-value of too few different cells among draws from ``count`` equally likely ones.
 
     The number of occupied cells is a sum of independent indicators (Vatutin and Mikhailov 1982);
@@ -529,7 +558,9 @@ def collisions(cells: np.ndarray, count: int) -> float:
     return float(special.pdtrc(found - 1, expected)) if found >= expected + 1 else 1.0
 
 
-def tails(squares: np.ndarray, beyond: Callable[[float], float], count: float) -> tuple[float, str]:
+def test_tails(
+    squares: np.ndarray, beyond: Callable[[float], float], count: float
+) -> tuple[float, str]:
     """(p-value, words): too few numbers beyond 1.8, 2.5, 3.2 deviations, or too many beyond 3.5.
 
     Chernoff's bound exp(-n KL), times the four tests.
@@ -542,22 +573,14 @@ def tails(squares: np.ndarray, beyond: Callable[[float], float], count: float) -
     found = []
     for far, fewer in (*((each, True) for each in _BOUNDED), (_HEAVY, False)):
         wanted, got = beyond(far**2), float(np.mean(squares > far**2))
-        p = math.exp(-count * divergence(got, wanted)) if (got < wanted) == fewer else 1.0
+        p = math.exp(-count * binary_divergence(got, wanted)) if (got < wanted) == fewer else 1.0
         words = f"{got:.2%} of the noise is beyond {far:g} standard deviations, of Gaussian noise "
         found.append((p, f"{words}{wanted:.2%}"))
     p, words = min(found)
     return min(1.0, 4 * p), words
 
 
-def binomial(count: int, rate: float) -> np.ndarray:
-    """The probabilities of 0, 1, ..., ``count`` hits in as many draws."""
-    hits = np.arange(count + 1)
-    left, log = count - hits, special.gammaln
-    logs = log(count + 1) - log(hits + 1) - log(left + 1)
-    return np.exp(logs + special.xlogy(hits, rate) + special.xlog1py(left, -rate))
-
-
-def divergence(got: float, wanted: float) -> float:
+def binary_divergence(got: float, wanted: float) -> float:
     """KL of two coins: the exponent of Chernoff's bound."""
     return float(special.rel_entr(got, wanted) + special.rel_entr(1 - got, 1 - wanted))
 
@@ -585,7 +608,7 @@ class SharedNoise:
     combined: list[tuple[np.ndarray, np.ndarray, float]]
 
 
-def shared(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise:
+def find_shared_noise(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise:
     """Looks for coordinates that share noise, so that a combination of them has little or none.
 
     Looked at are: all pairs of 1,024 coordinates; of all coordinates, those whose noise is nearest
@@ -612,8 +635,8 @@ def shared(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise
     i, j = np.nonzero(np.triu(np.abs(together) > 0.2, 1))
     pairs, related = [np.column_stack([some[i], some[j]])], [together[i, j]]
     order = np.argsort(np.abs(rng.normal(size=len(rows)) @ rows))
-    for apart in range(1, min(_NEAR + 1, count)) if count > _PAIRS else ():
-        one, two = order[:-apart], order[apart:]
+    for step in range(1, min(_NEAR + 1, count)) if count > _PAIRS else ():
+        one, two = order[:-step], order[step:]
         pairs.append(np.sort(np.column_stack([one, two]), axis=1))
         related.append(np.sum(rows[:, one] * rows[:, two], axis=0))
     every, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)
@@ -641,4 +664,4 @@ def shared(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise
             (at[block], weights @ turned[one], float(values[one]))
             for one in np.flatnonzero(values < 1e-3)
         ]
-    return SharedNoise(least([of_pairs, least(distances)]), at[every], alike, combined)
+    return SharedNoise(bonferroni([of_pairs, bonferroni(distances)]), at[every], alike, combined)

@@ -34,24 +34,24 @@ class FirstNoise:
 
     Attributes:
         rows: [S, m], the residuals, of the coordinates ``at``.
-        apart: [S, m], the difference of the two worlds.
+        difference: [S, m], the difference of the two worlds.
         at: int [m], the coordinates that are looked at: all, or some of every leaf.
         freedom: the degrees of freedom of a column of ``rows``.
         std: [d], the standard deviation of each coordinate; elsewhere than ``at``, of its leaf.
         grain: [d], below which a deviation may be rounding.
         moves: bool [d], True where a release changes with the records or with how many are drawn.
-        taken: [S], multiples of k; empty where that is not known.
+        scaled_counts: [S], multiples of k; empty where that is not known.
         additive: True if the difference of the worlds has no noise: releases are sums plus noise.
     """
 
     rows: np.ndarray
-    apart: np.ndarray
+    difference: np.ndarray
     at: np.ndarray
     freedom: int
     std: np.ndarray
     grain: np.ndarray
     moves: np.ndarray
-    taken: np.ndarray
+    scaled_counts: np.ndarray
     additive: bool
 
     @functools.cached_property
@@ -66,16 +66,16 @@ class FirstNoise:
 
     @functools.cached_property
     def drawn(self) -> np.ndarray:
-        """int [S], the number of copies drawn in each first step; empty where it cannot be told.
+        """int [S], the number of copies drawn in each first step; empty where it is not known.
 
         Multiples of it are known: the unit is the least distance of two of them.
         """
-        seen, none = np.sort(np.abs(self.taken)), np.zeros(0, np.int64)
+        seen, none = np.sort(np.abs(self.scaled_counts)), np.zeros(0, np.int64)
         slip = 1e-3 * float(np.max(seen, initial=0.0))
         seen = seen[np.append(True, np.diff(seen) > slip)] if len(seen) else seen
         if np.sum(seen > slip) < 2:
             return none  # all alike, such as a full batch, or a realised divisor
-        found = np.abs(self.taken) / float(np.min(np.diff(seen)))
+        found = np.abs(self.scaled_counts) / float(np.min(np.diff(seen)))
         whole = np.round(found)
         return none if np.max(np.abs(found - whole)) > 0.05 else whole.astype(np.int64)
 
@@ -136,7 +136,7 @@ class Runs:
 
     @functools.cached_property
     def differences(self) -> tuple[np.ndarray, np.ndarray]:
-        """([S, T, d] between the worlds of ``few``; int [S], the first step; T where none is)."""
+        """(the worlds of ``few`` subtracted, [S, T, d]; int [S], the first step to differ or T)."""
         one, two = self.few
         norms = np.linalg.norm(two - one, axis=2)
         moved = norms > 1e-6 * np.linalg.norm(one, axis=2) + 1e-9 * self.noise.size
@@ -153,8 +153,8 @@ class Runs:
         for step, (_, part) in itertools.product(range(1, rows.shape[1]), self.leaves):
             used = np.flatnonzero(self.noise.noised[part]) + part.start
             if len(used):
-                apart = rows[:, step, used] - rows[:, step, used].mean(0)
-                energy = float(np.sum((apart / self.noise.std[used]) ** 2))
+                spread = rows[:, step, used] - rows[:, step, used].mean(0)
+                energy = float(np.sum((spread / self.noise.std[used]) ** 2))
                 found[step, part] = largest_std(energy, (len(rows) - 1) * len(used), found.size)
         return found
 
@@ -166,7 +166,7 @@ class Runs:
         return whole * (1 if strategy is None else float(strategy.inverse_row_norms()[step]))
 
 
-def releases_of(
+def collect_releases(
     loop: Loop, data: PyTree, seed: int, of: str, most: int | None = None
 ) -> np.ndarray:
     """The first ``most`` releases of a run, float64 [T, d]; increments of parameters."""
@@ -191,17 +191,17 @@ def releases_of(
     return found if of == "gradients" else np.concatenate([found[:1], np.diff(found, axis=0)])
 
 
-def replaced(data: PyTree, at: int) -> PyTree:
+def replace_record(data: PyTree, at: int) -> PyTree:
     """The data with another record at ``at``: the next one, its numbers made larger, reversed."""
     return near.put(data, at, near.scaled(near.record(data, (at + 1) % near.count(data)), -2))
 
 
-def other_seeds(seeds: int, most: int) -> range:
+def unused_seeds(seeds: int, most: int) -> range:
     """Seeds that the runs on neighbours do not have."""
     return range(seeds, seeds + most)
 
 
-def all_runs(
+def run_all(
     loop: Loop,
     mechanism: Mechanism,
     data: PyTree,
@@ -238,32 +238,34 @@ def all_runs(
         some = np.random.default_rng(0).choice(size, _COORDINATES, replace=False)
         at = np.unique(np.concatenate([some, *(at[part][:64] for _, part in leaves)]))
 
-    def starts(given: PyTree, most: int, at: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def first_releases(
+        given: PyTree, most: int, at: np.ndarray | slice = slice(None)
+    ) -> np.ndarray:
         """[most, m], first releases at these coordinates."""
-        seen = other_seeds(seeds, most)
+        seen = unused_seeds(seeds, most)
         with np.errstate(all="ignore"):  # copies have no spread, which some divide by
-            return np.stack([releases_of(loop, given, seed, of, 1)[0][at] for seed in seen])
+            return np.stack([collect_releases(loop, given, seed, of, 1)[0][at] for seed in seen])
 
-    def lives(given: PyTree) -> list[np.ndarray]:
+    def whole_runs(given: PyTree) -> list[np.ndarray]:
         """[T, d] for each of other seeds."""
         with np.errstate(all="ignore"):
-            return [releases_of(loop, given, seed, of) for seed in other_seeds(seeds, _WHOLE)]
+            return [collect_releases(loop, given, seed, of) for seed in unused_seeds(seeds, _WHOLE)]
 
     # Two worlds: copies of a record, and of another that changes the first release. Where the loop
     # gives nothing finite on copies, the records themselves, and others one by one.
     one, copies = near.take(data, np.zeros(count, np.int64)), True
-    some = starts(one, _SOME)
+    some = first_releases(one, _SOME)
     if np.all(np.isfinite(some)):
         for other in range(LEAST):
-            two = near.take(replaced(data, other), np.full(count, other))
-            if np.any(np.abs(starts(two, _SOME) - some) > 1e-6 * np.abs(some).max()):
+            two = near.take(replace_record(data, other), np.full(count, other))
+            if np.any(np.abs(first_releases(two, _SOME) - some) > 1e-6 * np.abs(some).max()):
                 break
     else:
         one, copies = data, False
         two = near.scaled(near.take(data, np.roll(np.arange(count), -1)), -2)
     known = 1 if copies else count  # the draw of n records has n directions
-    pair = starts(one, first, at), starts(two, first, at)
-    noise = _measured(*pair, known, leaves, fine, at)
+    pair = first_releases(one, first, at), first_releases(two, first, at)
+    noise = _measure_noise(*pair, known, leaves, fine, at)
     if not noise.additive:
         untested.append(
             "the law of the noise, and whether coordinates share it: what a record changes differs "
@@ -276,7 +278,7 @@ def all_runs(
         places = np.arange(min(count, max(2, int(noise.drawn.min()))))
         fewer = near.take(one, places), near.take(two, places)
         try:
-            few = lives(fewer[0]), lives(fewer[1])
+            few = whole_runs(fewer[0]), whole_runs(fewer[1])
             shapes = {run.shape for world in few for run in world}
             why = f"on {len(places)} copies of a record it gives {len(shapes)} shapes of releases"
             alone = shapes == {base[0].shape} and bool(np.all(np.isfinite(few)))
@@ -284,15 +286,15 @@ def all_runs(
             why = f"on {len(places)} records the loop raises {type(error).__name__}: {error}"
     if few is None or not alone:
         untested.append(f"steps that nobody is drawn for, and influence that comes back: {why}")
-        fewer, few = (one, two), (lives(one), lives(two))
+        fewer, few = (one, two), (whole_runs(one), whole_runs(two))
     least = min(len(run) for world in few for run in world)
     worlds = tuple(np.stack([run[:least] for run in world]) for world in few)
 
     # One record that is not finite, among copies of another.
     bad = np.zeros((0, len(fine)))
     try:
-        found = starts(near.put(one, 0, near.scaled(near.record(one, 0), math.nan)), _BAD)
-        found = found - starts(one, _BAD)
+        found = first_releases(near.put(one, 0, near.scaled(near.record(one, 0), math.nan)), _BAD)
+        found = found - first_releases(one, _BAD)
         if np.all(np.isfinite(found)):
             bad = found
         else:
@@ -305,7 +307,7 @@ def all_runs(
     return runs, fewer[0], untested
 
 
-def _measured(
+def _measure_noise(
     one: np.ndarray,
     two: np.ndarray,
     known: int,
@@ -314,8 +316,10 @@ def _measured(
     at: np.ndarray,
 ) -> FirstNoise:
     """The noise of the first release, from two worlds [S, m]; a draw has ``known`` directions."""
-    apart = two - one
-    energies, left = np.linalg.eigh(apart @ apart.T)
+    # What the two worlds differ by has as many directions as the draw; a constant and these are
+    # what is no noise in a release.
+    difference = two - one
+    energies, left = np.linalg.eigh(difference @ difference.T)
     strong = int(np.sum(energies > 1e-6 * max(energies[-1], 1e-300)))
     left = left[:, ::-1][:, : min(known, strong)]
     turned, kept, _ = np.linalg.svd(np.column_stack([np.ones(len(one)), left]), full_matrices=False)
@@ -323,17 +327,24 @@ def _measured(
     rows = one - one[:1]
     rows = rows - turned @ (turned.T @ rows)
     freedom = len(one) - turned.shape[1]
+
+    # Of every coordinate: what may be rounding, its deviation, and whether it moves at all. Those
+    # that are not looked at get their leaf's.
     grain = GRAIN * precision[at] * np.max(np.abs(one), 0, initial=1e-300)
     std = np.sqrt(np.sum(rows**2, 0) / freedom)
-    moves = np.maximum(np.max(np.abs(apart), 0), np.ptp(one, 0)) > GRAIN * grain
+    moves = np.maximum(np.max(np.abs(difference), 0), np.ptp(one, 0)) > GRAIN * grain
     whole = np.zeros((3, len(precision)))
     for _, part in leaves:
         mine = (at >= part.start) & (at < part.stop)
         whole[:, part] = [[np.sqrt(np.mean(std[mine] ** 2))], [np.max(grain[mine])], [0]]
     whole[:, at] = std, grain, moves
-    taken = np.zeros(0)
+
+    # One direction alone: how far a run goes along it is a multiple of the number drawn.
+    scaled_counts = np.zeros(0)
     if known == strong == 1 and len(left) > 1:
-        taken = left[:, 0] * np.sign(left[:, 0].sum())
+        scaled_counts = left[:, 0] * np.sign(left[:, 0].sum())
     copies = known == 1
     additive = strong <= known < len(at) + copies
-    return FirstNoise(rows, apart, at, freedom, whole[0], whole[1], whole[2] > 0, taken, additive)
+    return FirstNoise(
+        rows, difference, at, freedom, whole[0], whole[1], whole[2] > 0, scaled_counts, additive
+    )

@@ -29,8 +29,9 @@ _QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
 GAUSSIAN_ONLY = "the mechanism's own trade-off function is Gaussian (full batch, nothing hidden)"
 _EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of a privacy profile
 _TRIED = 6  # events whose test is computed before one of them is chosen
+_HELD_OUT = 0.3  # of the runs, on which a test of an event is chosen
 _FAR = 6.0  # how many times the claimed noise a family is searched: beyond, epsilon is nearly 0
-AT = (1e-3, 1e-2)  # false-positive rates told in numbers
+AT = (1e-3, 1e-2)  # false-positive rates of a report
 PLOTTED = (1e-3, 1e-2, 1e-1)
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -59,7 +60,6 @@ class Audited:
         epsilon: lower bound at ``delta``; 0 where nothing is proven.
         delta: of the bound.
         confidence: with which the bound holds.
-        kind: how it was made.
         assumes: what must be true of the mechanism for it to hold; "" for nothing.
         counts: of the test, in the runs kept for it; None of one run.
         rule: the test; None of one run.
@@ -68,7 +68,6 @@ class Audited:
     epsilon: float
     delta: float
     confidence: float
-    kind: str
     assumes: str
     counts: ErrorCounts | None = None
     rule: ThresholdTest | None = None
@@ -80,7 +79,7 @@ class Audited:
         )
 
 
-class _Look(NamedTuple):
+class _PlannedTest(NamedTuple):
     """A test whose threshold was fixed before these runs were looked at.
 
     Attributes:
@@ -158,37 +157,49 @@ def audit_scores(
     level = 1 - arguments.fraction("confidence", confidence)
     arguments.fraction("held_out", held_out)
     arguments.integer("seed", seed, least=0)
-    inside, outside = checked(with_record, without)
+
+    # The tests, each with a share of the error, fixed before the scores that they are made on are
+    # looked at: an event by its counts, thresholds at fixed ranks, or one chosen on other runs.
+    inside, outside = as_scores(with_record, without)
     columns = inside.shape[1]
 
-    def counted(test: ThresholdTest) -> list[_Look]:
+    def fixed_test(test: ThresholdTest) -> list[_PlannedTest]:
+        """The one planned test of an event, with the whole error."""
         counts = test.counts(inside, outside)
-        return [_Look(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)]
+        return [
+            _PlannedTest(test, counts, partial(bounds.p_value, counts, rule=test.combine), level)
+        ]
 
     if threshold is not None:
         if columns > 1:
             raise ValueError(f"threshold must be None for {columns} columns, got {threshold}")
         if np.ndim(threshold) or np.isnan(threshold):
             raise ValueError(f"threshold must be a single number, got {threshold!r}")
-        looks = counted(ThresholdTest(0, 1, float(threshold)))
+        looks = fixed_test(ThresholdTest(0, 1, float(threshold)))
     elif columns == 1:
         looks = [
             look
             for sign, share in ((1, 1 - _BACK), (-1, _BACK))
-            for look in _ranks(inside, outside, 0, sign, share * level, gaussian)
+            for look in _rank_tests(inside, outside, 0, sign, share * level, gaussian)
         ]
     else:
-        chosen, (inside, outside) = split(inside, outside, held_out, seed)
+        chosen, (inside, outside) = split_runs(inside, outside, held_out, seed)
         if gaussian:
             # The column and sign whose balanced threshold has the fewest errors.
             _, column, sign = min(
-                (_ranks(*chosen, column, sign, 1.0, balanced=True)[0].counts.alarms, column, sign)
+                (
+                    _rank_tests(*chosen, column, sign, 1.0, balanced=True)[0].counts.alarms,
+                    column,
+                    sign,
+                )
                 for column in range(columns)
                 for sign in (1, -1)
             )
-            looks = _ranks(inside, outside, column, sign, level, gaussian)
+            looks = _rank_tests(inside, outside, column, sign, level, gaussian)
         else:
-            looks = counted(_best_event(chosen, (len(inside), len(outside)), delta, confidence))
+            looks = fixed_test(
+                _choose_for_epsilon(chosen, (len(inside), len(outside)), delta, confidence)
+            )
 
     # The largest epsilon, or mu, that a look refutes.
     guarantee = bounds.gaussian_dp if gaussian else partial(bounds.approximate_dp, delta=delta)
@@ -196,6 +207,7 @@ def audit_scores(
     for look in looks:
 
         def p_of(parameter: float, p_value: Callable[[Tradeoff], float] = look.p_value) -> float:
+            """The p-value of the guarantee with this epsilon, or mu."""
             return p_value(guarantee(parameter))
 
         if p_of(best) > look.level:
@@ -205,13 +217,13 @@ def audit_scores(
             best, best_look = found, look
     epsilon = gaussian_epsilon(best, delta)[0] if gaussian else best
     assumes = GAUSSIAN_ONLY if gaussian else ""
-    return Audited(epsilon, delta, confidence, kind, assumes, best_look.counts, best_look.test)
+    return Audited(epsilon, delta, confidence, assumes, best_look.counts, best_look.test)
 
 
-def _ranks(
+def _rank_tests(
     inside: np.ndarray, outside: np.ndarray, column: int, sign: int, level: float, balanced: bool
-) -> list[_Look]:
-    """The looks at one column, higher with the record: several ranks, or the ``balanced`` one.
+) -> list[_PlannedTest]:
+    """Returns tests of one column, higher with the record: several ranks or the ``balanced`` one.
 
     Some threshold has at most c false alarms and c misses if and only if the (c + 1)-th lowest
     score with the record lies above the (c + 1)-th highest without it. So the balanced threshold is
@@ -225,7 +237,7 @@ def _ranks(
         c = int(np.argmax(above)) if above.any() else size
         test = ThresholdTest(column, sign, float(low[min(c, size - 1)]))
         p_value = partial(bounds.rank_p_value, c, m, c, n) if c < size else lambda tradeoff: 1.0
-        return [_Look(test, ErrorCounts(c, m, c, n), p_value, level)]
+        return [_PlannedTest(test, ErrorCounts(c, m, c, n), p_value, level)]
     most = int(np.log(max(size / 2, 1)) / np.log(_RATIO))
     for rank in sorted({0, *(round(_RATIO**i) for i in range(1, most + 1))}):
         # From above, by the rank of a false alarm, and from below, by that of a miss.
@@ -233,14 +245,16 @@ def _ranks(
         missed, alarms = int(np.sum(low <= cut)), int(np.sum(high >= low[rank]))
         test = ThresholdTest(column, sign, float(np.nextafter(cut, np.inf)))
         p_value = partial(bounds.rank_p_value, rank, m, missed, n)
-        looks.append(_Look(test, ErrorCounts(rank, m, missed, n), p_value, level))
+        looks.append(_PlannedTest(test, ErrorCounts(rank, m, missed, n), p_value, level))
         test = ThresholdTest(column, sign, float(low[rank]))
         p_value = partial(bounds.rank_p_value, rank, n, alarms, m)
-        looks.append(_Look(test, ErrorCounts(alarms, m, rank, n), p_value, level))
+        looks.append(_PlannedTest(test, ErrorCounts(alarms, m, rank, n), p_value, level))
     return [look._replace(level=level / len(looks)) for look in looks]
 
 
-def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
+def split_runs(
+    inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int
+) -> tuple[Pair, Pair]:
     """(the part to choose on, the part to test on), each of both worlds."""
     arguments.fraction("held_out", held_out)
     rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
@@ -256,7 +270,7 @@ def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -
     return (parts[0][0], parts[1][0]), (parts[0][1], parts[1][1])
 
 
-def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarray]:
+def candidate_tests(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarray]:
     """The tests worth trying, with their rates of false alarms [r] and misses [r]."""
     rules, alarms, missed = [], [], []
     for column in range(chosen[0].shape[1]):
@@ -275,14 +289,14 @@ def candidates(chosen: Pair) -> tuple[list[ThresholdTest], np.ndarray, np.ndarra
     return rules, np.concatenate(alarms), np.concatenate(missed)
 
 
-def _best_event(
+def _choose_for_epsilon(
     chosen: Pair, sizes: tuple[int, int], delta: float, confidence: float
 ) -> ThresholdTest:
     """The test with the largest bound to be expected of ``sizes`` further runs (with, without)."""
-    tests, alarms, misses = candidates(chosen)
+    tests, alarms, misses = candidate_tests(chosen)
 
     def pessimistic(rate: np.ndarray, runs: int) -> np.ndarray:
-        # The upper end at 95 % (Clopper and Pearson), so that 0 in few runs is not taken for 0.
+        """The upper end at 95 % (Clopper and Pearson): 0 in few runs is not taken for 0."""
         hits = np.rint(rate * runs)
         inside = np.minimum(hits, runs - 1)
         return np.where(hits < runs, special.betaincinv(inside + 1, runs - inside, 0.95), 1.0)
@@ -302,7 +316,7 @@ def _best_event(
     return dataclasses.replace(tests[best], combine=combine)
 
 
-def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
+def as_scores(with_record: ArrayLike, without: ArrayLike) -> Pair:
     """Both as float64 [n, k], with not-a-number as a score above all others.
 
     Raises:
@@ -310,7 +324,7 @@ def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
     """
     inside, outside = (
         scores[:, None] if scores.ndim == 1 else scores
-        for scores in (numbers("with_record", with_record), numbers("without", without))
+        for scores in (as_numbers("with_record", with_record), as_numbers("without", without))
     )
     for name, scores in (("with_record", inside), ("without", outside)):
         if scores.ndim != 2 or not scores.size:
@@ -322,7 +336,7 @@ def checked(with_record: ArrayLike, without: ArrayLike) -> Pair:
     return inside, outside
 
 
-def numbers(name: str, given: ArrayLike) -> np.ndarray:
+def as_numbers(name: str, given: ArrayLike) -> np.ndarray:
     """The scores as float64, not-a-number as one above all others; ValueError for no numbers."""
     try:
         found = np.asarray(given)
@@ -353,7 +367,7 @@ def audit_event(
     event: acc.Event,
     *,
     confidence: float = 0.95,
-    held_out: float = 0.3,
+    held_out: float = _HELD_OUT,
     seed: int = 0,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Verdict:
@@ -367,9 +381,9 @@ def audit_event(
     Arguments as for ``audit_scores``; the worlds are neighbours under ``relation``.
     """
     level = 1 - arguments.fraction("confidence", confidence)
-    chosen, kept = split(*checked(with_record, without), held_out, seed)
-    rule = _best_against(event, relation, chosen, kept)
-    p = bounds.p_value(rule.counts(*kept), tradeoff_of(event, relation), rule.combine)
+    chosen, kept = split_runs(*as_scores(with_record, without), held_out, seed)
+    rule = _choose_against_event(event, relation, chosen, kept)
+    p = bounds.p_value(rule.counts(*kept), event_tradeoff(event, relation), rule.combine)
     return Verdict(p, p <= level)
 
 
@@ -381,8 +395,6 @@ def family_bound(
     delta: float,
     *,
     confidence: float = 0.95,
-    held_out: float = 0.3,
-    seed: int = 0,
 ) -> Audited:
     """A lower bound on epsilon at ``delta``, if the mechanism is a member of a family of events.
 
@@ -399,19 +411,19 @@ def family_bound(
     arguments.positive("noise", noise)
     arguments.fraction("delta", delta)
     level = 1 - arguments.fraction("confidence", confidence)
-    chosen, kept = split(*checked(with_record, without), held_out, seed)
+    chosen, kept = split_runs(*as_scores(with_record, without), _HELD_OUT, 0)
     # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.
-    rule = _best_against(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
+    rule = _choose_against_event(family(1.3 * noise), acc.Relation.ADD_OR_REMOVE_ONE, chosen, kept)
     counts = rule.counts(*kept)
-    least = least_refuted(
-        lambda z: bounds.p_value(counts, tradeoff_of(family(z)), rule.combine) <= level, noise
+    least = smallest_refuted_noise(
+        lambda z: bounds.p_value(counts, event_tradeoff(family(z)), rule.combine) <= level, noise
     )
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     assumes = "the mechanism is what its event says, but for the size of the noise"
-    return Audited(value, delta, confidence, "family", assumes, counts, rule)
+    return Audited(value, delta, confidence, assumes, counts, rule)
 
 
-def least_refuted(refuted: Callable[[float], bool], start: float) -> float | None:
+def smallest_refuted_noise(refuted: Callable[[float], bool], start: float) -> float | None:
     """Nearly the least refuted noise, itself refuted; None where none is."""
     high, step = start, 1.5
     while not refuted(high):
@@ -429,15 +441,15 @@ def least_refuted(refuted: Callable[[float], bool], start: float) -> float | Non
     return high
 
 
-def tradeoff_of(
+def event_tradeoff(
     event: acc.Event, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
 ) -> Tradeoff:
     """A trade-off function not above the event's own, from its profile at a few epsilons."""
-    return lambda alarms: false_negative_rates(list(profile(event, relation)), alarms)
+    return lambda alarms: false_negative_rates(list(privacy_profile(event, relation)), alarms)
 
 
 @functools.lru_cache(maxsize=4096)
-def profile(
+def privacy_profile(
     event: acc.Event, relation: acc.Relation, epsilons: tuple[float, ...] = _EPSILONS
 ) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
@@ -449,11 +461,11 @@ def profile(
     return tuple(found)
 
 
-def _best_against(
+def _choose_against_event(
     event: acc.Event, relation: acc.Relation, chosen: Pair, kept: Pair
 ) -> ThresholdTest:
     """The test with the least p-value of the event to be expected in the runs kept."""
-    rules, alarms, missed = candidates(chosen)
+    rules, alarms, missed = candidate_tests(chosen)
     # Half a hit more and less, so that a rate of 0 in few runs has a spread.
     a, b = (
         (rate * len(part) + 0.5) / (len(part) + 1)
@@ -462,7 +474,7 @@ def _best_against(
 
     # The few that exceed the profile by most standard deviations, in either direction.
     excess = np.full(len(rules), -np.inf)
-    for epsilon, delta in profile(event, relation):
+    for epsilon, delta in privacy_profile(event, relation):
         for inside, outside, n_in, n_out in (
             (1 - b, a, len(chosen[0]), len(chosen[1])),
             (1 - a, b, len(chosen[1]), len(chosen[0])),
@@ -473,9 +485,10 @@ def _best_against(
             excess = np.maximum(excess, gain / np.sqrt(spread))
 
     # Of these the one with the least p-value, each combined by every rule.
-    tradeoff, with_record, without = tradeoff_of(event, relation), len(kept[0]), len(kept[1])
+    tradeoff, with_record, without = event_tradeoff(event, relation), len(kept[0]), len(kept[1])
 
     def expected(i: int, combine: str) -> float:
+        """The p-value to be expected of the runs that are kept."""
         counts = ErrorCounts(round(a[i] * without), without, round(b[i] * with_record), with_record)
         return bounds.p_value(counts, tradeoff, combine)
 
@@ -564,7 +577,7 @@ def attack_measures(
     wanted = arguments.each(
         "false_positive_rates", np.ravel(false_positive_rates).tolist(), arguments.fraction
     )
-    pair = checked(with_record, without)
+    pair = as_scores(with_record, without)
     if pair[0].shape[1] > 1:
         raise ValueError(
             f"with_record must be scores [n], one a run, got {pair[0].shape[1]} columns"
@@ -608,7 +621,7 @@ def true_positive_rate(
     return clopper_pearson(hits, len(inside), confidence)
 
 
-def points(inside: np.ndarray, outside: np.ndarray, confidence: float) -> list[list[float]]:
+def roc_points(inside: np.ndarray, outside: np.ndarray, confidence: float) -> list[list[float]]:
     """Points of the ROC curve at fixed false-positive rates, each interval at ``confidence``.
 
     Rates that fewer than one of the scores ``outside`` [n'] would pass are left out.
@@ -633,9 +646,9 @@ def clopper_pearson(hits: int, runs: int, confidence: float) -> WithInterval:
     return WithInterval(hits / runs, float(low), float(high))
 
 
-def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
-    """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
+def roc_curve(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """(false-alarm rate, hit rate) [k, 2] of "score >= threshold" over all thresholds."""
     both = np.sort(np.r_[inside, outside])
-    cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
+    cuts = both[np.unique(np.linspace(0, len(both) - 1, 400).astype(int))]
     alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
     return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]

@@ -71,23 +71,30 @@ def training_run(
     """
     steps = arguments.integer("steps", steps, least=1)
     links = PrivateStep.of(algorithm, worlds.loss_fn)
-    draw = _drawing(algorithm, worlds.count)
+    draw = _draw_function(algorithm, worlds.count)
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
+        """Trains once; returns the features [k] of what was released."""
         noise_key, draw_key, judge = jax.random.split(jax.random.wrap_key_data(words), 3)
         first, last = links.init(worlds.params)
-        begun = first, with_coin(last, judge)
+        begun = first, with_acceptance_key(last, judge)
 
         def body(carry: tuple[PyTree, PyTree], step: jax.Array) -> tuple[PyTree, PyTree]:
+            """One private step: draw, clipped sum, noise, update."""
+            # The record of the other world keeps its place: absent, it is masked in every draw.
             params, state = carry
             there = (jnp.arange(worlds.count) < worlds.count - 1) | member
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
             mask = draw(draw_key, mine, step) & there
+
+            # The step of training itself, with a key that nothing is charged for.
             context = links.clipped_by(state)
             summed = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
             key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
+
+            # What a run releases, or what only a trusted auditor may see.
             shown = {"params": moved, "noisy": noisy if energy is None else {}}
             if trusted:
                 l2 = jnp.asarray(summed.l2, jnp.float32)
@@ -105,25 +112,25 @@ def training_run(
             return (moved, state), shown
 
         _, shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
-        return (score or step_by_step)(shown)
+        return (score or flatten_by_step)(shown)
 
     return run
 
 
-def step_by_step(released: PyTree) -> jax.Array:
+def flatten_by_step(released: PyTree) -> jax.Array:
     """All released numbers of leaves [steps, ...], [k]: those of the first step come first."""
     leaves = jax.tree.leaves(released)
     return jnp.ravel(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1))
 
 
-def with_coin(state: PyTree, key: jax.Array) -> PyTree:
+def with_acceptance_key(state: PyTree, key: jax.Array) -> PyTree:
     """An annealer's state with the acceptance key of this run; other states as they are."""
     if "coin" not in getattr(state, "_fields", ()):
         return state
     return state._replace(coin=jax.random.key_data(key))
 
 
-def _drawing(
+def _draw_function(
     algorithm: Algorithm, count: int
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """A function from (key of the run, key of the step, step) to the records drawn, bool [n]."""
@@ -132,8 +139,9 @@ def _drawing(
         size, often = sampling.steps_per_epoch, sampling.participations
 
         def allocated(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
-            apart = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
-            key = jax.random.fold_in(apart, step // size)
+            """The records that random allocation puts into this step, bool [n]."""
+            epochs = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
+            key = jax.random.fold_in(epochs, step // size)
             ranks = jnp.argsort(jnp.argsort(jax.random.uniform(key, (count, size))))
             return ranks[:, step % size] < often
 
@@ -154,6 +162,7 @@ def _drawing(
     turn = jnp.mod(count - 1 - jnp.arange(count), turns)
 
     def in_turn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
+        """The records of the group whose turn it is, each with the sampling rate, bool [n]."""
         return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, rate, (count,))
 
     return in_turn
@@ -185,9 +194,11 @@ def two_worlds(
     # Optimising a tiny program takes longer than running it.
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def many(first: jax.Array, member: jax.Array) -> jax.Array:
+        """Features [chunk, k] of the runs from number ``first`` on, in one world."""
         root = jax.random.fold_in(jax.random.key(entropy), member.astype(jnp.int32))
 
         def one(index: jax.Array) -> jax.Array:
+            """The features of one run, by a key of its own."""
             return run(jax.random.key_data(jax.random.fold_in(root, index)), member)
 
         return jax.vmap(one)(first + jnp.arange(chunk))

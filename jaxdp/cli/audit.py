@@ -169,10 +169,10 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jaxdp.runs.report.audited import last_of, steps_of
+    from jaxdp.runs.report.audited import count_steps, describe_last
     from jaxdp.runs.report.words import show_audited, show_epsilon
 
-    title = f"Epsilon of {row.algorithm} after {steps_of(row)}, delta {row.delta:g}"
+    title = f"Epsilon of {row.algorithm} after {count_steps(row)}, delta {row.delta:g}"
     table = Table(title=title)
     for heading in ("claimed", "proven, at most", f"audited, at least ({row.confidence:.0%})"):
         table.add_column(heading, justify="right")
@@ -183,7 +183,7 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     for bound, why in (
         (row.audited_profile, f", provided that {row.profile_assumes}"),
         (row.audited_family, f", provided that {row.family_assumes}"),
-        (row.audited_last, f" from {last_of(row)}"),
+        (row.audited_last, f" from {describe_last(row)}"),
     ):
         if bound is not None:
             console.print(f"At least {show_audited(bound)}{why}.")

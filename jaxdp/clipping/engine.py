@@ -16,7 +16,7 @@ from jaxdp import arguments
 from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
-from jaxdp.clipping.rules import Rule
+from jaxdp.clipping.rules import Rule, limit_of
 from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
 from jaxdp.sampling.source import ArraySource, Source
@@ -217,6 +217,7 @@ class ClippedGrad:
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         given = scale, bound
         scale, bound = options.checked_scale(scale), options.checked_bound(bound)
+        limit = limit_of(self.rule, self.trained(params), bound)
         if isinstance(data, ArraySource) and data.on_device:
             data = data.arrays
         source = data if isinstance(data, Source) else None
@@ -253,7 +254,7 @@ class ClippedGrad:
             with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
                 totals, info = add_physical_batch(
-                    *kinds, totals, there, rows, positions, mask, rng, scale, bound
+                    *kinds, totals, there, rows, positions, mask, rng, scale, bound, limit
                 )
             engines = info.plan
             infos += [info] if return_info else []
@@ -266,9 +267,7 @@ class ClippedGrad:
             total = _compensated(total, lost)
         if place is not None:
             total = placement.sharded_like(total, params)
-        l2 = grad_fn._l2(
-            params, bound, drawn=not gathered or (place is not None and place.from_trainer)
-        )
+        l2 = grad_fn._l2(limit, drawn=not gathered or (place is not None and place.from_trainer))
         summed = Summed(total, l2, scale, None if bound is None else votes)
         if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
@@ -285,6 +284,7 @@ class ClippedGrad:
         gathered: bool = False,
         scale: PyTree = None,
         bound: jax.Array | None = None,
+        limit: float | jax.Array | None = None,
     ) -> tuple[Summed, ClipInfo]:
         """The clipped sum of one physical batch, without a ticket; to be called inside ``jit``.
 
@@ -298,6 +298,7 @@ class ClippedGrad:
             gathered: True if ``data`` are rows.
             scale: checked, as for a call.
             bound: checked, as for a call.
+            limit: what the rule, or the bound, lets a record add, where the caller has asked.
 
         Raises:
             ValueError: the rows are not as many as the mask says.
@@ -307,6 +308,9 @@ class ClippedGrad:
                 f"data must hold a row for each of the {mask.shape[0]} positions of a physical "
                 f"batch, got {count_rows('data', data)}: one would count as several records"
             )
+        # Asked once: the rule of a user's may answer otherwise the next time.
+        if limit is None:
+            limit = limit_of(self.rule, self.trained(params), bound)
         # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
         # the same axes they are already), each record goes to the device that will work on it.
         place, over = self.placement, None
@@ -322,7 +326,7 @@ class ClippedGrad:
             params: PyTree, rows: PyTree, shared: PyTree
         ) -> tuple[reduce.Clipped, ClipInfo]:
             # One device's rows, each with a key of its own.
-            (indices, mask, own), (records, scale, bound, rng) = rows, shared
+            (indices, mask, own), (records, scale, bound, most, rng) = rows, shared
             if indices is None:
                 batch = own
             else:
@@ -345,7 +349,7 @@ class ClippedGrad:
                     each = iter(options.scale_leaves(scale, self.trained(params)))
                     flags = options.trained_flags(self.trainable, params)
                     scales = [next(each) if flag else None for flag in flags]
-                clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
+                clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound, most)
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
@@ -375,7 +379,8 @@ class ClippedGrad:
             return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
 
         own, records = (data, None) if gathered else (None, data)
-        rows, shared = (indices, mask, own), (records, scale, bound, rng)
+        most = jnp.asarray(limit, jnp.float32)
+        rows, shared = (indices, mask, own), (records, scale, bound, most, rng)
         if mask.shape[0] == 0:
             # JAX refuses empty arrays: zeros, and leaves [0, ...], by the shapes of one row.
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), rows)
@@ -387,7 +392,7 @@ class ClippedGrad:
         else:
             clipped, info = across.without_mesh_types(of_device, params, rows, shared)
         votes = None if bound is None else clipped.votes
-        return Summed(clipped.total, self._l2(params, bound, drawn), scale, votes), info
+        return Summed(clipped.total, self._l2(limit, drawn), scale, votes), info
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
@@ -423,14 +428,13 @@ class ClippedGrad:
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
         return jax.tree.unflatten(structure, kept)
 
-    def _l2(self, params: PyTree, bound: jax.Array | None, drawn: bool) -> float | jax.Array:
-        """The sensitivity of a sum: the rule's bound, and a share of it for rounding.
+    def _l2(self, limit: float | jax.Array, drawn: bool) -> float | jax.Array:
+        """The sensitivity of a sum: what a record adds, and a share of it for rounding.
 
-        ``drawn`` as for ``rounding.error_of_sum``.
+        ``limit`` of ``limit_of``, ``drawn`` as for ``rounding.error_of_sum``.
         """
         devices = 1 if self.placement is None else self.placement.devices
-        l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        return l2 * (1.0 + rounding.error_of_sum(self.most_records, devices, drawn))
+        return limit * (1.0 + rounding.error_of_sum(self.most_records, devices, drawn))
 
     def _planned(
         self, params: PyTree, rows: PyTree, size: int
@@ -577,13 +581,22 @@ def add_physical_batch(
     rng: jax.Array | None,
     scale: PyTree,
     bound: jax.Array | None,
+    limit: float | jax.Array,
 ) -> tuple[Totals, ClipInfo]:
     """The totals with one physical batch of a draw added, compiled once for all.
 
     The ``ClipInfo`` holds its plan alone unless ``return_info``.
     """
     summed, info = grad_fn.clip_physical_batch(
-        params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
+        params,
+        data,
+        indices,
+        mask,
+        rng,
+        gathered=gathered,
+        scale=scale,
+        bound=bound,
+        limit=limit,
     )
     if not return_info:
         info = jax.tree.map(lambda leaf: None, info)

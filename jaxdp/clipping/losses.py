@@ -318,34 +318,7 @@ def inspect_loss(
     Raises:
         ValueError: an operation could reach other examples, or an array is traced or mutable.
     """
-    arrays: dict[Any, ArrayLike] = {}
-
-    def check(whole: core.ClosedJaxpr) -> None:
-        for function in traced_functions(whole):
-            for eqn in function.jaxpr.eqns:
-                _check_operation(eqn, function.axes)
-            # Constants written into operations are arrays, too, but for their scalars.
-            atoms = itertools.chain(
-                function.jaxpr.outvars, *(e.invars for e in function.jaxpr.eqns)
-            )
-            written = [a.val for a in atoms if isinstance(a, core.Literal) and np.shape(a.val)]
-            for array in (*function.consts, *written):
-                words = f"{jnp.result_type(array)} {list(np.shape(array))}"
-                if "Ref" in type(getattr(array, "aval", None)).__name__:
-                    raise ValueError(
-                        "loss_fn must not capture a mutable array (jax.Ref), got one of "
-                        f"{words}: it carries values from one example to others"
-                    )
-                if isinstance(array, jax.core.Tracer):
-                    raise ValueError(
-                        f"loss_fn must not capture a traced array, got {words}: it may be the "
-                        "batch, or computed from it. If it is public, hand it over as a leaf of "
-                        "params that trainable= freezes, or capture a concrete array, made "
-                        "outside jit, vmap, grad and scan"
-                    )
-                arrays.setdefault(_identity(array), array)
-
-    check(traced)
+    arrays = {_identity(array): array for array in captured_alone(traced)}
     # Gradient rules of its own are functions that are called only when a gradient is taken, and
     # capture what they like: the gradient by the trained leaves is traced, and checked as well.
     if any(flags) and any(
@@ -367,7 +340,7 @@ def inspect_loss(
 
         trained = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
         traced = jax.make_jaxpr(gradient)(trained, leaves, *args)
-        check(traced)
+        arrays = {_identity(array): array for array in captured_alone(traced)} | arrays
     if (look := _inspect.get()) is not None:
         look(traced, public)
 
@@ -382,6 +355,41 @@ def inspect_loss(
     return tuple(entries)
 
 
+def captured_alone(traced: core.ClosedJaxpr, name: str = "loss_fn") -> list[ArrayLike]:
+    """The arrays that a function of one example captured, once it is seen to read no other one.
+
+    Args:
+        traced: the function.
+        name: in words.
+
+    Raises:
+        ValueError: an operation could reach other examples, or an array is traced or mutable.
+    """
+    arrays: list[ArrayLike] = []
+    for function in traced_functions(traced):
+        for eqn in function.jaxpr.eqns:
+            _check_operation(eqn, function.axes, name)
+        # Constants written into operations are arrays, too, but for their scalars.
+        atoms = itertools.chain(function.jaxpr.outvars, *(e.invars for e in function.jaxpr.eqns))
+        written = [a.val for a in atoms if isinstance(a, core.Literal) and np.shape(a.val)]
+        for array in (*function.consts, *written):
+            words = f"{jnp.result_type(array)} {list(np.shape(array))}"
+            if "Ref" in type(getattr(array, "aval", None)).__name__:
+                raise ValueError(
+                    f"{name} must not capture a mutable array (jax.Ref), got one of "
+                    f"{words}: it carries values from one example to others"
+                )
+            if isinstance(array, jax.core.Tracer):
+                raise ValueError(
+                    f"{name} must not capture a traced array, got {words}: it may be the "
+                    "batch, or computed from it. If it is public, hand it over as a leaf of "
+                    "params that trainable= freezes, or capture a concrete array, made "
+                    "outside jit, vmap, grad and scan"
+                )
+            arrays.append(array)
+    return arrays
+
+
 def check_loss(loss_fn: Callable[..., PyTree], params: PyTree, data: PyTree) -> None:
     """The same refusals for a loss that is summed without a gradient, such as an energy's."""
     example = options.example_shapes(data)
@@ -390,8 +398,8 @@ def check_loss(loss_fn: Callable[..., PyTree], params: PyTree, data: PyTree) -> 
         inspect_loss(traced, declared_constants(None, loss_fn), loss_fn, [], params, [example])
 
 
-def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
-    """Refuses an operation that may read other examples.
+def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any], what: str) -> None:
+    """Refuses an operation of ``what`` that may read other examples.
 
     Raises:
         ValueError: it is a collective over an axis that the loss did not bring in itself
@@ -401,7 +409,7 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
     name, params = eqn.primitive.name, eqn.params
     if name in _OUTSIDE:
         raise ValueError(
-            f"loss_fn must not use {name.removesuffix('_call')}, got one: under vmap its code may "
+            f"{what} must not use {name.removesuffix('_call')}, got one: under vmap its code may "
             "see the whole batch and let one record change what the others add. (jax.debug.print "
             "is allowed.)"
         )
@@ -414,7 +422,7 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
     keys += [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
     if others := [key for key in keys if key not in _THREEFRY]:
         raise ValueError(
-            f"loss_fn must not use keys of another generator than threefry, got {name} over "
+            f"{what} must not use keys of another generator than threefry, got {name} over "
             f"{others[0]}: vmap gives every row the bits of the first row's key. Give the loss an "
             "argument rng, which receives a threefry key of its example, or make keys with "
             "impl='threefry2x32'"
@@ -429,7 +437,7 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
     written_by = getattr(rule, "__module__", None) or "jax"
     if name in _SHARED or not written_by.startswith("jax"):
         raise ValueError(
-            f"loss_fn must not use {name}, got one: how vmap runs it over a batch is not row by "
+            f"{what} must not use {name}, got one: how vmap runs it over a batch is not row by "
             "row (kernels) or not JAX's own rule"
         )
 
@@ -443,7 +451,7 @@ def _check_operation(eqn: core.JaxprEqn, own_axes: frozenset[Any]) -> None:
     outer = set(named) - own_axes
     if outer and name != _HARMLESS:
         raise ValueError(
-            f"loss_fn must not communicate over a mesh or vmap axis, got {name} over "
+            f"{what} must not communicate over a mesh or vmap axis, got {name} over "
             f"{sorted(outer, key=str)}: it, or its gradient, mixes the examples of all shards. Sum "
             "over the axis after clipping, outside the loss"
         )

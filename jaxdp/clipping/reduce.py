@@ -38,6 +38,7 @@ def clipped_sum(
     mask: jax.Array,
     scale: Sequence[jax.Array | None] | None = None,
     bound: jax.Array | None = None,
+    limit: float | jax.Array | None = None,
 ) -> Clipped:
     """Sums the rule's clipped gradients over the examples that the mask [m] lets through.
 
@@ -51,6 +52,8 @@ def clipped_sum(
         mask: bool [m].
         scale: for every parameter, the divisor of its gradients before they are clipped.
         bound: takes the place of the rule's own.
+        limit: the most that a record may add by a rule that is not jaxdp's own: the one number
+            that the sum's ``l2`` is made of.
 
     Returns:
         The sum, with norms [m].
@@ -59,7 +62,7 @@ def clipped_sum(
         ValueError: the rule takes no bound at run time.
     """
     scales = [None] * len(grads) if scale is None else scale
-    boxes = isinstance(rule, CoordinateBox)
+    boxes = type(rule) is CoordinateBox
     if boxes and bound is not None:
         raise ValueError("bound must be None for coordinate_box: give it a scale instead")
 
@@ -77,7 +80,8 @@ def clipped_sum(
     largest = rounding.sum_arrays([pair[1] for pair in pairs if pair is not None])
     keep = mask & jnp.isfinite(norms) & jnp.isfinite(largest)
 
-    if isinstance(rule, CoordinateBox):
+    if boxes:
+        assert isinstance(rule, CoordinateBox)
         total = [
             None if leaf is None else leaf.boxed_sum(rule.bound, keep, s)
             for leaf, s in zip(grads, scales, strict=True)
@@ -93,9 +97,8 @@ def clipped_sum(
     if type(rule) in PROVEN:
         tree = rule.factors(tree, bound)
     else:
-        float32 = jnp.float32
-        shapes = [leaf and jax.ShapeDtypeStruct(leaf.shape, float32) for leaf in grads]
-        tree = bounded_factors(rule, tree, jax.tree.unflatten(structure, shapes), bound)
+        assert limit is not None
+        tree = bounded_factors(rule, tree, limit, bound)
     factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
     finite = jnp.isfinite(norms)

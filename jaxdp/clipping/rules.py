@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
-from jaxdp.clipping import rounding
+from jaxdp.clipping import losses, rounding
 from jaxdp.clipping.options import check_bound
 from jaxdp.types import PyTree
 
@@ -243,42 +244,81 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
 PROVEN = (Clip, AutoS, Normalize, PerLayer)
 
 
-def bounded_factors(
-    rule: Rule, square_norms: PyTree, params: PyTree, bound: jax.Array | None = None
-) -> PyTree:
-    """The factors [m] of a rule that is not jaxdp's own, so that no record adds more than its l2.
+def limit_of(rule: Rule, trained: PyTree, bound: jax.Array | None = None) -> float | jax.Array:
+    """The most that one record may add to a sum: the bound that is given, or the rule's own.
 
-    The rule is asked about one record at a time, so that no record can change another's factors,
-    and a record that would add more than ``l2`` less the margin for rounding is shortened to it: a
-    rule that is wrong trains badly, and breaks nothing.
+    To be asked once for a sum: what its records are shortened to and its ``l2`` is one number, also
+    of a rule of the user's whose answer changes.
+
+    Args:
+        rule: the clipping rule.
+        trained: the parameters, with None where they are frozen.
+        bound: takes the place of the rule's own.
+
+    Raises:
+        ValueError: a rule that is not jaxdp's own names no number in [1e-10, 1e10].
+    """
+    if bound is not None:
+        return bound
+    limit = float(rule.l2(trained))
+    if type(rule) not in (*PROVEN, CoordinateBox):
+        check_bound(f"l2 of {type(rule).__name__}", limit)
+    return limit
+
+
+def bounded_factors(
+    rule: Rule,
+    square_norms: PyTree,
+    limit: float | jax.Array,
+    bound: jax.Array | None = None,
+) -> PyTree:
+    """The factors [m] of a rule that is not jaxdp's own, so that no record adds more than a limit.
+
+    The rule is asked about one record at a time, by operations that see one record alone, so that
+    no record can change another's factors, and a record that would add more than the limit less the
+    margin for rounding is shortened to it: a rule that is wrong trains badly, and breaks nothing.
 
     Args:
         rule: the clipping rule.
         square_norms: squared norms [m] of every trained leaf, rounded up.
-        params: shapes of the trained leaves.
+        limit: of ``limit_of``.
         bound: takes the place of the rule's own.
+
+    Raises:
+        ValueError: the factors are no numbers of one record, or could be made of other records.
     """
-    limit = rule.l2(params) if bound is None else bound
-    if bound is None:
-        check_bound(f"l2 of {type(rule).__name__}", float(limit))
+    name = f"{type(rule).__name__}.factors"
+
+    def asked(squares: PyTree, bound: jax.Array | None) -> PyTree:
+        factors = rule.factors(squares, bound)
+        given = jax.tree.leaves(factors)
+        structure: Any = jax.tree.structure(factors)
+        alike = structure == jax.tree.structure(squares)
+        if not alike or any(jnp.shape(f) or jnp.iscomplexobj(f) for f in given):
+            raise ValueError(
+                f"{name} must return a scalar for the squared norm of every leaf, a real "
+                f"number, got {factors}"
+            )
+        return [jnp.asarray(f).astype(jnp.float32) for f in given]
+
+    leaves, structure = jax.tree.flatten(square_norms)
+    one = [jax.ShapeDtypeStruct((), leaf.dtype) for leaf in leaves]
+    traced = jax.make_jaxpr(asked)(jax.tree.unflatten(structure, one), bound)
+    losses.captured_alone(traced, name)
+    answer, given_bound = core.jaxpr_as_fun(traced), jax.tree.leaves(bound)
     aim = (1.0 - rounding.MARGIN) * limit
 
-    def of_one(squares: PyTree) -> PyTree:
-        factors = rule.factors(squares, bound)
-        wanted = [jax.tree.structure(squares), [()] * len(jax.tree.leaves(squares))]
-        if [jax.tree.structure(factors), [f.shape for f in jax.tree.leaves(factors)]] != wanted:
-            raise ValueError(
-                f"{type(rule).__name__}.factors must return a scalar for the squared norm of every "
-                f"leaf, got {factors}"
-            )
-        factors = jax.tree.map(lambda f: jnp.where(jnp.isfinite(f), f, 0.0), factors)
+    def of_one(squares: list[jax.Array]) -> list[jax.Array]:
+        factors = [jnp.where(jnp.isfinite(f), f, 0.0) for f in answer(*squares, *given_bound)]
         # What squares may hide by underflow counts, too; a factor's own square may underflow.
-        hidden = _SMALLEST_NORM**2
-        norm = _norm(jax.tree.map(lambda f, s: (f * jnp.sqrt(s + hidden)) ** 2, factors, squares))
+        lengths = [
+            f * jnp.sqrt(s + _SMALLEST_NORM**2) for f, s in zip(factors, squares, strict=True)
+        ]
+        norm = _norm([length**2 for length in lengths])
         shorter = jnp.where(norm > aim, aim / norm, 1.0)
-        return jax.tree.map(lambda f: f * shorter, factors)
+        return [f * shorter for f in factors]
 
-    return jax.vmap(of_one)(square_norms)
+    return jax.tree.unflatten(structure, jax.vmap(of_one)(leaves))
 
 
 def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jaxdp.clipping import options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
-from jaxdp.clipping.rules import Rule
+from jaxdp.clipping.rules import Rule, limit_of
 from jaxdp.devices.placement import tracked_axes, varying
 from jaxdp.types import PyTree, Summed, count_rows
 
@@ -81,10 +81,10 @@ def clip_and_sum(
         leaves, structure = jax.tree.flatten(updates)
         # Norms and sums must see the same numbers: XLA may compute a value twice.
         grads = [Arrays(leaf) for leaf in rounding.materialized(leaves)]
-        clipped = reduce.clipped_sum(rule, grads, structure, keep, scales, bound)
+        limit = limit_of(rule, params, bound)
+        clipped = reduce.clipped_sum(rule, grads, structure, keep, scales, bound, limit)
         most = _MOST if most_records is None else most_records
         rounding.check_records(rows, most)
-        limit = rule.l2(params) if bound is None else bound
         votes = None if bound is None else clipped.votes
         summed = Summed(clipped.total, limit * (1.0 + rounding.error_of_sum(most)), scale, votes)
         if most_records is None:

@@ -16,6 +16,11 @@ OTHERS = (
 )
 
 
+def is_own(kind: Any) -> bool:
+    """True for a class or function that jaxdp itself defines."""
+    return str(kind.__module__).partition(".")[0] == "jaxdp"
+
+
 @dataclasses.dataclass(eq=False)
 class ChainRecord:
     """Observations of one update.

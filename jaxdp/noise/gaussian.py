@@ -192,7 +192,7 @@ def privatize(
     divisor = arguments.positive("expected_batch_size", expected_batch_size)
     axes = Axes(sharded_over, replicated_over)
     # A subclass of the user's own adds what it likes: it is watched, as a link of the user's own.
-    trusted = type(adds).__module__.partition(".")[0] == "jaxdp"
+    trusted = links.is_own(type(adds))
 
     def init(params: PyTree) -> PyTree:
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -359,12 +359,18 @@ def note_extra_args(ticket: Ticket, extra: dict[str, PyTree]) -> None:
 
     Args:
         ticket: of the step.
-        extra: the arguments; an ``ExtraArgument`` says itself what it assumes.
+        extra: the arguments; an ``ExtraArgument`` of jaxdp's own says all that it assumes.
     """
     for name, value in extra.items():
         if isinstance(value, ExtraArgument):
             value.note(ticket)
-        elif value is not None and name != "leaked":
+            if not links.is_own(type(value)):
+                ticket.note(
+                    "trusted",
+                    f"the optimizer was handed {name}=, of a class of the caller's: that it costs "
+                    "and assumes what it says was not verified",
+                )
+        elif value is not None:
             ticket.note(
                 "trusted",
                 f"the optimizer was handed {name}=: assumed public, computed from released "

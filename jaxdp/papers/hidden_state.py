@@ -19,7 +19,7 @@ import numpy as np
 from jaxdp import arguments as check
 from jaxdp.accounting import gaussian, queries, rdp
 from jaxdp.accounting.events import Array, Bound, Relation
-from jaxdp.accounting.flat import DominatedEvent, FlatRun, GaussianStep
+from jaxdp.accounting.flat import DominatedEvent, FlatRun
 
 Schedule = float | Iterable[float]
 _FADED = -300.0  # log of a gain whose square is close to what float64 cannot hold
@@ -467,13 +467,6 @@ def _hidden(run: FlatRun) -> list[tuple[HiddenState, int]]:
     return [(event, n) for event, n in run.dominated if isinstance(event, HiddenState)]
 
 
-def _other_steps(run: FlatRun, relation: Relation) -> tuple[tuple[GaussianStep, int], ...]:
-    """The steps beside the hidden-state events; of other dominated events those in their place."""
-    mus = [(e.mu(), n) for e, n in run.dominated if not isinstance(e, HiddenState)]
-    own = [(GaussianStep(min(relation.separation / mu, 1e30)), n) for mu, n in mus if mu > 0]
-    return (*(run.others or ()), *own)
-
-
 def _averaged(of: str, run: FlatRun, relation: Relation, value: float) -> Bound:
     """Epsilon at a delta, or delta at an epsilon, where a hidden-state event is averaged.
 
@@ -483,7 +476,7 @@ def _averaged(of: str, run: FlatRun, relation: Relation, value: float) -> Bound:
     exists the Renyi divergences are averaged.
     """
     averaged = [(event, n) for event, n in _hidden(run) if event.average]
-    others = _other_steps(run, relation)
+    others = run.steps_beside(HiddenState, relation)
     sampled = any(s.sampling_prob < 1 for s, _ in others)
     if run.parts or sampled or [n for _, n in averaged] != [1]:
         return _by_renyi(of, run, relation, value, shifted)
@@ -513,7 +506,7 @@ def _by_renyi(
 ) -> Bound:
     """As ``_averaged``, from Renyi divergences with S of each chain by ``bound``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = replace(run, steps=_other_steps(run, relation)).renyi(relation)
+    total = replace(run, steps=run.steps_beside(HiddenState, relation)).renyi(relation)
     for event, n in _hidden(run):
         s = event.values(bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))

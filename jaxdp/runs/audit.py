@@ -125,7 +125,7 @@ def save_audit(folder: Path, row: "AuditRow", found: EpsilonAudit) -> None:
         row: the audit.
         found: the same with its ROC curve.
     """
-    from jaxdp.runs.report.roc import save_roc
+    from jaxdp.runs.report.plots import save_roc
 
     with writing(folder / "audit.json"):
         text = json.dumps(row.to_dict(), indent=1) + "\n"

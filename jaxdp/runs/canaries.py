@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.accounting import Relation
-from jaxdp.audit.canaries import Canaries, candidates, check, value_of
+from jaxdp.audit.canaries import Canaries, dirac_canaries, loss_value, require_auditable
 from jaxdp.clipping import ClippedGrad
 from jaxdp.devices import processes
 from jaxdp.devices.shards import hashed
@@ -42,6 +42,12 @@ def asked(given: int | PyTree) -> bool:
     if isinstance(given, bool | int | float | np.number):
         return bool(arguments.integer("canaries", given, least=0))
     return given is not None
+
+
+def describe(candidates: Canaries) -> str:
+    """A text that changes with the candidates."""
+    kind = f" of records {hashed(candidates.rows)}" if candidates.leaf is None else ""
+    return f"{candidates.count} canaries{kind}"
 
 
 def found(
@@ -77,7 +83,7 @@ def found(
         )
     if processes.count() > 1:
         raise ValueError(f"canaries must be 0 in several processes, got {shown}")
-    check(algorithm, records=not counted)
+    require_auditable(algorithm, records=not counted)
     grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows
@@ -92,9 +98,9 @@ def found(
         return Canaries(rows, loss_fn=loss_fn, params=params)
 
     # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
-    made = candidates(given, params)
+    made = dirac_canaries(given, params)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), source.example)
-    slopes = jax.jit(jax.grad(value_of(made.loss(loss_fn)), allow_int=True))
+    slopes = jax.jit(jax.grad(loss_value(made.loss(loss_fn)), allow_int=True))
     gradient = jax.tree.leaves(slopes(params, (zeros, jnp.zeros((), jnp.int32))))
     floats = [leaf for leaf in gradient if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
@@ -205,7 +211,7 @@ def publish(directory: RunDirectory, row: Mapping[str, Any]) -> None:
 def released(directory: RunDirectory) -> np.ndarray:
     """float32 [steps, m], the noisy gradients at the canaries' coordinates, a release.
 
-    Of canaries that are records [steps, 3 m]: ``jaxdp.audit.canaries.parts``.
+    Of canaries that are records [steps, 3 m]: ``jaxdp.audit.canaries.split_parts``.
 
     Raises:
         ValueError: the file is missing or damaged.

@@ -229,7 +229,7 @@ class RunConfig:
         )
         example = jnp.zeros((1, *self.example_shape()), jnp.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), example)
-        return audit_canaries.candidates(self.canaries, shapes)
+        return audit_canaries.dirac_canaries(self.canaries, shapes)
 
     def mechanism(self) -> Mechanism:
         """The mechanism of the gradient."""
@@ -528,7 +528,7 @@ def _check_parts(config: RunConfig) -> None:
                 "sensitive must be False with canaries, whose losses would drown the others', "
                 f"got both, {count} canaries"
             )
-        audit_canaries.check(algorithm, records=kind != "gradient")
+        audit_canaries.require_auditable(algorithm, records=kind != "gradient")
         config.candidates()
 
     models.build(

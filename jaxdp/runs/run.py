@@ -698,7 +698,7 @@ class Run:
     def _mechanism(self) -> str:
         """A text of what is charged, kept with the run."""
         described = repr((self.algorithm.mechanism, self.algorithm.energy))
-        return described + (f" {self._canaries.name}" if self._canaries else "")
+        return described + (f" {canary.describe(self._canaries)}" if self._canaries else "")
 
     def _fingerprint(self, secret: Secret) -> str:
         """A keyed hash of the records as they were given."""

@@ -259,7 +259,7 @@ def bytes_of_physical_batch(
         cut = NamedSharding(place.mesh, P(place.records)) if records else place.row_sharding
         data = jax.tree.map(lambda x: _at(x, cut), data)
         totals = jax.tree.map(_at, totals, place.shardings_like(grad_fn.trained(params), totals))
-    more = (rng, context.get("scale"), context.get("bound"))
+    more = (rng, context.get("scale"), context.get("bound"), 1.0)
     lowered = add_physical_batch.lower(
         grad_fn, records is None, False, totals, params, data, indices, mask, *more
     )

@@ -15,7 +15,7 @@ from jaxdp.clipping import losses, rounding
 from jaxdp.clipping.options import is_donated
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement, place_on_mesh, using_mesh, with_sharding
-from jaxdp.ledger.links import OTHERS, ChainRecord, record_opened, recording
+from jaxdp.ledger.links import OTHERS, ChainRecord, is_own, record_opened, recording
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.tickets import NoiseKey, Ticket
 from jaxdp.noise.gaussian import noise_key, note_extra_args
@@ -123,8 +123,9 @@ class PrivateStep:
             summed, infos = self.grad_fn.sum_draw(
                 params, rows, draw, rng, gathered=gathered, return_info=return_info, **context
             )
-            own = type(self.grad_fn).__module__.partition(".")[0] == "jaxdp"
-            if batch.rows is not None and own:  # of rows that the trainer itself gathered
+            if batch.rows is not None and is_own(
+                type(self.grad_fn)
+            ):  # of rows that the trainer itself gathered
                 summed = summed.carrying(ticket, passes=frozenset(range(len(batch.rows))))
             if summed.ticket not in (None, ticket):
                 raise ValueError(
@@ -320,8 +321,8 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
         donate: False leaves ``params`` and ``opt_state`` as they are.
 
     Raises:
-        ValueError: at an update, before anything is spent: what the update before reused, arrays
-            that could not all be reused, a state of other parameters, a sum without noise.
+        ValueError: at an update, before anything is spent: what an update before reused, a state of
+            other parameters, a sum without noise.
 
     Example:
         >>> data = {"x": jnp.ones((100, 3)), "y": jnp.ones(100)}
@@ -371,8 +372,8 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
         key: NoiseKey | None = None,
         **extra: PyTree,
     ) -> tuple[PyTree, PyTree, StepInfo]:
-        # Refused before anything is computed: no sum, no key, a ticket that was spent, an extra
-        # argument that was charged elsewhere, memory that an update has reused.
+        # Refused before anything is computed: no sum, no key, a ticket that was spent, memory that
+        # an update has reused.
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
         ticket = summed.ticket
@@ -380,9 +381,6 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
             noise_key(summed, key)  # the caller's, or an error: nothing is spent
         else:
             ticket.check()
-            for value in extra.values():
-                if isinstance(value, ExtraArgument):
-                    value.check(ticket)
         if is_donated((params, opt_state)):
             raise ValueError(
                 "params and opt_state must be those that the update before returned, got some "
@@ -390,6 +388,12 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> 
                 "update(params, opt_state, summed). To keep some for later copy them first, "
                 "jax.tree.map(jnp.copy, params), or take jaxdp.compile_update(tx, donate=False)"
             )
+        for name, value in extra.items():
+            if is_donated(value):
+                raise ValueError(
+                    f"{name} must hold arrays that are there, got some whose memory an update has "
+                    "reused: copy them before that update, jax.tree.map(jnp.copy, params)"
+                )
 
         def spend() -> NoiseKey:
             if ticket is not None:
@@ -459,6 +463,9 @@ class CompiledUpdate:
         # Traced with a key of zeros where the types are new. Arrays that one program returned have
         # the very same ``aval``, so that comparing is fast.
         tags = shards.ticket_tags(ticket, params)
+        for value in extra.values():
+            if ticket is not None and isinstance(value, ExtraArgument):
+                value.check(ticket)  # that it was not charged elsewhere
         blank = {
             name: value.blank() if isinstance(value, ExtraArgument) else value
             for name, value in extra.items()
@@ -473,10 +480,12 @@ class CompiledUpdate:
         if plan is None:
             key = spend() if ticket is None else ticket.blank()
             shapes = self.jitted.eval_shape(params, opt_state, given, key, blank, tags, **options)
-            if self._donate:
-                _require_distinct(params, opt_state, given)
             plan = () if shapes[-1] is None else shapes[-1].plan
             self._programs.append((kind, plan))
+
+        # Arrays that are there twice; told by their number, since an update returns none.
+        if self._donate and len({id(leaf) for leaf in leaves}) < len(leaves):
+            params, opt_state = _apart(params, opt_state, (given, blank))
 
         # The ledger of every ticket is told what was seen while the program was traced.
         if ticket is not None:
@@ -564,14 +573,21 @@ def _explain_missing(error: Exception) -> None:
     ) from error
 
 
-def _require_distinct(params: PyTree, opt_state: PyTree, given: PyTree) -> None:
-    """Raises ValueError for an array that XLA could not reuse, before anything is spent."""
-    arrays = [leaf for leaf in jax.tree.leaves((params, opt_state)) if isinstance(leaf, jax.Array)]
-    reused = {id(leaf) for leaf in arrays}
-    if len(reused) < len(arrays) or any(id(leaf) in reused for leaf in jax.tree.leaves(given)):
-        raise ValueError(
-            "params and opt_state must not share an array, with each other or with the sum, for "
-            "their memory to be reused, got one that is there twice: copy them when you make them, "
-            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params))), or take "
-            "jaxdp.compile_update(tx, donate=False)"
-        )
+def _apart(params: PyTree, opt_state: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
+    """Parameters and state with a copy of each array that is there twice, or that ``rest`` holds.
+
+    XLA could not reuse its memory, and would say so once the ticket is spent. Optimizers that begin
+    at the parameters themselves, such as ``optax.contrib.dog``, have such a state.
+    """
+    seen = {id(leaf) for leaf in jax.tree.leaves(rest)}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    apart: tuple[PyTree, PyTree] = jax.tree.map(own, (params, opt_state))
+    return apart

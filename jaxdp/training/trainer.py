@@ -22,6 +22,7 @@ from jaxdp.clipping.options import check_arrays
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import Issuer, issuer_of
@@ -153,6 +154,8 @@ class Trainer:
         self._tried: set[bool] = set()  # the optimizer, without and with a public value
         self._settled = self._place_on_mesh(None)
         self._hook = algorithm.hook(energy, self.ledger)
+        if not is_own(type(self._hook)):
+            self._on_trust.append(_HOOK)
         self._takes_rng = bool(getattr(self._grad_fn, "takes_rng", False))
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             self.mechanism.check_source(self.source)
@@ -489,6 +492,12 @@ class Trainer:
             return state
         params, opt_state = shards.put(own, self._step.shardings)
         return state._replace(params=params, opt_state=opt_state)
+
+
+_HOOK = (
+    "what the optimizer is passed in each step comes from a hook of the caller's (energy=): that "
+    "it charges what it releases was not verified"
+)
 
 
 def _valued(public_value: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import certificate
 from jaxdp.accounting.flat import flatten, flatten_exactly
 from jaxdp.accounting.groups import group_event
+from jaxdp.accounting.pairs import PairedEvent
 from jaxdp.cli import accounting as cli
 from tests.accounting.judging import ADD, REPLACE, cost, largest, run
 from tests.refusing import all_refused, refused
@@ -177,6 +178,20 @@ def test_an_event_that_nobody_knows_is_refused_wherever_it_stands():
     ):  # fmt: skip
         for ask in (acc.epsilon, acc.delta):
             refused(r"that jaxdp\.accounting knows", ask, event, 0.5)
+
+
+# Before: a charged Gaussian was read back from the ledger as the other class, with epsilon 0.
+def test_an_event_of_the_users_own_never_takes_the_name_of_another():
+    gaussian, made = acc.Event.types["Gaussian"], {"__module__": "mine"}
+    for name, options in (("Gaussian", {}), ("Mine", {"type_name": "Gaussian"})):
+        with pytest.raises(ValueError, match=r"expected one that no event has, jaxdp\.accounting"):
+            type(name, (PairedEvent,), dict(made), **options)
+    assert acc.Event.types["Gaussian"] is gaussian
+    try:
+        first, again = (type("Mine", (PairedEvent,), dict(made)) for _ in range(2))
+        assert acc.Event.types["Mine"] is again is not first
+    finally:
+        acc.Event.types.pop("Mine", None)
 
 
 # Several records of one person, against laws written out by hand.

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxdp import accounting as acc
 from jaxdp.accounting import grid
 from jaxdp.accounting.events import Unresolved
 from jaxdp.accounting.flat import GaussianStep
@@ -18,6 +19,7 @@ from jaxdp.accounting.pairs import (
     Discrete,
     Masses,
     SampledGaussian,
+    discrete_pair,
     normal_cells,
 )
 from jaxdp.accounting.rdp import poisson_renyi
@@ -131,6 +133,25 @@ def test_finitely_many_losses_are_counted_where_they_lie():
     found = normal_cells(np.asarray([-np.inf, -30.0, 0.0, 30.0, np.inf]), 0.0, 1.0)
     tail = float(mp.ncdf(-30))
     np.testing.assert_allclose(found, [tail, 0.5, 0.5, tail], rtol=4e-13)
+
+
+# Before: halved masses of randomized response had an epsilon below its own, and a Q that weighs e^3
+# had epsilon 0.
+def test_masses_that_are_no_law_are_refused():
+    for loss, p, infinite in (
+        ([-1.0, 1.0], [0.135, 0.365], 0.0), ([-1.0, 1.0], [0.9, 0.9], 0.0), ([-3.0], [1.0], 0.0),
+        ([-1.0, 1.0], [-0.5, 1.5], 0.0), ([1.0, -1.0], [0.5, 0.5], 0.0),
+        ([-1.0, np.inf], [0.5, 0.5], 0.0), ([-1.0, 1.0], [np.nan, 0.5], 0.0),
+        ([-1.0, 1.0], [0.2, 0.7], 0.2),
+    ):  # fmt: skip
+        for upper in (True, False):
+            with pytest.raises(ValueError, match="expected"):
+                discrete_pair(np.asarray(loss), np.asarray(p), upper, infinite)
+    p = 0.9 / (1 + np.exp(-1)) * np.asarray([np.exp(-1), 1])
+    assert discrete_pair(np.asarray([-1.0, 1.0]), p, True, 0.1).infinite == 0.1
+    for epsilon in (0.0, 1.0, 700.0):
+        found = acc.epsilon(acc.EpsilonDelta(epsilon, 1e-7), 1e-5).upper
+        assert found <= epsilon * (1 + 1e-5)
 
 
 EPSILONS = np.asarray([-1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 0.5, 2.0])

@@ -503,6 +503,7 @@ def test_a_new_event_is_one_class():
     @dataclass(frozen=True)
     class Skellam(acc.pairs.PairedEvent):
         variance: float
+        steps: int = 7  # a field of its own, and no block of steps
         words = "Skellam noise of variance {variance:g}"
 
         def renyi(self, relation, orders):
@@ -522,7 +523,14 @@ def test_a_new_event_is_one_class():
     assert max(cost(steps), cost(noise)) < cost(both) < cost(steps, accountant="rdp") + cost(noise)
     assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(both)))) == both
     assert both.describe().endswith("Skellam noise of variance 25")
+    assert noise.block == 1
     assert cost(noise) < acc.group_epsilon(noise, 1e-5, 2).upper < math.inf
     assert cost(acc.Tuned(noise, acc.Geometric(0.5))) > cost(noise)
     assert not acc.supports(acc.PoissonSampled(noise, 0.1))
+    # Ledgers know it by its name: only the same class, defined again, may take that.
+    same = {"__module__": __name__, "__qualname__": Skellam.__qualname__}
+    again = type("Skellam", (acc.Event,), dict(same))
+    assert acc.Event.types["Skellam"] is again
+    taken = lambda name: lambda: type(name, (acc.Event,), dict(same))  # noqa: E731
+    all_refused([(f"type_name .*{n}", taken(n)) for n in ("Gaussian", "TruncatedPoisson")])
     acc.Event.types.pop("Skellam")

@@ -79,8 +79,8 @@ def test_what_is_out_of_range_is_refused_by_name(monkeypatch):
         raise AssertionError("an argument is checked only after something was computed")
 
     for module, work in (
-        *((bounds, "_grid"), (bounds, "_cell_ends"), (guesses, "_first"), (scores, "candidates")),
-        (algorithms, "tiny_worlds"),
+        *((bounds, "_grid"), (bounds, "_cell_ends"), (guesses, "_first_grid_place")),
+        *((scores, "candidate_tests"), (algorithms, "tiny_worlds")),
     ):
         monkeypatch.setattr(module, work, computed)
     all_refused(
@@ -122,8 +122,8 @@ REFUSED = [
     ("included must be bool", partial(audit.audit_one_run, NINE, NINE, D)),
     # Two columns would count twice the correct guesses.
     (r"^scores must be \[m\]", partial(audit.audit_one_run, TWICE, TWICE > 0, D)),
-    ("looks must be one of both, top", partial(guesses.counted, COINS, [(5, "left")])),
-    ("looks must be .* at most 100, got 101", partial(guesses.counted, COINS, [(101, "top")])),
+    ("looks must be one of both, top", partial(guesses.count_right, COINS, [(5, "left")])),
+    ("looks must be .* at most 100, got 101", partial(guesses.count_right, COINS, [(101, "top")])),
     (r"seen must be \[steps, m\]", partial(seen, (3, 2), 3)),
     (r"seen must be \[steps, 3 m\]", partial(seen, (3, 4), 4, records=True)),
     ("one a run, got 2 columns", partial(measured, TWICE, TWICE, D)),

@@ -221,7 +221,7 @@ def test_measures_by_hand():
     found = audit.attack_measures(*pair([9, 0], 1.0, 1_000), 1e-5)
     assert 0.5 < found.epsilon.epsilon < found.epsilon_gaussian.epsilon < 4.38
     assert "only if" in str(found)
-    points = scores.points(*pair([9, 0], 1.0, 1_000), 0.95)
+    points = scores.roc_points(*pair([9, 0], 1.0, 1_000), 0.95)
     assert [alarms for alarms, *_ in points] == [0.001, 0.01, 0.1]
     assert all(low <= hits <= high for *_, hits, low, high in points)
 

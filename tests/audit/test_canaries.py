@@ -17,7 +17,7 @@ from jaxdp import models
 from jaxdp import optimizers as opt
 from jaxdp.accounting import Relation
 from jaxdp.audit import canaries
-from jaxdp.audit.canaries import Canaries, candidates, parts
+from jaxdp.audit.canaries import Canaries, dirac_canaries, split_parts
 from jaxdp.audit.guesses import audit_one_run
 from jaxdp.audit.one_run import audit_canaries
 from jaxdp.clipping import rounding
@@ -38,7 +38,7 @@ DATA = (X, Y)
 # More than are differentiated at a time.
 CX, CY = RNG.normal(size=(70, 4)).astype(np.float32), RNG.integers(0, 3, 70).astype(np.int32)
 ALGORITHM = opt.sgd(jaxdp.dp_sgd(0.7, 0.3, 2, 6), 0.1)
-SEVEN = candidates(7, PARAMS)
+SEVEN = dirac_canaries(7, PARAMS)
 
 
 def kept_records(records=(CX, CY), loss=LOSS):
@@ -86,10 +86,10 @@ def test_every_form_of_a_loss_takes_canaries(loss_fn):
 
 
 def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
-    found = candidates(20, PARAMS)
+    found = dirac_canaries(20, PARAMS)
     assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
     assert sorted(found.rows) == list(range(20))
-    np.testing.assert_array_equal(found.rows[:7], candidates(7, PARAMS).rows)
+    np.testing.assert_array_equal(found.rows[:7], dirac_canaries(7, PARAMS).rows)
     # A real record keeps its loss and gradient.
     plain, entered = (jax.jit(jax.value_and_grad(f)) for f in (LOSS, SEVEN.loss(LOSS)))
     for record in zip(X[:2], Y[:2], strict=True):
@@ -145,7 +145,7 @@ GRADIENT = jax.jit(jax.grad(LOSS))
 
 def is_followed(seen, gradient_of, moved, noisy, unit, rounded=1e-3):
     """What was kept of some candidates, against their own gradients, one by one."""
-    along, size, losses = parts(np.asarray(seen)[None])
+    along, size, losses = split_parts(np.asarray(seen)[None])
     for k in (0, 1, 63, 64, 69):
         record = (jnp.asarray(CX[k]), jnp.asarray(CY[k]))
         gradient = gradient_of(record)
@@ -180,7 +180,7 @@ def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient_that_is_finit
     np.testing.assert_array_equal(along[broken], 0)
     np.testing.assert_array_equal(size[broken], 0)
     assert np.all(size[~broken] > 0)
-    assert np.isfinite(canaries.scores(np.stack([seen, seen]), ALGORITHM, records=True)).all()
+    assert np.isfinite(canaries.log_odds(np.stack([seen, seen]), ALGORITHM, records=True)).all()
 
 
 class Handed:
@@ -292,9 +292,9 @@ def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_i
 
 
 ALONG = {
-    "coordinates": lambda seen, made: canaries.scores(seen[:, :300], made),
-    "gradients": functools.partial(canaries.scores, records=True),
-    "the last losses": functools.partial(canaries.last_scores, records=True),
+    "coordinates": lambda seen, made: canaries.log_odds(seen[:, :300], made),
+    "gradients": functools.partial(canaries.log_odds, records=True),
+    "the last losses": functools.partial(canaries.last_log_odds, records=True),
 }
 
 
@@ -315,10 +315,10 @@ def test_scores_order_the_candidates_also_where_others_are_at_work():
         coins = rng.random(300) < 0.5
         seen = simulated(coins, 0.5, rate, 200, rng)
         drift = 0.0 if rate == 1 else 2 * rng.normal(size=300)
-        value = canaries.scores(seen + drift, algorithm(0.5, rate))
+        value = canaries.log_odds(seen + drift, algorithm(0.5, rate))
         assert np.mean(value[coins]) > np.mean(value[~coins]) + 0.5 * np.std(value)
         broken = np.where(rng.random(seen.shape) < 0.01, np.nan, seen)
-        assert np.isfinite(canaries.scores(broken, algorithm(0.5, rate))).all()
+        assert np.isfinite(canaries.log_odds(broken, algorithm(0.5, rate))).all()
 
 
 def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
@@ -342,28 +342,28 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
     )
     np.testing.assert_array_equal(asked(7, LOSS).rows, SEVEN.rows)
     np.testing.assert_array_equal(asked((CX, CY), LOSS).rows[0], CX)
-    canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
-    canaries.check(ALGORITHM, records=True)
+    canaries.require_auditable(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
+    canaries.require_auditable(ALGORITHM, records=True)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
     users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
     numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
     rows = [
-        ("canaries must be at most the 20 coordinates", lambda: candidates(21, PARAMS)),
-        ("canaries must be a whole number", lambda: candidates(0, PARAMS)),
+        ("canaries must be at most the 20 coordinates", lambda: dirac_canaries(21, PARAMS)),
+        ("canaries must be a whole number", lambda: dirac_canaries(0, PARAMS)),
         (r"coins must be bool \[7\], got int", lambda: SEVEN.entered(source, np.ones(7, int))),
         (r"coins must be bool \[70\], got int", lambda: kept_records().entered(source, CY)),
         ("a record of zeros is not finite, got 7", lambda: asked(7, zero_over_zero)),
-        ("clips every coordinate by itself", lambda: canaries.check(box)),
-        ("where a user is the privacy unit", lambda: canaries.check(users)),
+        ("clips every coordinate by itself", lambda: canaries.require_auditable(box)),
+        ("where a user is the privacy unit", lambda: canaries.require_auditable(users)),
     ]
     for name in ("fixed_size", "shuffle", "truncated_poisson"):
         other = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, name), 0.1)
         words = f"canaries must be 0 for {name} sampling"
-        rows.append((words, functools.partial(canaries.check, other)))
+        rows.append((words, functools.partial(canaries.require_auditable, other)))
     for given in ((CX[:, :3], CY), (CX.astype(np.float16), CY), {"x": CX, "y": CY}):
         rows.append(("canaries must be records like", functools.partial(asked, given, LOSS)))
     for name in ("piadam", "adadp"):
         made = registry.build(name, numbers)
-        refused = functools.partial(canaries.check, made, records=True)
+        refused = functools.partial(canaries.require_auditable, made, records=True)
         rows.append(("canaries must be", refused, name))
     all_refused(rows)

@@ -29,7 +29,7 @@ def of_log_odds(scores, coins, delta, **options):
 
 
 def weighted(odds, coins, delta):
-    return guesses.by_weights(odds, coins, delta, 0.05)
+    return guesses.weighted_guesses_bound(odds, coins, delta, 0.05)
 
 
 def of_a_gaussian(scores, coins, delta, **options):
@@ -105,22 +105,22 @@ def test_guesses_of_independent_coins_are_never_refuted_by_their_own_law(one_sid
     """Randomised response's right guesses are binomial: at its own epsilon, so many are likely."""
     epsilon, r = 1.5, 60
     q = special.expit(epsilon)
-    inverse = assumed.of_pieces(((epsilon, 0.0),))
+    inverse = assumed.profile_inverse(((epsilon, 0.0),))
     for level in (0.3, 0.05, 1e-3):
         likely = int(stats.binom.isf(level, r, q))  # P(at least so many) >= level
         assert stats.binom.sf(likely - 1, r, q) >= level
-        assert not assumed.refuted(likely, r, 120, inverse, level, one_sided=one_sided)
-    strict = assumed.of_pieces(((0.2, 0.0),))
-    assert assumed.refuted(r, r, 120, strict, 0.05, one_sided=one_sided)
+        assert not assumed.is_refuted(likely, r, 120, inverse, level, one_sided=one_sided)
+    strict = assumed.profile_inverse(((0.2, 0.0),))
+    assert assumed.is_refuted(r, r, 120, strict, 0.05, one_sided=one_sided)
 
 
 def test_guesses_on_both_sides_of_all_canaries_are_not_halved():
     """Where every coin is guessed, what holds if all guesses say "in" would refute the truth."""
     for epsilon, r in ((1.0, 400), (0.5, 400), (2.0, 100)):
-        inverse = assumed.of_pieces(((epsilon, 0.0),))
+        inverse = assumed.profile_inverse(((epsilon, 0.0),))
         likely = int(stats.binom.isf(0.05, r, special.expit(epsilon)))
-        assert not assumed.refuted(likely, r, r, inverse, 0.05, one_sided=False), epsilon
-        assert assumed.refuted(likely, r, r, inverse, 0.05, one_sided=True), epsilon
+        assert not assumed.is_refuted(likely, r, r, inverse, 0.05, one_sided=False), epsilon
+        assert assumed.is_refuted(likely, r, r, inverse, 0.05, one_sided=True), epsilon
 
 
 # Constructed mechanisms at the very truth: no bound of one run may exceed it too often.
@@ -210,12 +210,12 @@ def test_equal_scores_tell_nothing_however_canaries_are_listed_and_weights_see_n
             found = bound(np.full(1_000, score), each, 1e-5, seed=0)
             assert found.epsilon == 0.0, (bound, score)
     odds, _ = gaussian_run(0, 1.0, 200)
-    weights = guesses.weights_of(odds, 0.05)
+    weights = guesses.choose_weights(odds, 0.05)
     assert weights.dtype.kind == "i"
     assert weights.max() == 10
     order = np.argsort(np.abs(odds))
     assert (np.diff(weights[order]) >= 0).all()
-    assert not guesses.weights_of(np.zeros(5), 0.05).any()
+    assert not guesses.choose_weights(np.zeros(5), 0.05).any()
     assert weighted(np.zeros(5), np.ones(5, bool), 1e-5) == 0.0
 
 
@@ -228,11 +228,11 @@ def test_every_epsilon_up_to_a_weighted_bound_is_refuted():
     ):
         right = np.ones(len(weights), bool)
         found = guesses.weighted_bound(weights, right, m, delta, 0.05)
-        first = guesses._first(m, delta, 0.05) * guesses._STEP
+        first = guesses._first_grid_place(m, delta, 0.05) * guesses._STEP
 
         def p_value(epsilon, weights=weights, right=right, m=m, delta=delta):
             tail = guesses.weighted_tail(weights, right, epsilon)
-            return tail + guesses.excess(m, epsilon, delta)
+            return tail + guesses.delta_excess(m, epsilon, delta)
 
         for epsilon in np.linspace(first, found, 50) if found else ():
             assert p_value(epsilon) <= 0.05 + 1e-9
@@ -242,14 +242,14 @@ def test_every_epsilon_up_to_a_weighted_bound_is_refuted():
 def test_families_hold_for_dependent_canaries():
     """Everything is told at once with probability delta: an (epsilon, delta) trade-off function."""
     epsilon, delta, m, wrong = 0.5, 0.03, 100, 0
-    inverse = assumed.of_pieces(((epsilon, delta),))
+    inverse = assumed.profile_inverse(((epsilon, delta),))
     for seed in range(AUDITS):
         rng = np.random.default_rng([10, seed])
         coins = rng.random(m) < 0.5
         scores = MECHANISMS["all are told at once"](rng, coins, epsilon, delta)
         top = np.argsort(-scores - rng.random(m), kind="stable")[:10]
         right = int(coins[top].sum())
-        wrong += assumed.refuted(right, 10, m, inverse, 0.05, one_sided=True)
+        wrong += assumed.is_refuted(right, 10, m, inverse, 0.05, one_sided=True)
     assert wrong <= MOST
 
 
@@ -266,7 +266,7 @@ def test_coins_that_cannot_be_fair_are_refused_and_fair_ones_never():
     )
     for seed in range(600):
         coins = np.random.default_rng([12, seed]).random(1 + seed % 200) < 0.5
-        guesses.in_order(np.zeros(len(coins)), coins)
+        guesses.order_by_score(np.zeros(len(coins)), coins)
 
 
 def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_for():
@@ -288,7 +288,7 @@ def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_fo
 
     def seen(look):
         in_order = np.sort(coins)[::-1]
-        return guesses.nested_bound(*guesses.counted(in_order, [look]), 100, 0.0, 0.05)
+        return guesses.nested_bound(*guesses.count_right(in_order, [look]), 100, 0.0, 0.05)
 
     all_right = lambda r: special.logit(0.05 ** (1 / r))  # noqa: E731
     assert 0 <= all_right(50) - seen((50, "top")) < 0.01
@@ -303,7 +303,7 @@ def test_ties_are_broken_anew_for_every_audit():
     coins = np.arange(400) < 200
 
     def right(seed=None, scores=coins * 0.0):
-        order = guesses.in_order(scores, coins, seed)[1]
+        order = guesses.order_by_score(scores, coins, seed)[1]
         return coins[order[:100]].sum()
 
     found = [right() for _ in range(400)]
@@ -314,4 +314,4 @@ def test_ties_are_broken_anew_for_every_audit():
     assert right(scores=np.r_[np.ones(100), np.zeros(300)]) == 100
     # Nor is the order one that coins of the same seed were dealt in.
     dealt = np.random.default_rng(3).permutation(400) < 200
-    assert 70 > dealt[guesses.in_order(np.zeros(400), dealt, 3)[1][:100]].sum() > 30
+    assert 70 > dealt[guesses.order_by_score(np.zeros(400), dealt, 3)[1][:100]].sum() > 30

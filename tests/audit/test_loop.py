@@ -84,7 +84,7 @@ def test_noise_scaled_by_the_loss_of_all_records_is_seen():
             total = drawn + max(1.0, level) * rng.normal(size=20)
             yield total
 
-    assert "company" in kinds(checked(loop))
+    assert "independence" in kinds(checked(loop))
 
 
 def test_a_loop_that_gives_nothing_finite_on_copies_is_looked_at_on_the_records():
@@ -93,7 +93,7 @@ def test_a_loop_that_gives_nothing_finite_on_copies_is_looked_at_on_the_records(
         return linear(((x - x.mean(0)) / x.std(0),), seed)
 
     found = checked(loop)
-    assert "company" in kinds(found)
+    assert "independence" in kinds(found)
     assert any("not finite" in words for words in found.untested)
 
 
@@ -119,7 +119,7 @@ def test_of_a_large_release_some_coordinates_stand_for_all():
 
 def test_what_moves_a_release_beside_the_clipped_records_is_seen():
     """Statistics of the whole data set, no noise, one noise for all runs, and a stop that looks."""
-    assert "company" in kinds(check(centre=True))
+    assert "independence" in kinds(check(centre=True))
     assert "noise" in kinds(check(noise=0.0))
     assert kinds(check(key=0)) & {"noise", "repeat"}
     assert kinds(check(stop=True)) == {"steps"}

@@ -21,7 +21,7 @@ from tests.refusing import all_refused, refused
 KINDS = {
     "statistics_of_the_records": "captured", "closure_over_a_batch": "captured",
     "cache_of_the_first_example": "state", "python_counter": "state",
-    "shared_dropout_key": "company", "batch_norm_under_vmap": "company",
+    "shared_dropout_key": "independence", "batch_norm_under_vmap": "independence",
     "collective_in_the_loss": "refused", "divided_by_the_batch": "divisor",
     "table_outside_the_source": "captured", "callback_to_python": "refused",
     "fitted_preprocessing": "preprocess", "fitted_vocabulary": "preprocess",

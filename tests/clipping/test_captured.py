@@ -250,12 +250,12 @@ def test_what_was_declared_is_not_told_to_the_ledger():
 
 def test_losses_of_jaxdp_declare_what_they_capture_themselves():
     from jaxdp.audit.algorithms import tiny_worlds
-    from jaxdp.audit.canaries import candidates
+    from jaxdp.audit.canaries import dirac_canaries
 
     params = {"w": jnp.zeros((4, 3))}
     rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places
     labelled = lambda p, example: jnp.sum(p["w"] @ example[0])  # noqa: E731
-    entered = candidates(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
+    entered = dirac_canaries(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
     _, both = tiny_worlds(jaxdp.optimizers.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1))
     for loss_fn, start, records in (
         (jaxdp.augmented(entered, lambda x, key: x, 2), params, rows),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp.clipping import reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
+from jaxdp.clipping.rules import CoordinateBox, limit_of
 from tests.compiling import AS_USERS
 from tests.refusing import all_refused, refused
 
@@ -34,6 +35,7 @@ def contribution(rule, grad, **options):
 def clipped(rule, rows, mask=None, **options):
     leaves, structure = jax.tree.flatten(rows)
     mask = jnp.ones(leaves[0].shape[0], bool) if mask is None else mask
+    options["limit"] = limit_of(rule, jax.tree.map(lambda x: x[0], rows), options.get("bound"))
     return reduce.clipped_sum(rule, [Arrays(x) for x in leaves], structure, mask, **options)
 
 
@@ -122,8 +124,78 @@ def test_a_rule_of_the_user_s_keeps_its_bound_sees_one_record_and_is_followed_wi
     half = clipped(Told(lambda s: jax.tree.map(lambda _: jnp.float32(0.5), s)), rows).total
     jax.tree.map(lambda h, x: np.testing.assert_allclose(h, 0.5 * x.sum(0), rtol=1e-6), half, rows)
     for factor in (lambda s: jnp.float32(1.0), lambda s: jax.tree.map(lambda _: jnp.ones(3), s)):
-        refused(r"Told\.factors must return a scalar", clipped, Told(factor), rows)
-    refused("l2 of Told must be in", clipped, Told(huge, 1e11), rows)
+        with pytest.raises(ValueError, match=r"Told\.factors must return a scalar"):
+            clipped(Told(factor), rows)
+    number = Told(lambda s: jax.tree.map(lambda _: 0.5, s))
+    jax.tree.map(np.testing.assert_array_equal, clipped(number, rows).total, half)
+    short = Told(lambda s: jax.tree.map(lambda _: jnp.bfloat16(0.5), s))
+    jax.tree.map(np.testing.assert_array_equal, clipped(short, rows).total, half)
+    with pytest.raises(ValueError, match="l2 of Told must be in"):
+        clipped(Told(huge, 1e11), rows)
+
+
+class Moved:
+    """A rule of the user's whose bound is another one each time that it is asked."""
+
+    def __init__(self, *bounds):
+        self.bounds = itertools.cycle(bounds)
+
+    def l2(self, params):
+        return next(self.bounds)
+
+    def factors(self, square_norms, bound=None):
+        return jax.tree.map(lambda s: jnp.float32(1e6), square_norms)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallBox(CoordinateBox):
+    """A box that says less than its coordinates may add."""
+
+    def l2(self, params):
+        return 1e-3
+
+
+def of_the_batch(call):
+    """Factors by a function that sees the norms of all records where ``vmap`` calls it."""
+    return lambda squares: jax.tree.map(call, squares)
+
+
+@jax.custom_batching.custom_vmap
+def of_all(square):
+    return square
+
+
+of_all.def_vmap(lambda size, batched, s: (jnp.where((s > 0).all(), 1.0, -1.0) + 0 * s, True))
+
+
+def test_the_bound_of_a_rule_of_the_user_s_is_asked_once_and_other_records_are_out_of_reach():
+    """Before: sums were of records of norm 1 or 100, and said that they were of 0.01."""
+    data, params = np.full((4, 3), 5.0, np.float32), jnp.zeros(3)
+    mechanism = jaxdp.dp_sgd(1.0, batch_size=4, dataset_size=4, rule=Moved(1.0, 0.01))
+    grad_fn, sampler = mechanism.clipped_grad(lambda w, x: jnp.vdot(w, x)), mechanism.sampler(4)
+    sums = [grad_fn(params, data, sampler.draw()) for _ in range(4)]
+    sums += [grad_fn(params, data, "all") for _ in range(2)]
+    for summed in sums:
+        assert norm64(summed.value) <= 4 * summed.l2
+    assert len({float(summed.l2) for summed in sums}) == 2
+    transform = jaxdp.clip_and_sum(Moved(1.0, 0.01))
+    summed, _ = transform.update(jnp.asarray(data), transform.init(params), params, mask="all")
+    assert norm64(summed.value) <= 4 * summed.l2
+    rows = {n: np.ones((3, *p.shape), np.float32) for n, p in PARAMS.items()}
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    called = lambda s: jax.pure_callback(lambda v: v, shape, s, vmap_method="expand_dims")  # noqa: E731
+    for call, words in (
+        (called, "not use pure_callback"),
+        (of_all, "not use custom_vmap"),
+        (lambda s: jax.lax.complex(s, s), "a real number"),
+    ):
+        with pytest.raises(ValueError, match=rf"Told\.factors must.*{words}"):
+            clipped(Told(of_the_batch(call)), rows)
+    captured = lambda x: clipped(Told(lambda s: jax.tree.map(lambda _: x, s)), rows).total  # noqa: E731
+    with pytest.raises(ValueError, match=r"Told\.factors must not capture a traced array"):
+        jax.jit(captured)(jnp.float32(1.0))
+    with pytest.raises(ValueError, match="coordinate_box has no factors"):
+        clipped(SmallBox(1.0), rows)
 
 
 def test_per_layer_keeps_every_group_s_bound_and_refuses_another_tree():

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.audit import audit_scores
-from jaxdp.audit.worlds import with_coin
+from jaxdp.audit.worlds import with_acceptance_key
 from jaxdp.training.step import PrivateStep
 from tests.compiling import QUICK
 
@@ -81,7 +81,10 @@ def runs(
             shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}
             return (params, new), shown
 
-        begun = first, with_coin(last, coin)  # the annealer's chances, others for every run
+        begun = (
+            first,
+            with_acceptance_key(last, coin),
+        )  # the annealer's chances, others for every run
         _, shown = jax.lax.scan(body, (PARAMS, begun), jnp.arange(steps))
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(shown)])
 

@@ -123,7 +123,7 @@ def test_worse_is_accepted_with_the_papers_probability_and_the_first_judged_agai
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
-    proposals, original = [], jaxdp.noise.gaussian.noised
+    proposals, original = [], jaxdp.noise.gaussian.add_normals
 
     def spy(tree, *rest):
         out = original(tree, *rest)
@@ -132,7 +132,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
         )
         return out
 
-    monkeypatch.setattr(jaxdp.noise.gaussian, "noised", spy)
+    monkeypatch.setattr(jaxdp.noise.gaussian, "add_normals", spy)
     # All candidates but the first few are rejected.
     algorithm = sa_dpsgd(MECH, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
     worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))

@@ -347,6 +347,30 @@ def test_the_average_is_above_the_exact_mixture_and_below_the_worst_batch(epsilo
     assert at == pytest.approx(epsilon, abs=1e-6)
 
 
+@dataclass(frozen=True)
+class Dominated(DominatedEvent):
+    """Another class that says its mu."""
+
+    size: float
+
+    def mu(self):
+        return self.size
+
+
+# Before: 0.73 beside a release of 3-GDP, whose own epsilon is 16.7.
+def test_an_average_or_a_log_sobolev_bound_is_not_of_another_class_of_dominated_events():
+    hidden = HiddenState((NoisyChain(10, 5, (0.01,), (0.01,)),), average=True)
+    other = Dominated(3.0)
+    for accountant in ("auto", "log_sobolev", "rdp"):
+        for both in (acc.Composed(order) for order in ((hidden, other), (other, hidden))):
+            beside = acc.Composed((hidden, acc.Gaussian(2 / 3)))
+            found = acc.epsilon(both, 1e-5, REPLACE, accountant).upper
+            assert found >= acc.epsilon(acc.Gaussian(2 / 3), 1e-5, REPLACE, "gdp").upper
+            assert found == pytest.approx(acc.epsilon(beside, 1e-5, REPLACE, accountant).upper)
+    for wrong in (-1.0, math.nan, math.inf):
+        assert acc.epsilon(Dominated(wrong), 1e-5, REPLACE).upper == math.inf
+
+
 def test_the_average_is_taken_once_over_all_blocks():
     """Averaging block by block and adding is lower: it is not what a shared partition allows."""
     values = hs.shifted(NoisyChain(10, 3, 1.0, 1.0))

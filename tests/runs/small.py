@@ -45,8 +45,7 @@ def undrawn():
     """Reports without their plots, which take most of the time that a small report takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxdp.runs.report.plots.save_png", lambda figure, path: None)
-        empty = lambda figure, name, words: f'<svg id="{name}"></svg>'  # noqa: E731
-        patch.setattr("jaxdp.runs.report.svg.inline", empty)
+        patch.setattr("jaxdp.runs.report.plots.svg_text", lambda figure: "<svg></svg>")
         yield
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.audit import audit_event, audit_scores, two_worlds
-from jaxdp.audit.algorithms import HELD_OUT, EpsilonAudit
-from jaxdp.audit.scores import roc
+from jaxdp.audit.algorithms import EpsilonAudit
+from jaxdp.audit.scores import roc_curve
 from jaxdp.audit.worlds import Run
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
 from jaxdp.papers.block_coordinate.network import Network
@@ -211,7 +211,7 @@ def audit_blocks(
         run = released_run(small, _alone(small), steps)
         words = "a record whose wanted output is far off, alone among records of zeros"
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress)
-    found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    found = audit_scores(inside, outside, delta, confidence=confidence)
     assert found.rule is not None
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
@@ -228,7 +228,7 @@ def audit_blocks(
         broken=verdict.refuted,
         event=event,
         adversary=words,
-        roc=roc(column[:, 0], column[:, 1]),
+        roc=roc_curve(column[:, 0], column[:, 1]),
         what=HIDDEN if hidden else RELEASED,
     )
 

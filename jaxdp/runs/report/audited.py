@@ -7,7 +7,7 @@ from jaxdp.runs.report.schema import THIS_RUN, AuditRow
 from jaxdp.runs.report.words import show_audited, show_delta, show_epsilon
 
 _NEAR = 0.8  # of what could be found
-_RARE = 1e-3  # a false-positive rate that is told, or said to be out of reach
+_RARE = 1e-3  # a false-positive rate that is shown, or said to be out of reach
 
 
 def table(row: AuditRow) -> list[tuple[str, str, str]]:
@@ -16,7 +16,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.claimed is not None:
         found.append(("Claimed by the paper", show_epsilon(row.claimed), ""))
     proven = "nothing" if math.isinf(row.proven) else f"at most {show_epsilon(row.proven)}"
-    found.append((f"Proven, for the {steps_of(row)} attacked", proven, ""))
+    found.append((f"Proven, for the {count_steps(row)} attacked", proven, ""))
     found.append(
         (
             f"Audited, at {row.confidence:.0%} confidence",
@@ -27,22 +27,16 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.reachable is not None:
         name = "The most that this audit could show, if all that is proven leaked"
         found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
-    if row.audited_profile is not None:
-        found.append(
-            (
-                f"Audited, provided that {row.profile_assumes}",
-                f"at least {show_audited(row.audited_profile)}",
-                _share(row, row.audited_profile),
-            )
-        )
-    if row.audited_family is not None:
-        name = f"Audited, provided that {row.family_assumes}"
-        value = f"at least {show_audited(row.audited_family)}"
-        found.append((name, value, _share(row, row.audited_family)))
-    if row.audited_last is not None:
-        name = f"Audited, from {last_of(row)}"
-        value = f"at least {show_audited(row.audited_last)}"
-        found.append((name, value, _share(row, row.audited_last)))
+    for value, provided in (
+        (row.audited_profile, f"provided that {row.profile_assumes}"),
+        (row.audited_family, f"provided that {row.family_assumes}"),
+        (row.audited_last, f"from {describe_last(row)}"),
+    ):
+        if value is not None:
+            shown = f"at least {show_audited(value)}"
+            found.append((f"Audited, {provided}", shown, _share(row, value)))
+
+    # The ROC curve at a few rates, and whether the audit was large enough to tell the rarest.
     if row.points and row.points[0][0] > 2 * _RARE:
         # A thousand unused ones: half of the canaries. Short, for no cell of numbers is broken.
         more = "more runs" if row.canaries is None else "over 2,000 canaries"
@@ -53,15 +47,16 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
 
 
 def _found_at(alarms: float) -> str:
+    """The name of a row of the ROC curve."""
     return f"Used records found, where {100 * alarms:.2g}% of the unused ones are accused"
 
 
-def steps_of(row: AuditRow) -> str:
+def count_steps(row: AuditRow) -> str:
     """The number of attacked steps in words."""
     return f"{row.steps:,} {'step' if row.steps == 1 else 'steps'}"
 
 
-def last_of(row: AuditRow) -> str:
+def describe_last(row: AuditRow) -> str:
     """The releases that the audit of the end of a run alone was computed from."""
     return row.last_of or "the sum of the noisy gradients alone"
 
@@ -86,7 +81,7 @@ def advice(row: AuditRow) -> str:
     else:
         # Other steps, records and parameters have another epsilon than the run.
         words = "Go by the guarantee of the run, and not by the numbers of this table. "
-        attacked = f"it attacks {row.what} ({steps_of(row)}, proven: {proven})"
+        attacked = f"it attacks {row.what} ({count_steps(row)}, proven: {proven})"
     words += (
         f"The audit is an alarm that did not ring: {attacked} and looks for more leakage than is "
         "proven, and found none. "
@@ -113,17 +108,17 @@ def advice(row: AuditRow) -> str:
     return words
 
 
-def how(row: AuditRow) -> str:
+def describe_audit(row: AuditRow) -> str:
     """The attacked run or mechanism, the number of steps and runs, and the adversary, in words."""
     runs = f"{row.runs:,} {'run' if row.runs == 1 else 'runs'}"
     delta = f", delta {show_delta(row.delta)}" if row.delta is not None else ""
-    return f"Audited: {row.what}, {steps_of(row)}, {runs}{delta}, {row.adversary}"
+    return f"Audited: {row.what}, {count_steps(row)}, {runs}{delta}, {row.adversary}"
 
 
 def verdict(row: AuditRow) -> str:
     """The audit's verdict, with every share that it names a row of the table.
 
-    Where it names the larger of two lower bounds alone, both are told.
+    Where it names the larger of two lower bounds alone, both are given.
     """
     words, profile = row.verdict, row.audited_profile
     if profile is not None and profile > row.audited:
@@ -142,6 +137,7 @@ def verdict(row: AuditRow) -> str:
 
 
 def _share(row: AuditRow, value: float) -> str:
+    """A number as a share of the proven epsilon; "" where nothing is proven."""
     if not math.isfinite(row.proven):
         return ""
     return f"{value / row.proven if row.proven else 1.0:.0%}"

@@ -12,10 +12,10 @@ from jaxdp.sampling import Poisson
 LITTLE, NONE = 10.0, 50.0  # epsilons above which protection is called little, and none
 
 
-def cautions(epsilon: float, delta: float, dataset_size: int) -> tuple[Caution, ...]:
+def weak_guarantee(epsilon: float, delta: float, dataset_size: int) -> tuple[Caution, ...]:
     """The warnings about a guarantee; () for none."""
     found = []
-    if text := _of_epsilon(epsilon):
+    if text := _describe_epsilon(epsilon):
         found.append(Caution("epsilon", text))
     if delta * dataset_size >= 1:
         found.append(
@@ -30,7 +30,7 @@ def cautions(epsilon: float, delta: float, dataset_size: int) -> tuple[Caution, 
     return tuple(found)
 
 
-def of_shuffling(subject: Subject, guarantee: Guarantee) -> tuple[Caution, ...]:
+def shuffling_cost(subject: Subject, guarantee: Guarantee) -> tuple[Caution, ...]:
     """The warning that shuffled epochs cost more than Poisson samples of the same size; or ()."""
     mechanism = subject.algorithm.mechanism
     if subject.sampling != "shuffle" or not math.isfinite(guarantee.epsilon):
@@ -50,7 +50,8 @@ def of_shuffling(subject: Subject, guarantee: Guarantee) -> tuple[Caution, ...]:
     return (Caution("sampling", text),)
 
 
-def _of_epsilon(epsilon: float) -> str:
+def _describe_epsilon(epsilon: float) -> str:
+    """The warning about a large epsilon; "" for none."""
     if math.isinf(epsilon):
         return (
             "Nothing is proven (epsilon is infinite): this run must not be called differentially "
@@ -69,7 +70,7 @@ def _of_epsilon(epsilon: float) -> str:
     return ""
 
 
-def shown(report: Report) -> list[str]:
+def all_warnings(report: Report) -> list[str]:
     """All warnings of a report in words, those of an audit and of a chosen seed included."""
     texts = [warning.text for warning in report.warnings]
     if report.label:

@@ -59,7 +59,7 @@ _CANCELS = (
 )
 
 
-def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
+def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
     """The public facts as (heading, rows of name and value).
 
     Args:
@@ -78,6 +78,7 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
         ),
     ]
 
+    # How: sampling, clipping and noise in the order of a step; then what was released.
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
     sampling = (sampling.replace("record", "user") if users else sampling).format(
         batch=subject.batch_size,
@@ -86,7 +87,7 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
         rule=mechanism.sampling,
     )
     if mechanism.strategy is not None:
-        noise = _correlated(mechanism)
+        noise = _describe_correlated(mechanism)
     else:
         values = subject.noise_multipliers
         shown = f"{values[0]:.4g}"
@@ -116,6 +117,7 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
         )
     done += [*(("Audit", note) for note in report.notes), ("Accountant", guarantee.accountant)]
 
+    # Whatever lets a reader do it again. A row without a value is left out.
     origin = [
         ("Date", f"{report.date} (UTC; training began or was resumed)" if report.date else ""),
         ("Command", report.command),
@@ -132,12 +134,12 @@ def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
     )
 
 
-def neighbours(report: Report) -> str:
+def describe_relation(report: Report) -> str:
     """The neighbouring relation in words."""
     return RELATIONS[acc.Relation(report.guarantee.relation)]
 
 
-def _correlated(mechanism: Mechanism) -> Rows:
+def _describe_correlated(mechanism: Mechanism) -> Rows:
     """The facts of a mechanism's correlated noise: multiplier, strategy, sensitivity and charge.
 
     Args:
@@ -157,7 +159,7 @@ def _correlated(mechanism: Mechanism) -> Rows:
             f"step over the most by which {of} can move what the strategy makes of the run's sums. "
             "It is no noise multiplier of a single step, and is not to be compared with one",
         ),
-        ("Correlated noise", f"{_kind(mechanism.strategy)}: {_CANCELS}"),
+        ("Correlated noise", f"{_describe_strategy(mechanism.strategy)}: {_CANCELS}"),
         (
             "Sensitivity",
             f"{moved:.4g} clip norms is the most by which {of} can move what the strategy makes of "
@@ -171,7 +173,7 @@ def _correlated(mechanism: Mechanism) -> Rows:
     ]
 
 
-def _kind(strategy: Strategy) -> str:
+def _describe_strategy(strategy: Strategy) -> str:
     """A strategy in words, with its number of bands or buffers."""
     if isinstance(strategy, Buffered):
         return f"a buffered Toeplitz strategy (BLT) of {len(strategy.decays):,} buffers"

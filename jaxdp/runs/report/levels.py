@@ -29,13 +29,13 @@ def levels(
     return Levels(1 / num_classes, majority, NOT_PRIVATE.get((dataset, model)))
 
 
-def guessing(report: Report) -> float | None:
+def best_guess(report: Report) -> float | None:
     """The higher accuracy of guessing and of the commonest class; None if not known."""
     found = (report.levels.chance, report.levels.majority)
     return max((share for share in found if share is not None), default=None)
 
 
-def sentences(report: Report) -> list[str]:
+def describe_levels(report: Report) -> list[str]:
     """Sentences on the accuracies to compare the measured one with."""
     found, texts = report.levels, []
     if found.chance is not None:

@@ -58,39 +58,44 @@ def to_markdown(report: Report) -> str:
     if found is not None:
         progress = f"{found.name} and epsilon"
         if value is not None:
-            headline = f"**{_text(found.name)} {found.shown(value)}** at a proven {proven}"
-    lines = [f"# {_text(report.title)}", "", headline, ""]
-    for text in cautions.shown(report):
-        lines += [f"> **Warning.** {_text(text)}", ""]
+            headline = f"**{_escape(found.name)} {found.shown(value)}** at a proven {proven}"
+    lines = [f"# {_escape(report.title)}", "", headline, ""]
+    # Warnings stand before all that reads well, and the guarantee before the attacks on it.
+    for text in cautions.all_warnings(report):
+        lines += [f"> **Warning.** {_escape(text)}", ""]
     if report.judged_by:
-        lines += [f"> {_text(report.judged_by)}", ""]
-    lines += [*levels.sentences(report), "", *meaning(report), ""]
+        lines += [f"> {_escape(report.judged_by)}", ""]
+    lines += [*levels.describe_levels(report), "", *meaning(report), ""]
     if claim := report.claim:
         lines += [
             f"Claimed by the paper: epsilon {show_epsilon(claim.epsilon)} after "
-            f"{claim.steps:,} counted steps ({_text(claim.source)}): {_text(claim.verdict)}.",
+            f"{claim.steps:,} counted steps ({_escape(claim.source)}): {_escape(claim.verdict)}.",
             "",
         ]
-    if hits := attack(report):
+    if hits := attack_limits(report):
         lines += ["## What an attack could do at most", ""]
         lines += _table(("wrongly accused", "rightly found", "by guessing"), hits)
-        lines += [*(f"{text}\n" for text in gaussian(report))]
+        lines += [*(f"{text}\n" for text in describe_gaussian(report))]
     if report.audited:
         lines += ["## Audit", "", *_audited(report.audited), ""]
+
+    # The facts, the plots, and what no number of this page covers.
     for heading, rows in report.facts:
-        lines += [f"## {_text(heading)}", ""]
-        lines += _table(("", ""), [(_text(name), _code(name, value)) for name, value in rows])
-    lines += [f"![{_text(progress)}](accuracy_and_epsilon.png)", ""]
+        lines += [f"## {_escape(heading)}", ""]
+        lines += _table(
+            ("", ""), [(_escape(name), _escape_value(name, value)) for name, value in rows]
+        )
+    lines += [f"![{_escape(progress)}](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
-        lines += [f"## {heading}", "", *(f"- {_text(item)}" for item in items), ""]
+        lines += [f"## {heading}", "", *(f"- {_escape(item)}" for item in items), ""]
     lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
     return encodable("\n".join(lines))
 
 
 def meaning(report: Report) -> list[str]:
     """Paragraphs that explain the guarantee to a reader who is not of the field."""
-    guarantee, neighbours = report.guarantee, facts.neighbours(report)
+    guarantee, neighbours = report.guarantee, facts.describe_relation(report)
     epsilon = guarantee.epsilon
     if math.isinf(epsilon):
         return ["Nothing is promised: no bound on what this run reveals of a record is proven."]
@@ -116,7 +121,7 @@ def meaning(report: Report) -> list[str]:
     return found
 
 
-def attack(report: Report) -> list[tuple[str, str, str]]:
+def attack_limits(report: Report) -> list[tuple[str, str, str]]:
     """Rows in words: (false-positive rate, most true positives, those of guessing)."""
     return [
         (show_rate(rate), f"at most {show_rate(hits)}", show_rate(rate))
@@ -124,7 +129,7 @@ def attack(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
-def gaussian(report: Report) -> list[str]:
+def describe_gaussian(report: Report) -> list[str]:
     """A sentence on mu of the equivalent Gaussian mechanism; [] where there is none."""
     found = report.tradeoff
     if found is None or found.mu is None:
@@ -154,41 +159,45 @@ def sections(report: Report) -> list[tuple[str, Sequence[str]]]:
 
 
 def _hits(report: Report) -> list[tuple[float, float]]:
+    """Pairs (false-positive rate, most true positives)."""
     found = report.tradeoff.tpr_at_fpr if report.tradeoff else {}
     return [(float(rate), hits) for rate, hits in found.items()]
 
 
 def _audited(row: AuditRow) -> list[str]:
-    rows = [(_text(name), value, share or "-") for name, value, share in audited.table(row)]
+    """The lines of the audit."""
+    rows = [(_escape(name), value, share or "-") for name, value, share in audited.table(row)]
     return [
-        _text(audited.advice(row)),
+        _escape(audited.advice(row)),
         "",
-        f"{_text(audited.how(row))}.",
+        f"{_escape(audited.describe_audit(row))}.",
         "",
         *_table(("", "value", "of the proven"), rows),
-        _text(audited.verdict(row)),
+        _escape(audited.verdict(row)),
         "",
         "![ROC of the attack and the proven region](roc.png)",
     ]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
     lines = [heads, ("---",) * len(heads), *rows]
     # A caller's own words may hold what ends a cell.
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
     return [*("| " + " | ".join(line) + " |" for line in cells), ""]
 
 
-def _code(name: str, value: str) -> str:
+def _escape_value(name: str, value: str) -> str:
+    """The value of a fact: code in a fence, other words escaped."""
     if name not in facts.CODE:
-        return _text(value)
+        return _escape(value)
     # A fence longer than any in the value, which could end it.
     longest = max((len(run) for run in re.findall("`+", value)), default=0)
     fence, space = "`" * (longest + 1), " " * bool(longest)
     return f"{fence}{space}{value}{space}{fence}"
 
 
-def _text(said: str) -> str:
+def _escape(said: str) -> str:
     """The words on one line, as Markdown that shows them as they are."""
     escaped = re.sub(r"([\\\[\]])", r"\\\1", " ".join(said.split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

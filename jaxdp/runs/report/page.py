@@ -1,14 +1,13 @@
 """The report of a run as one self-contained web page."""
 
+import base64
 import math
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from jaxdp.runs.report import audited, cautions, facts, levels, markdown, plots, roc, svg
+from jaxdp.runs.report import audited, cautions, facts, levels, markdown, plots
 from jaxdp.runs.report.schema import Report
 from jaxdp.runs.report.words import encodable, show_audited, show_delta, show_epsilon
 
@@ -27,7 +26,8 @@ _NORM = "Euclidean norm of the noisy update, mean of each block of steps."
 def to_html(report: Report, folder: Path) -> str:
     """The text of report.html, with an audit's roc.svg from ``folder``.
 
-    The page holds its plots, follows the reader's colours and asks no other place for anything.
+    The page holds its plots, on white, follows the reader's colours in all else and asks no other
+    place for anything.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxdp.runs.report", "templates"),
@@ -36,47 +36,51 @@ def to_html(report: Report, folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(_shown(report, folder))
+    page = environment.get_template("report.html.jinja").render(_template_values(report, folder))
     return encodable(page)
 
 
-def _shown(report: Report, folder: Path) -> dict[str, Any]:
+def _template_values(report: Report, folder: Path) -> dict[str, Any]:
+    """The names that the template of the page uses."""
     guarantee, claim, row = report.guarantee, report.claim, report.audited
+
+    # The plots: limits of any attack, the audit's own (a file of the folder), the progress.
     found, limits, attacked, caption = report.measured, [], [], _PROGRESS
     if report.tradeoff is not None:
-        limits = [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
+        limits = [_plot(plots.svg_text(plots.tradeoff(report.tradeoff)), _TRADEOFF)]
     if row and (folder / "roc.svg").exists():
         text = (folder / "roc.svg").read_text(encoding="utf-8")
-        attacked = [{"image": Markup(svg.embedded(text)), "caption": roc.WORDS}]
+        attacked = [_plot(text, plots.ROC_CAPTION)]
     if found is not None:
         caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
     progress = [
-        _plot("progress", plots.accuracy_and_epsilon(report), caption),
-        _plot("norm", plots.update_norm(report), _NORM),
+        _plot(plots.svg_text(plots.accuracy_and_epsilon(report)), caption),
+        _plot(plots.svg_text(plots.update_norm(report)), _NORM),
     ]
+
+    # Words and numbers as the template shows them; it escapes whatever may be a caller's.
     return {
         "title": report.title,
         "date": report.date,
-        "colours": Markup(svg.style()),
         "measured": None
         if found is None or report.value is None
         else {"name": found.name, "shown": found.shown(report.value)},
-        "compared": levels.sentences(report),
+        "compared": levels.describe_levels(report),
         "epsilon": "infinite" if math.isinf(guarantee.epsilon) else show_epsilon(guarantee.epsilon),
         "weak": any(each.about == "epsilon" for each in report.warnings),
         "delta": show_delta(guarantee.delta),
-        "neighbours": facts.neighbours(report),
+        "neighbours": facts.describe_relation(report),
         "claim": claim and {"shown": show_epsilon(claim.epsilon), "verdict": claim.verdict},
-        "warnings": cautions.shown(report),
+        "warnings": cautions.all_warnings(report),
         "judged_by": report.judged_by,
         "meaning": markdown.meaning(report),
-        "attack": markdown.attack(report),
-        "gaussian": markdown.gaussian(report),
+        "attack": markdown.attack_limits(report),
+        "gaussian": markdown.describe_gaussian(report),
         "audited": row
         and {
             "table": audited.table(row),
             "advice": audited.advice(row),
-            "how": audited.how(row),
+            "how": audited.describe_audit(row),
             "verdict": audited.verdict(row),
             "shown": show_audited(row.audited),
             "most": None if row.reachable is None else f"{row.reachable:.2f}",
@@ -94,5 +98,7 @@ def _shown(report: Report, folder: Path) -> dict[str, Any]:
     }
 
 
-def _plot(name: str, figure: Figure, caption: str) -> dict[str, str]:
-    return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}
+def _plot(svg: str, caption: str) -> dict[str, str]:
+    """An SVG as the address of an image that holds it, so that the page asks for no other file."""
+    data = base64.b64encode(svg.encode()).decode()
+    return {"image": f"data:image/svg+xml;base64,{data}", "caption": caption}

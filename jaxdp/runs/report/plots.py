@@ -1,23 +1,38 @@
-"""The plots of a report, as PNG files or for its page."""
+"""The plots of a report, as files and for its page."""
 
+import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from scipy import special
 
+from jaxdp import accounting as acc
+from jaxdp.accounting.curves import false_negative_rates, profile
+from jaxdp.ledger.durable import write_atomically
 from jaxdp.runs.report import levels
 from jaxdp.runs.report.schema import Metric, Report, Tradeoff
-from jaxdp.runs.report.svg import BLUE, INK, LINE, ORANGE, SOFT
-from jaxdp.runs.report.words import drawable, show_delta
+from jaxdp.runs.report.words import drawable, show_delta, show_epsilon
 
+if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
+    from jaxdp.audit.algorithms import EpsilonAudit
+
+# The page's colours in light mode. All but that of grid lines have a contrast of 4.5 on white.
+INK, SOFT, LINE, BLUE, ORANGE = "#1b1f24", "#57606a", "#d0d7de", "#0072b2", "#b34700"
+ROC_CAPTION = (
+    "How many used records the audit's attack found, by how many unused ones it accused; both axes "
+    "are logarithmic. The line of an attack may pass the proven limit by chance: the table decides."
+)
 _WIDTH = 5.1  # inches of 72 units: as wide as a telephone is in pixels, for letters of equal size
 _LETTERS = 11
 _LEAST = 1e-5  # where the axes of rates begin
+_FEWEST = 1e-4  # where those of an attack's rates begin at the latest
 
 
 def save_plots(report: Report, folder: Path) -> list[Path]:
@@ -37,6 +52,15 @@ def save_png(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=200, facecolor="white")
 
 
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG on white: the same figure gives the same text."""
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxdp"}):
+        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+    return buffer.getvalue()
+
+
 def accuracy_and_epsilon(report: Report) -> Figure:
     """Plots the measured number, the level of guessing and, below, the epsilon spent, by step."""
     found, steps = report.measured, _column(report, "step")
@@ -44,17 +68,18 @@ def accuracy_and_epsilon(report: Report) -> Figure:
         figure, (below,) = _figure(2.9)
     else:
         figure, (above, below) = _figure(4.9, 2)
-        _measured(above, report, found, steps)
-    _epsilon(below, report, steps)
-    _steps(below, steps)
+        _plot_measured(above, report, found, steps)
+    _plot_epsilon(below, report, steps)
+    _label_steps(below, steps)
     return figure
 
 
-def _measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> None:
+def _plot_measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> None:
+    """Draws the measured number by step, with the level of guessing."""
     scale = 100 if found.share else 1
-    _styled(axes, f"{found.name} (%)" if found.share else found.name)
+    _style(axes, f"{found.name} (%)" if found.share else found.name)
     axes.plot(steps, scale * _column(report, found.column), "o-", color=BLUE, markersize=4)
-    if (guess := levels.guessing(report)) is None:
+    if (guess := levels.best_guess(report)) is None:
         return
     axes.axhline(scale * guess, color=SOFT, linestyle=":")
     axes.annotate(
@@ -69,9 +94,10 @@ def _measured(axes: Axes, report: Report, found: Metric, steps: np.ndarray) -> N
     axes.set_ylim(bottom=0)
 
 
-def _epsilon(axes: Axes, report: Report, steps: np.ndarray) -> None:
+def _plot_epsilon(axes: Axes, report: Report, steps: np.ndarray) -> None:
+    """Draws the epsilon that was spent, by step."""
     delta = show_delta(report.guarantee.delta)
-    _styled(axes, f"Proven epsilon so far, at delta {delta}")
+    _style(axes, f"Proven epsilon so far, at delta {delta}")
     epsilon = _column(report, "epsilon")
     axes.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
     if np.isfinite(epsilon).any():
@@ -93,12 +119,12 @@ def update_norm(report: Report) -> Figure:
     figure, (axes,) = _figure(2.9)
     steps = _column(report, "step")
     norms = _column(report, "update_norm")
-    _styled(axes, "Norm of the noisy update, mean of a block")
+    _style(axes, "Norm of the noisy update, mean of a block")
     axes.plot(steps, norms, "o-", color=BLUE, markersize=4)
     # A run that diverged has a report as well, and so has one that never moved.
     highest = np.max(norms, where=np.isfinite(norms), initial=0.0)
     axes.set_ylim(0, 1.1 * highest or 1.0)
-    _steps(axes, steps)
+    _label_steps(axes, steps)
     return figure
 
 
@@ -123,10 +149,50 @@ def tradeoff(found: Tradeoff) -> Figure:
     return figure
 
 
+def save_roc(audit: "EpsilonAudit", path: Path, title: str) -> Path:
+    """Writes the ROC curve as PNG and SVG, with the proven limit where there is one."""
+    seen = audit.roc[(audit.roc > 0).all(axis=1)]
+    least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))
+    figure, axes = rates(float(least))
+    relation = acc.Relation.ADD_OR_REMOVE_ONE
+    known = acc.supports(audit.event, relation)
+    points = profile(audit.event, relation, audit.delta) if known else []
+    if points:
+        alarms = np.logspace(np.log10(least), 0, 200)
+        curve = np.c_[alarms, 1 - false_negative_rates(points, alarms)]
+        label = f"proven limit, epsilon {show_epsilon(audit.proven)} (but for chance)"
+        bounded(axes, curve, label)
+    axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")
+    if audit.points:
+        _plot_points(axes, np.array(audit.points), audit.confidence)
+    legend(figure)
+    write_atomically(path.with_suffix(".svg"), svg_text(figure))
+    titled(axes, f"{title}\n{axes.get_title(loc='left')}")
+    save_png(figure, path)
+    return path
+
+
+def _plot_points(axes: Axes, points: np.ndarray, confidence: float) -> None:
+    """Draws points [k, 6] with their intervals."""
+    alarms, hits = points[:, :3], points[:, 3:]
+    spreads = [np.abs(each[:, 1:] - each[:, :1]).T for each in (alarms, hits)]
+    axes.errorbar(
+        alarms[:, 0],
+        hits[:, 0],
+        xerr=spreads[0],
+        yerr=spreads[1],
+        fmt="o",
+        color=BLUE,
+        markersize=5,
+        capsize=3,
+        label=f"rates of the table, intervals at {confidence:.0%}",
+    )
+
+
 def rates(least: float) -> tuple[Figure, Axes]:
     """Empty logarithmic axes of both rates, in percent, with the diagonal of guessing."""
     figure, (axes,) = _figure(4.7)
-    _styled(axes, "True positives: used records found")
+    _style(axes, "True positives: used records found")
     axes.set_xlabel("False positives: unused records accused", color=INK, fontsize=_LETTERS)
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.08))
     ticks = 10.0 ** np.arange(round(np.log10(least)), 1)
@@ -163,12 +229,14 @@ def titled(axes: Axes, title: str, **style: Any) -> None:
 
 
 def _figure(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of the page's width, with axes below one another."""
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False)
     return figure, list(axes[:, 0])
 
 
-def _styled(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
+    """Gives axes a title, a grid and the colours of the page."""
     titled(axes, title, color=INK)
     axes.tick_params(colors=LINE, labelcolor=INK, labelsize=_LETTERS)
     axes.grid(color=LINE, linewidth=0.7)
@@ -177,11 +245,13 @@ def _styled(axes: Axes, title: str) -> None:
     axes.spines[["left", "bottom"]].set_color(SOFT)
 
 
-def _steps(axes: Axes, steps: np.ndarray) -> None:
+def _label_steps(axes: Axes, steps: np.ndarray) -> None:
+    """Labels the axis of the steps."""
     axes.set_xlabel("step", color=INK, fontsize=_LETTERS)
     axes.set_xlim(0, 1.03 * steps[-1])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _column(report: Report, name: str) -> np.ndarray:
+    """A number of every row of the history, [rows]."""
     return np.array([row.value(name) for row in report.history])

@@ -189,8 +189,8 @@ class HistoryRow(Written):
         step: number of steps taken.
         update_norm: Euclidean norm of the noisy update, mean over the block.
         proposals: as in ``CandidateCounts``, so far.
-        accepted: likewise.
-        forced: likewise.
+        accepted: as there.
+        forced: as there.
         epsilon: proven for everything charged so far; not there without a delta.
         numbers: the evaluated numbers by name, such as test_accuracy; keys of this object.
     """
@@ -416,7 +416,7 @@ class Report(Written):
                 f"version must be at most {VERSION}, got {version!r}: read it with the jaxdp that "
                 f"wrote it, {row.get('jaxdp')}"
             )
-        row = of_version_1(row, TEST_ACCURACY.to_dict()) if version == 1 else row
+        row = upgrade_version_1(row, TEST_ACCURACY.to_dict()) if version == 1 else row
         return super().from_dict({**row, "version": VERSION})
 
 
@@ -440,7 +440,7 @@ def former_algorithm(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "algorithm": _FORMER.get(name, name)}
 
 
-def of_version_1(row: Mapping[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def upgrade_version_1(row: Mapping[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     """A report of version 1 with the keys of version 2.
 
     Args:

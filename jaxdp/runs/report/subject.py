@@ -44,7 +44,7 @@ class Subject:
         levels: to compare that with, see ``jaxdp.runs.report.levels.levels``.
         judged_by: what judged the candidates of an annealed algorithm, in words, or None.
         names: in the registries; None for a model and data of the caller's own.
-        config: the public configuration; None likewise.
+        config: the public configuration; None for one that has none.
     """
 
     title: str

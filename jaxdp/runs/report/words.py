@@ -33,7 +33,7 @@ RELATIONS = {
 }
 
 
-def outside(event: acc.Event) -> tuple[str, ...]:
+def outside_guarantee(event: acc.Event) -> tuple[str, ...]:
     """Sentences about what no guarantee of a run with this event covers."""
     return (_DRAWS if on_grid(event) else _FLOATS, *_OUTSIDE)
 
