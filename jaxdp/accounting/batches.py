@@ -182,7 +182,7 @@ class ShuffledEpoch(_GaussianOnBatches):
 def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
     """The largest of ``steps`` outputs, where all other records contribute -1, in small bins.
 
-    From every batch's sum its public least value is sampled. Then the outputs are noise but one,
+    From every batch's sum its public least value is taken. Then the outputs are noise but one,
     whose mean is 2 with the record and 2 - ``far`` with what stands for it. A bin of the largest is
     a post-processing, so the release is no better than this pair (Chua et al. 2024,
     arXiv:2403.17673, has one threshold).
