@@ -51,7 +51,7 @@ COMMANDS = [
     ([*TRAIN, "--resume", "--dry-run"], "--dry-run must not come with --resume"),
     ([*TRAIN, "--momentum", "1"], "momentum must be at least 0 and below 1, got 1.0"),
     ([*TRAIN, "--sampling", "shuffled"], "sampling must be one of poisson"),
-    ([*TRAIN, "--sampling", "full_batch"], "batch_size must be dataset_size (1437)"),
+    ([*TRAIN, "--sampling", "full_batch"], "batch_size must be 1437 with sampling full_batch"),
     ([*TRAIN, "--seed", "-4"], "seed must be a whole number of at least 0, got -4"),
     ([*TRAIN, "--resume", "--seed", "4"], "--seed must not come with --resume"),
     (["train", "--resume"], "--out must name the run to resume"),
