@@ -123,14 +123,39 @@ def _is_binary(call: ast.Call) -> bool:
 RULES = (imports, docstrings, systems)
 
 
+def undocumented(trees: list[tuple[Path, ast.Module]]) -> Iterator[tuple[Path, int, str]]:
+    """Public methods without a docstring, of their own or of a base class's: ``help`` shows that.
+
+    Ruff's D102 asks for one on every override too, where it can only repeat the base class's.
+    """
+    nodes = ((path, node) for path, tree in trees for node in ast.walk(tree))
+    classes = {node.name: (path, node) for path, node in nodes if isinstance(node, ast.ClassDef)}
+
+    def documented(cls: ast.ClassDef, name: str) -> bool:
+        """True if a method has a docstring in the class or in one that it is made of."""
+        own = [n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name == name]
+        if any(map(ast.get_docstring, own)):
+            return True
+        bases = (re.match(r"(?:\w+\.)*(\w+)", ast.unparse(base)) for base in cls.bases)
+        known = (classes[base[1]][1] for base in bases if base and base[1] in classes)
+        return any(documented(base, name) for base in known)
+
+    for path, cls in classes.values():
+        for name in [n.name for n in cls.body if isinstance(n, ast.FunctionDef)]:
+            public = not cls.name.startswith("_") and not name.startswith("_")
+            if public and not documented(cls, name):
+                yield path, cls.lineno, f"{cls.name}.{name} has no docstring, nor a base class's"
+
+
 def breaches(package: Path) -> list[str]:
     """All of a package, as ``file:line: what is wrong``."""
-    found = []
+    found, trees = [], []
     for path in sorted(package.rglob("*.py")):
         tree, where = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(package)
+        trees.append((path, tree))
         for rule in RULES:
             found += [f"{path}:{line}: {words}" for line, words in rule(where, tree)]
-    return found
+    return found + [f"{path}:{line}: {words}" for path, line, words in undocumented(trees)]
 
 
 if __name__ == "__main__":

@@ -478,7 +478,10 @@ class Mechanism:
             )
         fixed = sampling.fixed_size(size)
         if fixed is not None and fixed != batch:
-            raise ValueError(f"batch_size must be that of the sampling ({fixed}), got {batch}")
+            raise ValueError(
+                f"batch_size must be {fixed} with sampling {sampling.name} of {size} records, "
+                f"got {batch}"
+            )
         cap = getattr(sampling, "cap", None)
         if cap is not None and cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")

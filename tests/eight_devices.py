@@ -1,11 +1,11 @@
-"""What eight devices add: run by noise/test_gaussian.py, which forces so many."""
+"""What eight devices add, and what a loss may not say to the others: checks of on_mesh.py."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
@@ -14,7 +14,6 @@ from jaxdp.noise import MatrixNoise, identity, square_root
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
 
-assert jax.device_count() == 8
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 ALL = P(("x", "y"))
 KEY = simulated_key(jax.random.key(5), {"gradient": 1.0})
@@ -134,8 +133,35 @@ def correlated():
         are_independent(jax.jit(jax.shard_map(update, mesh=MESH, **specs))(ROWS, state))
 
 
-CHECKS = automatic, shards, replicas, summed_over_devices, pmapped, members_on_devices, correlated
-for check in CHECKS:
-    check()
-    print(check.__name__, flush=True)
-print("done")
+def collectives():
+    """Refused with and without ``check_vma``; an index, and an axis of the loss, are not."""
+    params, rows = {"w": jnp.ones(3)}, jax.random.normal(jax.random.key(0), (32, 3))
+    mesh, alone = (Mesh(np.array(jax.devices()[:n]), (name,)) for n, name in ((8, "x"), (1, "own")))
+    over_own = lambda v: jax.lax.psum(v, "own")  # noqa: E731
+    own = jax.shard_map(over_own, mesh=alone, in_specs=P("own"), out_specs=P())
+    losses = {
+        "pmean": lambda p, e: jnp.vdot(p["w"], e - jax.lax.pmean(e, "x")),
+        "none": lambda p, e: jnp.vdot(p["w"], e),
+        "index": lambda p, e: jnp.vdot(p["w"], e) * (1 + jax.lax.axis_index("x")),
+        "own": lambda p, e: jnp.vdot(p["w"], own(e)),
+    }
+    summed = {name: jaxdp.clipped_grad(loss, jaxdp.clip(1.0)) for name, loss in losses.items()}
+
+    def found(name, check_vma):
+        part = lambda p, b: jax.lax.psum(summed[name](p, b, "all").value["w"], "x")  # noqa: E731
+        specs = {"in_specs": (P(), P("x")), "out_specs": P(), "check_vma": check_vma}
+        return jax.jit(jax.shard_map(part, mesh=mesh, **specs))(params, rows)
+
+    one = summed["none"](params, rows, "all").value["w"]
+    for check_vma in (False, True):
+        refused("not communicate over a mesh or vmap axis", found, "pmean", check_vma)
+        np.testing.assert_allclose(found("none", check_vma), one, rtol=1e-5)
+        assert found("index", check_vma).shape == (3,)
+    own_sum = summed["own"](params, rows, "all").value["w"]
+    np.testing.assert_allclose(own_sum, one, rtol=1e-5)
+
+
+CHECKS = (
+    automatic, shards, replicas, summed_over_devices, pmapped, members_on_devices, correlated,
+    collectives,
+)  # fmt: skip

@@ -18,6 +18,7 @@ import jaxdp
 from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sampling import as_source
+from tests import eight_devices
 from tests.refusing import all_refused
 
 assert jax.device_count() == 8
@@ -315,7 +316,8 @@ def own_steps():
             return (found.value, found.votes), info.norms
 
         one, norms = jax.jit(total, static_argnums=0)(alone, params, (X, Y), mask)
-        close((one, norms), jax.jit(total, static_argnums=0)(named, params, batch, there))
+        for each in (named, alone):
+            close((one, norms), jax.jit(total, static_argnums=0)(each, params, batch, there))
 
         def part(params, batch, mask, alone=alone):
             found, norms = total(alone, params, batch, mask)
@@ -367,6 +369,7 @@ def refused():
 
 CHECKS = (
     steps, exchanged, noise, grid, sources, broken, chains, own_steps, summed_before, refused,
+    *eight_devices.CHECKS,
 )  # fmt: skip
 if __name__ == "__main__":
     for check in CHECKS:

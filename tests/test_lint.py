@@ -24,12 +24,15 @@ FAULTS = {  # file, its text, and what is said of it
     "g.py": ("fdopen(handle, 'w')", "fdopen without encoding="),
     "h.py": ("A = '/tmp/a'", "/tmp/a is a path of one system"),
     "durable.py": ("path.open(encoding='utf-8')", "path.open without newline='\\n', of text that"),
+    "l.py": ("class Plain:\n    def a(self):\n        return 1", "Plain.a has no docstring, nor a"),
     "i/durable.py": ("", "no text is opened here; where is what is hashed written?"),
 }
 SOUND = {
     "cli/b.py": "def f():\n    '''Of `c`.'''\n    from jaxdp.papers import x",
     "training/a.py": "from jaxdp import __version__, ledger\nfrom jaxdp.training.trainer import x",
     "j.py": "path.open('rb')\npath.read_text(encoding='utf-8')\nImage.open(path)",
+    "m.py": "class Base:\n    def b(self):\n        'B.'",
+    "n.py": "class Other(m.Base[int]):\n    def b(self):\n        return 1",
     "k.py": '"""A.\n\nArgs:\n    b: ``c``, 6/tmp\n"""',
     "accounting/c.py": "import jax\nfrom jaxdp.accounting import events",
 }

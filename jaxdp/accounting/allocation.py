@@ -64,9 +64,8 @@ def epoch_pairs(
     combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
     rule = _Resolution(upper, fine / math.sqrt(max(combined, 6)), bits)
     parts = [(size, participations - more), (size + 1, more)]
-    laws = [
-        (_product_of_means(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count
-    ]
+    used = [part for part in parts if part[1]]
+    laws = [(_product_of_means(z, *part, rule), _spread(z, *part)) for part in used]
     law, spread = laws[0]
     if more:
         law = _combine(law, laws[1][0], np.multiply, 1.0, math.hypot(spread, laws[1][1]), rule)
@@ -211,10 +210,8 @@ def _combine(
         if a is b:  # the pair (i, j) stands for (j, i)
             others = b.mass[i:].copy()
             others[rows:] *= 2
-        add(
-            operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
-            a.mass[i : i + rows, None] * others,
-        )
+        some, rest = slice(i, i + rows), b.at[b.at.size - others.size :]
+        add(operation(a.at[some, None], rest), a.mass[some, None] * others)
     # A product is 0 where a factor is. A sum is 0 where both are; where one is, the other is a
     # place that may lie below the grid, and is split between its least place and 0.
     zero = 1.001 * (a.zero + b.zero)

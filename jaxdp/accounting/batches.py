@@ -6,13 +6,14 @@ those of the third.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
-from jaxdp.accounting.events import Array, Gaussian, Relation, require_gaussian
+from jaxdp.accounting.events import ADD, Array, Gaussian, Relation, require_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
 _THRESHOLDS = 20_000
@@ -36,7 +37,6 @@ class _GaussianOnBatches(PairedEvent):
         check.fields(self, event=require_gaussian)
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return "" if self.event.noise_multiplier > 0 else "a release has no noise"
 
 
@@ -59,6 +59,10 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         "{event}, each of {dataset_size:,} records drawn with probability {sampling_prob:.4g} and "
         "at most {cap:,} of them kept"
     )
+    refused: ClassVar = dict.fromkeys(
+        (ADD, Relation.REPLACE_ONE),
+        "the number of records is public and a record is zeroed out; ask with replace_special",
+    )
 
     sampling_prob: float
     cap: int
@@ -68,16 +72,7 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         super().__post_init__()
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is Relation.REPLACE_SPECIAL:
-            return ""
-        return (
-            "the number of records is public and a record is zeroed out; ask with replace_special"
-        )
-
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
@@ -87,15 +82,10 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
             # without the record.
             sampled = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
             return tuple(BatchGaussian(sampled, z, d) for d in ((1, 0, 1), (0, 1, 1)))
-        return tuple(
-            Branches(
-                ((free, BatchGaussian(q, z, d)), (full, BatchGaussian(kept, z, e))), 2 * _TAIL_ERROR
-            )
-            for d, e in _DISTANCES
-        )
+        both = [(BatchGaussian(q, z, d), BatchGaussian(kept, z, e)) for d, e in _DISTANCES]
+        return tuple(Branches(((free, a), (full, b)), 2 * _TAIL_ERROR) for a, b in both)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)
@@ -147,6 +137,10 @@ class ShuffledEpoch(_GaussianOnBatches):
 
     whole_block = True
     words = "an epoch of {steps:,} steps over shuffled records: {event}"
+    refused: ClassVar = {
+        ADD: "the batches of a pass have public sizes, so that neighbours have equal size; ask "
+        "with relation replace_special or replace_one"
+    }
 
     steps: int
 
@@ -154,27 +148,13 @@ class ShuffledEpoch(_GaussianOnBatches):
         super().__post_init__()
         check.fields(self, steps=check.size)
 
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return (
-            "the batches of a pass have public sizes, so that neighbours have equal size; ask with "
-            "relation replace_special or replace_one"
-        )
-
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         # That of the one batch with the record; below, of the largest output.
         z, far = self.event.noise_multiplier, int(relation.separation)
-        return (
-            (BatchGaussian(1.0, z, (0, far, far)),)
-            if upper
-            else _largest_output_pairs(z, self.steps, far)
-        )
+        one = (BatchGaussian(1.0, z, (0, far, far)),)
+        return one if upper else _largest_output_pairs(z, self.steps, far)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # Those of the one batch with the record.
         return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
 
@@ -182,7 +162,7 @@ class ShuffledEpoch(_GaussianOnBatches):
 def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
     """The largest of ``steps`` outputs, where all other records contribute -1, in small bins.
 
-    From every batch's sum its public least value is sampled. Then the outputs are noise but one,
+    From every batch's sum its public least value is taken. Then the outputs are noise but one,
     whose mean is 2 with the record and 2 - ``far`` with what stands for it. A bin of the largest is
     a post-processing, so the release is no better than this pair (Chua et al. 2024,
     arXiv:2403.17673, has one threshold).
@@ -210,10 +190,8 @@ def _largest_output_pairs(z: float, steps: int, far: int) -> tuple[Discrete, ...
     loss = np.log(mass[0] / mass[1])
     order = np.argsort(loss)
     loss, (p, q) = loss[order], mass[:, order]
-    back = slice(None, None, -1)
-    return Discrete(loss, p, 0.0, rounding, q), Discrete(
-        -loss[back], q[back], 0.0, rounding, p[back]
-    )
+    reverse = Discrete(-loss[::-1], q[::-1], 0.0, rounding, p[::-1])
+    return Discrete(loss, p, 0.0, rounding, q), reverse
 
 
 @dataclass(frozen=True)
@@ -247,7 +225,6 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
             raise ValueError(f"participations={k}: expected at most steps={self.steps}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return (
                 "no dominating pair is known where a record becomes another in the same steps; ask "
@@ -258,11 +235,8 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``; add_or_remove_one and replace_special have the same.
-
-        One participation has both ends, which meet as atoms get finer; between 1 and t there is an
-        upper bound alone (docs/allocation.md, Theorems 1 and 4).
-        """
+        # The same under both relations. One participation has both ends, which meet as atoms get
+        # finer; between 1 and t there is an upper bound alone (docs/allocation.md, Theorems 1, 4).
         z, k = self.event.noise_multiplier, self.participations
         joint = z / math.sqrt(k)
         if self.refuses(relation):
@@ -274,10 +248,8 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         return epoch_pairs(min(z, MOST_NOISE), self.steps, k, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``: that of k steps without sampling, order k / 2z^2.
-
-        An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
-        and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
-        """
+        # That of k steps without sampling, order k / 2z^2. An epoch is a mixture over the record's
+        # steps, and the divergence is quasi-convex (van Erven and Harremoes 2014,
+        # arXiv:1206.2459v2, Theorem 13).
         z = self.event.noise_multiplier
         return np.asarray(orders * self.participations / (2 * z * z))

@@ -38,6 +38,7 @@ from jaxdp.accounting.grid import (
     OUTSIDE,
     AtomCounts,
     Atoms,
+    AtomsOfWidth,
     LargeLosses,
     Law,
     LawProfile,
@@ -91,16 +92,14 @@ def bounds(
                     continue
                 hint, known = upper or near, math.inf
                 if not hint:
-                    hint = known = direction.epsilon_end(
-                        True, direction.rough_epsilon(), _COARSE_TOLERANCE
-                    )
+                    rough = direction.rough_epsilon()
+                    hint = known = direction.epsilon_end(True, rough, _COARSE_TOLERANCE)
                 low, high = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
             else:
-                if (
-                    upper > 0
-                    and direction.delta_end(True, epsilon, _COARSE_TOLERANCE) * unit <= upper
-                ):
-                    continue
+                if upper > 0:
+                    coarse = direction.delta_end(True, epsilon, _COARSE_TOLERANCE)
+                    if coarse * unit <= upper:
+                        continue
                 low, high = _refine(direction, direction.delta_end, epsilon)
         except Unresolved:
             low, high = 0.0, math.inf
@@ -168,23 +167,14 @@ def _refine(
 
 @dataclass(eq=False)
 class Direction:
-    """One direction of a composition, for deltas about exp(log_delta).
+    """One direction of a composition, for deltas about exp(log_delta)."""
 
-    Attributes:
-        upper: pairs that dominate its steps, with their numbers.
-        lower: pairs for a lower end; None where none are known.
-        log_delta: about where.
-        tolerance: relative, of the width that is aimed at.
-        exhausted: True once no finer grid is left.
-        by_moments: True once ends were asked of moments alone.
-    """
-
-    upper: Kinds
-    lower: Kinds | None
-    log_delta: float
-    tolerance: float
-    exhausted: bool = False
-    by_moments: bool = False
+    upper: Kinds  # pairs that dominate its steps, with their numbers
+    lower: Kinds | None  # pairs for a lower end; None where none are known
+    log_delta: float  # about where
+    tolerance: float  # relative, of the width that is aimed at
+    exhausted: bool = False  # True once no finer grid is left
+    by_moments: bool = False  # True once ends were asked of moments alone
 
     def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
         """A certified end of delta at epsilon, over exp(log_delta).
@@ -242,20 +232,16 @@ class Direction:
             ends = [pair.tails(np.zeros(1)) for pair, _ in self.upper]
             if max(float(p[0] - q[0]) for p, q in ends) > 1.01 * math.exp(self.log_delta):
                 return False
-        return any(
-            self._certified_delta(True, epsilon, t)(epsilon) <= 1
-            for t in (_COARSE_TOLERANCE, self.tolerance)
-        )
+        goals = (_COARSE_TOLERANCE, self.tolerance)
+        return any(self._certified_delta(True, epsilon, goal)(epsilon) <= 1 for goal in goals)
 
     def rough_epsilon(self) -> float:
         """An upper end of epsilon that is not far above the true one, on a coarse grid."""
 
         def excess(log_epsilon: float) -> float:
             """log of Chernoff's bound on delta there, over exp(log_delta)."""
-            chernoff = _saddle_point(self.upper, math.exp(log_epsilon), self.log_delta, math.inf)[
-                -1
-            ]
-            return chernoff - self.log_delta
+            at = math.exp(log_epsilon)
+            return _saddle_point(self.upper, at, self.log_delta, math.inf)[-1] - self.log_delta
 
         if excess(-23.0) <= 0:
             return math.exp(-23.0)
@@ -263,11 +249,11 @@ class Direction:
             raise Unresolved("no finite epsilon")
         least = math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
         # Chernoff's bound is poor where a few rare losses decide.
-        while (
-            least > 1e-9
-            and self._certified_delta(True, 0.6 * least, _COARSE_TOLERANCE)(0.6 * least) <= 1
-        ):
-            least *= 0.6
+        while least > 1e-9:
+            less = 0.6 * least
+            if not self._certified_delta(True, less, _COARSE_TOLERANCE)(less) <= 1:
+                break
+            least = less
         return least
 
     def _certified_delta(
@@ -325,10 +311,9 @@ class Direction:
         both *= kept
         if high:
             # Q of what lies below the windows, or at minus infinity, is in no atom.
-            lows = (np.asarray([low]) for low in chosen.lows)
-            missing = sum(
-                n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
-            )
+            ends = zip(kinds, chosen.lows, strict=True)
+            q_above = [(float(p.tails(np.asarray([low]))[1][0]), n) for (p, n), low in ends]
+            missing = sum(n * (1 - q) for q, n in q_above)
             second *= max(1 - missing, 0.0)
             groups = parts.groups()
 
@@ -446,37 +431,23 @@ def _bracket_crossing(
 
 @dataclass(frozen=True, eq=False)
 class SumPlan:
-    """Caps on the losses, and the window and the tilt with which their sum is computed.
+    """Caps on the losses, and the window and the tilt with which their sum is computed."""
 
-    Attributes:
-        caps: the largest small loss of each kind of step.
-        lows: the least loss of interest of each.
-        c: the tilt.
-        first: the least loss of the window.
-        last: the largest.
-        split: True if losses above the caps are counted by themselves.
-        chernoff: log of an upper bound on delta.
-        spread: distances of the losses from each step's point mass, their tilted weights, and what
-            a unit of variance adds to epsilon, relative.
-        lattice: a distance that the grid should divide; 0 if there is none.
-        atoms: coarse atoms above the steps, from which grids are chosen.
-        grid: the width of their grid.
-        log_delta: about where.
-        outside: nats of probability that a window leaves outside, of the tilted and the plain law.
-    """
-
-    caps: tuple[float, ...]
-    lows: tuple[float, ...]
-    c: float
-    first: float
-    last: float
-    split: bool
-    chernoff: float
+    caps: tuple[float, ...]  # the largest small loss of each kind of step
+    lows: tuple[float, ...]  # the least loss of interest of each
+    c: float  # the tilt
+    first: float  # the least loss of the window
+    last: float  # the largest
+    split: bool  # True if losses above the caps are counted by themselves
+    chernoff: float  # log of an upper bound on delta
+    # Distances of the losses from each step's point mass, their tilted weights, and what a unit of
+    # variance adds to epsilon, relative.
     spread: tuple[Array, Array, float]
-    lattice: float
-    atoms: AtomCounts
-    grid: float
-    log_delta: float
+    lattice: float  # a distance that the grid should divide; 0 if there is none
+    atoms: AtomCounts  # coarse atoms above the steps, from which grids are chosen
+    grid: float  # the width of their grid
+    log_delta: float  # about where
+    # Nats of probability that a window leaves outside, of the tilted and the plain law.
     outside: tuple[float, float]
 
 
@@ -551,10 +522,8 @@ def _saddle_point(
     spans = [pair.span(tail) for pair, _ in kinds]
     if not all(high - low < 1e9 for low, high in spans):
         raise Unresolved("losses beyond 1e9")
-    caps = tuple(
-        min(high, max(factor * epsilon, p.center + 1e-9))
-        for (p, _), (_, high) in zip(kinds, spans, strict=True)
-    )
+    ends = [(pair.center, high) for (pair, _), (_, high) in zip(kinds, spans, strict=True)]
+    caps = tuple(min(high, max(factor * epsilon, center + 1e-9)) for center, high in ends)
     atoms, width = _coarse_atoms(kinds, epsilon, spans, caps)
     # Where c times the largest sum is huge, the bound is a difference of numbers that have no
     # digits left for it.
@@ -680,10 +649,8 @@ class DiscretizedComposition:
         self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
         self._inner: list[tuple[SmallLosses, int]] = []
         if self.layout.small:
-            self._inner = [
-                (SmallLosses(pair, *ends), n)
-                for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
-            ]
+            each = zip(kinds, self.layout.small, strict=True)
+            self._inner = [(SmallLosses(pair, *ends), n) for (pair, n), ends in each]
             self.kinds = tuple((LargeLosses(inner), n) for inner, n in self._inner)
             if not high:
                 # As many small losses are left out as there may be large ones.
@@ -706,21 +673,16 @@ class DiscretizedComposition:
         """The law of the sum of all losses below the caps, tilted, ``without`` one of a kind."""
         plan, outer = self._plan, functools.partial(self._atoms_on, without=without)
         grids = replace(self.layout, outside=plan.outside[c == 0])
-        if not self._inner:
-            return law_of_sum(outer, self._put, grids, tilted_moments(plan, c), plan.first)
-        large = outer, tilted_moments(plan, c, self.layout.small)
-        return law_of_sum(
-            self._small_loss_atoms, self._put, grids, tilted_moments(plan, c), plan.first, large
-        )
+        steps: AtomsOfWidth = self._small_loss_atoms if self._inner else outer
+        large = (outer, tilted_moments(plan, c, grids.small)) if self._inner else None
+        return law_of_sum(steps, self._put, grids, tilted_moments(plan, c), plan.first, large)
 
     def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
         """The atoms of ``kinds`` on a grid with their numbers, ``without`` one step of a kind."""
         if width not in self._found:
+            ends = zip(self.kinds, self._plan.lows, self._plan.caps, strict=True)
             self._found[width] = [
-                self._put(pair, width, low, cap, self._fine)
-                for (pair, _), low, cap in zip(
-                    self.kinds, self._plan.lows, self._plan.caps, strict=True
-                )
+                self._put(pair, width, low, cap, self._fine) for (pair, _), low, cap in ends
             ]
         found = zip(self._found[width], self.kinds, strict=True)
         return [(atom, n - (i == without)) for i, (atom, (_, n)) in enumerate(found)]

@@ -43,19 +43,13 @@ _NEGLIGIBLE = 1e-8  # of the integrand at 0: what may come back beyond the last 
 
 @dataclass(frozen=True)
 class Composition:
-    """A run of Gaussians on Poisson samples and full batches.
+    """A run of Gaussians on Poisson samples and full batches."""
 
-    Attributes:
-        steps: (step, count) of the sampled steps.
-        relation: the neighbouring relation.
-        mu2: sum of squared separations of all full-batch steps, in noise variances.
-        log_tail: outputs are cut off so far out that all of them together have this (log)
-            probability: the moments are then those of the loss that matters.
-    """
-
-    steps: "tuple[tuple[GaussianStep, int], ...]"
+    steps: "tuple[tuple[GaussianStep, int], ...]"  # (step, count) of the sampled steps
     relation: Relation
-    mu2: float
+    mu2: float  # sum of squared separations of all full-batch steps, in noise variances
+    # Outputs are cut off so far out that all of them together have this (log) probability: the
+    # moments are then those of the loss that matters.
     log_tail: float
 
     def tables(self, order: float, frequency: float = 0.0) -> Tables:
@@ -113,28 +107,18 @@ class Composition:
 
 @dataclass(frozen=True)
 class Line:
-    """Values of the integrand on a line, from which delta follows at any epsilon.
+    """Values of the integrand on a line, from which delta follows at any epsilon."""
 
-    Attributes:
-        c: real part of the line.
-        y: [n] imaginary parts, equally spaced from 0.
-        values: [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)), tapered smoothly
-            unless ``decayed``, which smooths delta on the scale of 1/y[-1].
-        shorter: the same with a taper that ends earlier.
-        log_scale: K(c).
-        rounding: of the values, relative, roughly.
-        decayed: the integrand fell below rounding before the last frequency.
-        level: the largest exp(K(z) - K(c)) where the taper falls.
-    """
-
-    c: float
-    y: Array
+    c: float  # real part of the line
+    y: Array  # [n] imaginary parts, equally spaced from 0
+    # [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)), tapered smoothly unless
+    # ``decayed``, which smooths delta on the scale of 1/y[-1].
     values: Complex
-    shorter: Complex
-    log_scale: float
-    rounding: float
-    decayed: bool
-    level: float = 0.0
+    shorter: Complex  # the same with a taper that ends earlier
+    log_scale: float  # K(c)
+    rounding: float  # of the values, relative, roughly
+    decayed: bool  # the integrand fell below rounding before the last frequency
+    level: float = 0.0  # the largest exp(K(z) - K(c)) where the taper falls
 
     def delta_and_slope(self, epsilon: float) -> tuple[float, float]:
         """(delta, -d delta/d epsilon); the slope is e^epsilon times the second law's tail."""
@@ -375,11 +359,8 @@ def choose_order(
         Unresolved: the moments cannot be tabulated, or no order suits.
     """
     sampled = tuple((s, n) for s, n in run.steps if s.sampling_prob < 1)
-    mu2 = math.fsum(
-        n * (relation.separation / s.noise_multiplier) ** 2
-        for s, n in run.steps
-        if s.sampling_prob == 1
-    )
+    full = [(s.noise_multiplier, n) for s, n in run.steps if s.sampling_prob == 1]
+    mu2 = math.fsum(n * (relation.separation / z) ** 2 for z, n in full)
     composition = Composition(sampled, relation, mu2, _LOG_CUT + log_delta)
 
     def at(log_c: float) -> float:

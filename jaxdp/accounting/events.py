@@ -126,12 +126,14 @@ class Event:
             line would be read as the other event.
         type_name: as ``to_dict`` writes it; that of the class unless it says another.
         words: for reports, with {fields}; an event without any is shown by its ``repr``.
+        refused: by relation, the reason why no such event has a bound under it.
         whole_block: True if one such event is ``steps`` consecutive steps of a loop, charged whole.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
     type_name: ClassVar[str] = "Event"
     words: ClassVar[str] = ""
+    refused: ClassVar[Mapping[Relation, str]] = {}
     whole_block: ClassVar[bool] = False  # said by the class: a field may be called steps by chance
 
     @property
@@ -141,7 +143,7 @@ class Event:
 
     def refuses(self, relation: Relation) -> str:
         """The reason why there is no bound under this relation, or ""."""
-        return ""
+        return self.refused.get(relation, "")
 
     def describe(self) -> str:
         """One such release in words, for a report: ``words`` with the values of the fields."""
@@ -250,7 +252,6 @@ class FixedSizeSampled(Event):
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is not ADD or self.batch_size in (0, self.dataset_size):
             return ""
         return (
@@ -275,7 +276,6 @@ class Repeated(Event):
         check.fields(self, event=require_event, count=check.count)
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
         times = "" if self.count == 1 else f"{self.count:,} times "
         return times + self.event.describe()
 
@@ -298,7 +298,6 @@ class Composed(Event):
         object.__setattr__(self, "events", events)
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
         return "; ".join(part.describe() for part in self.events) or "nothing"
 
 
@@ -331,7 +330,6 @@ class GridNoise(Event):
 
     @property
     def block(self) -> int:
-        """As ``Event.block``."""
         return self.event.block
 
 
@@ -357,7 +355,6 @@ class PerUser(Event):
 
     @property
     def block(self) -> int:
-        """As ``Event.block``."""
         return self.event.block
 
 
@@ -388,22 +385,17 @@ class CorrelatedNoise(Event):
         "a run of {steps:,} steps with correlated noise over records in a public order, together "
         "{event}"
     )
+    refused: ClassVar = {
+        ADD: "records are taken by their position, and one removed record shifts every position "
+        "after it; ask with relation replace_special, or with replace_one, under which a record "
+        "moves the sums twice as far"
+    }
 
     event: Gaussian
     steps: int
 
     def __post_init__(self) -> None:
         check.fields(self, event=require_gaussian, steps=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return (
-            "records are taken by their position, and one removed record shifts every position "
-            "after it; ask with relation replace_special, or with replace_one, under which a "
-            "record moves the sums twice as far"
-        )
 
 
 @dataclass(frozen=True)
@@ -437,6 +429,10 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
         "{bands:,} groups of records, each record of the group drawn with probability "
         "{sampling_prob:.4g}; every draw of a record costs what it does in {event}"
     )
+    refused: ClassVar = {
+        Relation.REPLACE_ONE: "the two records may be in different groups, whose steps are "
+        "correlated; ask with relation add_or_remove_one or replace_special"
+    }
 
     event: Gaussian
     sampling_prob: float
@@ -446,15 +442,6 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     def __post_init__(self) -> None:
         check.fields(self, event=require_gaussian, sampling_prob=check.share)
         check.fields(self, bands=check.size, steps=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is not Relation.REPLACE_ONE:
-            return ""
-        return (
-            "the two records may be in different groups, whose steps are correlated; ask with "
-            "relation add_or_remove_one or replace_special"
-        )
 
 
 @dataclass(frozen=True)

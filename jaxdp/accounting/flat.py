@@ -29,24 +29,16 @@ from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
 _MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
-_DISTANCES = {
-    Relation.REPLACE_ONE: ((2, 2, 2),),
-    Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1)),
-}
+_DISTANCES = {Relation.REPLACE_ONE: ((2, 2, 2),), Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1))}
 
 
 @dataclass(frozen=True, order=True)
 class GaussianStep:
-    """One release: a Gaussian mechanism on a sampled batch.
+    """One release: a Gaussian mechanism on a sampled batch."""
 
-    Attributes:
-        noise_multiplier: z > 0, relative to one record's largest contribution.
-        sampling_prob: q in (0, 1]; 1 is the full batch.
-        sampling: "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
-    """
-
-    noise_multiplier: float
-    sampling_prob: float = 1.0
+    noise_multiplier: float  # z > 0, relative to one record's largest contribution
+    sampling_prob: float = 1.0  # q in (0, 1]; 1 is the full batch
+    # "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
     sampling: str = "poisson"
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
@@ -111,24 +103,19 @@ class DominatedEvent(Event):
 
 @dataclass(frozen=True)
 class FlatRun:
-    """The releases of a composition with their numbers.
+    """The releases of a composition with their numbers."""
 
-    Attributes:
-        steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
-            Dominated events are among them as the Gaussians that dominate them.
-        infinite: why nothing can be guaranteed, or "" when something can.
-        dominated: (event, count) of the events that a Gaussian dominates, distinct.
-        others: the steps without the dominated events; None when there are none of these.
-        parts: (part, count) of the events that are no Gaussian steps, distinct.
-        distance: of the release in total variation from this run; charged by ``queries``.
-    """
-
+    # (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one. Dominated
+    # events are among them as the Gaussians that dominate them.
     steps: tuple[tuple[GaussianStep, int], ...]
-    infinite: str = ""
+    infinite: str = ""  # why nothing can be guaranteed, or "" when something can
+    # (event, count) of the events that a Gaussian dominates, distinct.
     dominated: tuple[tuple[DominatedEvent, int], ...] = ()
+    # The steps without the dominated events; None when there are none of these.
     others: tuple[tuple[GaussianStep, int], ...] | None = None
+    # (part, count) of the events that are no Gaussian steps, distinct.
     parts: tuple[tuple[PairedEvent, int], ...] = ()
-    distance: float = 0.0
+    distance: float = 0.0  # of the release in total variation from this run; charged by ``queries``
 
     def renyi(self, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
         """Renyi divergence of the whole at each order, [k]: the sum over its steps and parts."""
@@ -355,9 +342,8 @@ def _group_similar_steps(
     by_sampling: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
     for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
         by_sampling.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
-    reach = sum(
-        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in by_sampling.values()
-    )
+    ends = [(s[0][0].noise_multiplier, s[-1][0].noise_multiplier) for s in by_sampling.values()]
+    reach = sum(math.log(most_noise / least_noise) for least_noise, most_noise in ends)
     groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
     for members in by_sampling.values():
         least, last, count = members[0][0], members[0][0], 0

@@ -115,13 +115,6 @@ def sampled_delta(z: float, q: float, relation: Relation, epsilon: float) -> flo
     return q * gaussian_delta(mu, inner)
 
 
-def sampled_epsilon(z: float, q: float, relation: Relation, delta: float) -> tuple[float, float]:
-    """(lower, upper) ends of epsilon at delta; (0, 0) if delta(0) <= delta."""
-    return solve_epsilon(
-        lambda epsilon: sampled_delta(z, q, relation, epsilon), delta, 1e-12, PROFILE_ERROR
-    )
-
-
 def _replace_one(z: float, q: float, epsilon: float) -> float:
     """P's mass beyond the threshold minus e^epsilon Q's, for the symmetric pair of mixtures.
 
@@ -137,8 +130,7 @@ def _replace_one(z: float, q: float, epsilon: float) -> float:
         second = (1 - q) * special.ndtr(-t) + q * special.ndtr(-t - h)
         return max(q * between - math.expm1(epsilon) * float(second), 0.0)
     # e^epsilon alone would overflow; times a tail it does not.
-    log_second = np.logaddexp(
-        math.log1p(-q) + special.log_ndtr(-t), math.log(q) + special.log_ndtr(-t - h)
-    )
+    base, present = special.log_ndtr(-t), special.log_ndtr(-t - h)
+    log_second = np.logaddexp(math.log1p(-q) + base, math.log(q) + present)
     first = (1 - q) * special.ndtr(-t) + q * special.ndtr(h - t)
     return max(float(first) - math.exp(min(epsilon + float(log_second), 0.0)), 0.0)

@@ -37,20 +37,13 @@ CELL = 2.4
 
 @dataclass(frozen=True)
 class Atoms:
-    """Losses on the grid ``offset + index * width``, of one step.
+    """Losses on the grid ``offset + index * width``, of one step."""
 
-    Attributes:
-        index: [m] integers.
-        mass: [m] P masses; the Q mass of each is that times e^-loss.
-        offset: loss of index 0.
-        top: the losses above it, and infinite ones, are in no atom.
-        over: (P, Q) masses of those: rounded up and down, or below a pair down and up.
-    """
-
-    index: np.ndarray
-    mass: Array
-    offset: float
-    top: float
+    index: np.ndarray  # [m] integers
+    mass: Array  # [m] P masses; the Q mass of each is that times e^-loss
+    offset: float  # loss of index 0
+    top: float  # the losses above it, and infinite ones, are in no atom
+    # (P, Q) masses of those: rounded up and down, or below a pair down and up.
     over: tuple[float, float]
 
 
@@ -122,13 +115,9 @@ def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: floa
     tails = np.asarray(pair.tails(edges[-1:])).ravel()
     over = float(tails[0]) * (1 - 2 * r), float(tails[1]) * (1 + 2 * r)
     kept = mass > 0
-    return Atoms(
-        indices[kept].astype(np.int64),
-        mass[kept],
-        cells.offset - (4 * _U * float(np.abs(edges).max()) + pair.slack(edges)),
-        float(edges[-1]),
-        over,
-    )
+    index, slack = indices[kept].astype(np.int64), 4 * _U * float(np.abs(edges).max())
+    offset = cells.offset - (slack + pair.slack(edges))
+    return Atoms(index, mass[kept], offset, float(edges[-1]), over)
 
 
 def merge_cells(
@@ -142,32 +131,22 @@ def merge_cells(
     right, left = (_grid_indices(reach / width, fine) for reach in (cap - center, center - low))
     edges = center + width * np.concatenate([-left[:0:-1], right])
     masses = pair.masses(edges)
-    loss = _merged_loss(masses, edges[:-1], r) - (
-        4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
-    )
+    slack = 4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
+    loss = _merged_loss(masses, edges[:-1], r) - slack
     kept = np.isfinite(loss) & (masses.p > 1e-290)
     return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells as one outcome each, and their splits between two points of the grid.
+    """Cells as one outcome each, and their splits between two points of the grid."""
 
-    Attributes:
-        offset: loss of index 0: that of the merged cell in the middle.
-        index: [m] index of the lower of the two points.
-        p: [m] P mass.
-        up: [m] what of it goes to the upper point.
-        good: [m] True where the split is found to lie below the cell's own profile.
-        lost: the mean loss given up by the cells that are rounded down whole.
-    """
-
-    offset: float
-    index: Array
-    p: Array
-    up: Array
-    good: NDArray[np.bool_]
-    lost: float
+    offset: float  # loss of index 0: that of the merged cell in the middle
+    index: Array  # [m] index of the lower of the two points
+    p: Array  # [m] P mass
+    up: Array  # [m] what of it goes to the upper point
+    good: NDArray[np.bool_]  # [m] True where the split is found to lie below the cell's own profile
+    lost: float  # the mean loss given up by the cells that are rounded down whole
 
 
 def _split_cells(pair: Pair, edges: Array, center: float, width: float) -> _Cells:
@@ -278,7 +257,6 @@ class SmallLosses(Pair):
         self.center = pair.center - self.shift
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         p, q, gain, error = self.pair.masses(self._inside(edges))[:4]
         total, other = self.small[:2]
         moved = q * self.ratio
@@ -287,16 +265,13 @@ class SmallLosses(Pair):
         return Masses(p / total, q / other, (gain - moved) / total, off)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         first, last = self.pair.tails(self._inside(losses)), self.pair.tails(self._inside(np.inf))
         return (first[0] - last[0]) / self.small[0], (first[1] - last[1]) / self.small[1]
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return self.low - self.shift, self.high - self.shift
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return self.doubt + self.pair.slack(self._inside(edges))
 
     def _inside(self, losses: Array | float) -> Array:
@@ -308,38 +283,28 @@ class SmallLosses(Pair):
 
 
 class LargeLosses(Pair):
-    """The pair of a step's other losses, and of the event that the loss is small.
-
-    Args:
-        inner: the small losses of the same step.
-    """
+    """The pair of a step's other losses, and of the event that the loss is small."""
 
     def __init__(self, inner: SmallLosses) -> None:
         self.inner, self.center = inner, inner.shift
         self.rounding = inner.pair.rounding
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         least = self.inner.pair.masses(np.minimum(edges, self.inner.low))
         largest = self.inner.pair.masses(np.maximum(edges, self.inner.high))
         here = (edges[:-1] < self.center) & (edges[1:] >= self.center)
-        p, q, gain, error = (
-            a + b + here * small
-            for a, b, small in zip(least[:4], largest[:4], self.inner.small, strict=True)
-        )
+        parts = zip(least[:4], largest[:4], self.inner.small, strict=True)
+        p, q, gain, error = (a + b + here * small for a, b, small in parts)
         return Masses(p, q, gain, error + 4 * _U * np.abs(gain))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         high = np.where(losses < self.center, self.inner.low, np.maximum(losses, self.inner.high))
         return self.inner.pair.tails(np.where(losses < self.inner.low, losses, high))
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return self.inner.pair.span(tail)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return self.inner.doubt + self.inner.pair.slack(edges)
 
     def chance(self) -> float:
@@ -350,9 +315,7 @@ class LargeLosses(Pair):
 
 
 AtomCounts = Sequence[tuple[Atoms, int]]
-AtomsOfWidth = Callable[
-    [float], AtomCounts
-]  # from the width of a grid to the atoms on it, with numbers
+AtomsOfWidth = Callable[[float], AtomCounts]  # from the width of a grid to the atoms on it
 Discretize = Callable[[Pair, float, float, float, float], Atoms]
 
 
@@ -448,9 +411,8 @@ class Law:
             logs = logs[kept] + n * (real + 1j * imag)
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
             lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
-            self.relative += (
-                n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
-            )
+            shared = int(np.bincount(atom.index % size).max())
+            self.relative += n * _U * shared + 1e-30 * n * law.size
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
         self.relative = expm1_or_inf(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
@@ -543,23 +505,17 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids on which the law of a sum is computed.
+    """The grids on which the law of a sum is computed."""
 
-    Attributes:
-        widths: of the only grid; or of that of the steps' losses and of that of the bunches'.
-        bunches: how many bunches make the sum.
-        size: points of the window of the whole sum, a power of two.
-        points: points of all windows together.
-        small: (least, largest) small loss of each kind of steps; then the large ones are put on the
-            last grid at once, beside the sum of the small ones. Empty if all are on the first.
-        outside: nats of tilted probability that all windows of one grid leave outside.
-    """
-
+    # Of the only grid; or of that of the steps' losses and of that of the bunches'.
     widths: tuple[float, ...]
-    bunches: int
-    size: int
-    points: float
+    bunches: int  # how many bunches make the sum
+    size: int  # points of the window of the whole sum, a power of two
+    points: float  # points of all windows together
+    # (least, largest) small loss of each kind of steps; then the large ones are put on the last
+    # grid at once, beside the sum of the small ones. Empty if all are on the first.
     small: tuple[tuple[float, float], ...] = ()
+    # Nats of tilted probability that all windows of one grid leave outside.
     outside: float = OUTSIDE
 
 
@@ -645,9 +601,8 @@ def law_of_sum(
     # One bunch, in a window of which r leave no more outside than the last one does.
     low, high = bunched.window(part, layout.outside + 2 + math.log(r))
     points = math.ceil(math.log2((high - low) / fine + 2))
-    bunch = _law_on_one_grid(
-        counted(atoms, part), bunched, part, fine, low, 1 << min(max(points, 6), _LARGEST_BUNCH)
-    )
+    size = 1 << min(max(points, 6), _LARGEST_BUNCH)
+    bunch = _law_on_one_grid(counted(atoms, part), bunched, part, fine, low, size)
     atom, log_scale, inexact, cut = _bunch_on_coarse_grid(bunch, width, put)
     found = _law_on_one_grid([(atom, r), *rest], moments, counts, width, first, layout.size)
     found.log_scale += r * log_scale
@@ -675,9 +630,8 @@ def _law_on_one_grid(
     above = np.where(hint.orders > c, coarse - (hint.orders - c) * last, np.inf)
     below = np.where(hint.orders < c, coarse + (c - hint.orders) * first, np.inf)
     best = int(np.argmin(above)), int(np.argmin(below))
-    used = {max(best[0] - i, half) for i in _ORDER_STEPS} | {
-        min(best[1] + i, half - 1) for i in _ORDER_STEPS
-    }
+    used = {max(best[0] - i, half) for i in _ORDER_STEPS}
+    used |= {min(best[1] + i, half - 1) for i in _ORDER_STEPS}
     orders = hint.orders[sorted(used)]
     moments = log_moments(kinds, width, np.append(orders, c))
     gain = moments[:-1] - moments[-1]
@@ -706,7 +660,7 @@ class BunchPair(Pair):
         self.rounding = 2.3e-16 * (loss.size + 4)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``, each cell beside its lower edge."""
+        # Each cell beside its lower edge.
         ends = np.searchsorted(self.loss, edges, side="right")
         inside = slice(ends[0], ends[-1])
         base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
@@ -714,18 +668,15 @@ class BunchPair(Pair):
         p, lower = self.p[inside], base[index] - self.loss[inside]
         # Not p - gain, which has no digits where the cell is many nats wide.
         terms = p, p * np.exp(lower), -p * np.expm1(lower)
-        first, second, gain = (
-            np.asarray(np.bincount(index, v, base.size), np.float64) for v in terms
-        )
+        first, second, gain = (np.asarray(np.bincount(index, v, base.size), float) for v in terms)
         # The terms of one cell's gain have the same sign.
         return Masses(first, second, gain, 2 * self.rounding * np.abs(gain), base)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``; none is asked for but that of the largest loss."""
+        # None is asked for but that of the largest loss.
         return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return float(self.loss[0]), float(self.loss[-1])
 
 

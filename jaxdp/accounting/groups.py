@@ -50,10 +50,8 @@ def group_event(event: Event, records: int, relation: Relation) -> Event | None:
                 return None
             # P(0), ..., P(k) of a binomial law, to a relative 1e-13. The last is more than all
             # those together that underflow, so that the law is no smaller.
-            rest = math.log1p(-q)
-            logs = [
-                math.log(math.comb(k, j)) + j * math.log(q) + (k - j) * rest for j in range(k + 1)
-            ]
+            yes, no = math.log(q), math.log1p(-q)
+            logs = [math.log(math.comb(k, j)) + j * yes + (k - j) * no for j in range(k + 1)]
             chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
             chances[-1] = max(chances[-1], 1e-300)
             return MixtureOfGaussians(z, tuple(range(k + 1)), tuple(chances))

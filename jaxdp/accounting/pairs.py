@@ -32,21 +32,13 @@ _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 
 
 class Masses(NamedTuple):
-    """Masses of cells of losses.
+    """Masses of cells of losses."""
 
-    Attributes:
-        p: [m] under P.
-        q: [m] under Q, times e^base.
-        gain: [m] p - q, with the digits that both have in common left out.
-        error: [m] bound on the error of ``gain``.
-        base: [m] a loss near the cell's, or 0 for all.
-    """
-
-    p: Array
-    q: Array
-    gain: Array
-    error: Array
-    base: Array | float = 0.0
+    p: Array  # [m] under P
+    q: Array  # [m] under Q, times e^base
+    gain: Array  # [m] p - q, with the digits that both have in common left out
+    error: Array  # [m] bound on the error of ``gain``
+    base: Array | float = 0.0  # [m] a loss near the cell's, or 0 for all
 
 
 class Pair(abc.ABC):
@@ -151,25 +143,19 @@ class Discrete(Pair):
         self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
-        index = np.searchsorted(edges, self.loss, side="left") - 1
-        inside = (index >= 0) & (index < edges.size - 1)
-        count = edges.size - 1
-        p, q = (
-            np.asarray(np.bincount(index[inside], mass[inside], count), np.float64)
-            for mass in (self.p, self.q)
-        )
+        index, count = np.searchsorted(edges, self.loss, side="left") - 1, edges.size - 1
+        inside = (index >= 0) & (index < count)
+        masses = (np.bincount(index[inside], v[inside], count) for v in (self.p, self.q))
+        p, q = (np.asarray(mass, np.float64) for mass in masses)
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         first = np.searchsorted(self.loss, losses, side="right")
         beyond_p = np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
         beyond_q = np.append(np.cumsum(self.q[::-1])[::-1], 0.0)
         return beyond_p[first] + self.infinite, beyond_q[first]
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         top = self.loss.size - 1
         below = int(np.searchsorted(np.cumsum(self.p), tail))
         above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))
@@ -261,12 +247,10 @@ class Exponential(Pair):
         self.rounding = 4 * _U * (8 + largest)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         p, q = self._between(edges[:-1], edges[1:])
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         return self._between(losses, np.asarray(np.inf))
 
     def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -281,11 +265,10 @@ class Exponential(Pair):
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         return -self.center, self.center
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``: ``largest`` is rounded."""
+        # The largest loss is rounded.
         return 4 * _U * self.center
 
 
@@ -345,9 +328,8 @@ def log_ratio(x: Array, z: float | Array, q: float | Array) -> Array:
         return g
     t = q * np.expm1(np.minimum(g, 30.0))
     stable = (g < 30.0) & (t > -0.5)
-    return np.where(
-        stable, np.log1p(np.maximum(t, -0.5)), np.logaddexp(np.log1p(-q), np.log(q) + g)
-    )
+    far = np.logaddexp(np.log1p(-q), np.log(q) + g)
+    return np.where(stable, np.log1p(np.maximum(t, -0.5)), far)
 
 
 @dataclass(frozen=True)
@@ -356,18 +338,12 @@ class SampledGaussian(Pair):
 
     The pairs, and who proved them, stand at the head of this module. Both ends of a guarantee may
     rest on them: a record that always contributes the same unit vector attains them.
-
-    Attributes:
-        z: noise multiplier > 0.
-        q: sampling probability in (0, 1].
-        relation: the neighbouring relation.
-        reverse: the absent record's direction. Replace-one is symmetric.
     """
 
-    z: float
-    q: float
+    z: float  # noise multiplier > 0
+    q: float  # sampling probability in (0, 1]
     relation: Relation
-    reverse: bool = False
+    reverse: bool = False  # the absent record's direction. Replace-one is symmetric
 
     rounding = 8e-13  # of 40 standard deviations: exp(-t^2/2) with t rounded, docs/certificate.md
 
@@ -381,7 +357,6 @@ class SampledGaussian(Pair):
         return -float(loss[0]) if self.reverse else float(loss[0])
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         z, q = self.z, self.q
         reach = -z * float(special.ndtri(max(tail, 1e-310) / 2))
         sampled = -z * float(special.ndtri(min(max(tail, 1e-310) / (2 * q), 0.5)))
@@ -398,11 +373,8 @@ class SampledGaussian(Pair):
         return (-high, -low) if self.reverse else (low, high)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``.
-
-        The part that both laws share is left out of the difference, which so keeps its digits where
-        hardly any record is sampled.
-        """
+        # The part that both laws share is left out of the difference, which so keeps its digits
+        # where hardly any record is sampled.
         z, q = self.z, self.q
         x = self.output(-edges[::-1] if self.reverse else edges)
         base, present = normal_cells(x, 0.0, z), normal_cells(x, 1.0, z)
@@ -414,7 +386,6 @@ class SampledGaussian(Pair):
         return Masses(p, other, gain, error)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         z, q = self.z, self.q
         sign = 1.0 if self.reverse else -1.0
         x = self.output(-losses if self.reverse else losses)
@@ -426,7 +397,6 @@ class SampledGaussian(Pair):
         return (other, p) if self.reverse else (p, other)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         z, q = self.z, self.q
         x = self.output(-edges if self.reverse else edges)
         x = x[np.isfinite(x)]
@@ -495,10 +465,7 @@ class BatchGaussian(Pair):
             self.center = 0.0 if self.ab and self.ac else (middle if self.ab else -middle)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``.
-
-        A has no part in the difference, which so keeps its digits where k is small.
-        """
+        # A has no part in the difference, which so keeps its digits where k is small.
         x = self._outputs(np.maximum(edges, 0.0), self.distances[0])[::-1]
         up = [normal_cells(x, mean, 1.0)[::-1] for mean in (self.ab, 0.0, self.bc)]
         y = self._outputs(np.maximum(-edges, 0.0), self.distances[1])
@@ -511,13 +478,10 @@ class BatchGaussian(Pair):
         return Masses(base + p, base + q, p - q, self.rounding * (p + q))
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``.
-
-        The logs that make up an output are each known to a few units of rounding, and by one unit
-        of the output the loss changes by at most the larger distance times the posterior weights of
-        B under P and of C under Q. Near the largest loss, which A = B has, the loss itself moves by
-        that rounding.
-        """
+        # The logs that make up an output are each known to a few units of rounding, and by one unit
+        # of the output the loss changes by at most the larger distance times the posterior weights
+        # of B under P and of C under Q. Near the largest loss, which A = B has, the loss itself
+        # moves by that rounding.
         logit = np.log(self.k) - (np.log1p(-self.k) if self.k < 1 else -np.inf)
         size = abs(np.log(self.k)) + (abs(np.log1p(-self.k)) if self.k < 1 else 0.0)
         largest = 0.0
@@ -534,7 +498,6 @@ class BatchGaussian(Pair):
         return 16 * _U * largest
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         x = self._outputs(np.maximum(losses, 0.0), self.distances[0])
         y = self._outputs(np.maximum(-losses, 0.0), self.distances[1])
         base, p, q = (
@@ -544,7 +507,6 @@ class BatchGaussian(Pair):
         return (1 - self.k) * base + self.k * p, (1 - self.k) * base + self.k * q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         far, rare = special.ndtri(tail / 2), special.ndtri(min(tail / (2 * self.k), 0.5))
         low = self._loss(min(self.ac + far, self.bc + rare), self.ac)
         return -low, self._loss(min(self.ab + far, rare), self.ab)
@@ -563,11 +525,8 @@ class BatchGaussian(Pair):
         p, share = self._shares(up, above=True)
         q, other = self._shares(down, above=False)
         first = float(self._outputs(np.asarray([reach]), self.distances[0])[0])
-        far, means, out = (
-            max(self.ab, self.bc),
-            np.asarray([self.ab, 0.0]),
-            np.full(orders.shape, np.inf),
-        )
+        far, means = max(self.ab, self.bc), np.asarray([self.ab, 0.0])
+        out = np.full(orders.shape, np.inf)
         with np.errstate(all="ignore"):
             log_p, log_weights = np.log(p), np.log([1 - self.k, self.k])
             for i, a in enumerate(orders.tolist()):
@@ -663,7 +622,6 @@ class Branches(Pair):
         self.rounding = rounding + 2 * BatchGaussian.rounding
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         found = [[weight * v for v in pair.masses(edges)[:4]] for weight, pair in self.branches]
         p, q, gain, error = (np.sum(values, axis=0) for values in zip(*found, strict=True))
         # The branches' probabilities are off by as much under both laws.
@@ -671,17 +629,14 @@ class Branches(Pair):
         return Masses(p, q, gain, error + self.rounding * off)
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         return max(pair.slack(edges) for _, pair in self.branches)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         found = [(weight, pair.tails(losses)) for weight, pair in self.branches]
         p, q = (np.sum([weight * tails[i] for weight, tails in found], axis=0) for i in (0, 1))
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         spans = [pair.span(min(tail / weight, 0.5)) for weight, pair in self.branches]
         return min(low for low, _ in spans), max(high for _, high in spans)
 
@@ -717,21 +672,18 @@ class MixedGaussian(Pair):
         self.center = -float(loss) if reverse else float(loss)
 
     def masses(self, edges: Array) -> Masses:
-        """As ``Pair.masses``."""
         y = self._output(-edges[::-1] if self.reverse else edges)
         mixed, base = self._mixed(lambda c: normal_cells(y, c, 1.0)), normal_cells(y, 0.0, 1.0)
         p, q = (base[::-1], mixed[::-1]) if self.reverse else (mixed, base)
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         sign = 1.0 if self.reverse else -1.0
         y = self._output(-losses if self.reverse else losses)
         mixed, base = self._mixed(lambda c: special.ndtr(sign * (y - c))), special.ndtr(sign * y)
         return (base, mixed) if self.reverse else (mixed, base)
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         reach = -float(special.ndtri(max(tail, 1e-310) / 2))
         rare = special.ndtri(np.minimum(max(tail, 1e-310) / (2 * self.p), 0.5))
         ends = np.asarray([-reach, max(reach, float(np.max(self.c - rare)))])
@@ -739,7 +691,6 @@ class MixedGaussian(Pair):
         return (-float(high), -float(low)) if self.reverse else (float(low), float(high))
 
     def slack(self, edges: Array) -> float:
-        """As ``Pair.slack``."""
         y = self._output(-edges if self.reverse else edges)
         y = y[np.isfinite(y)]
         terms = float(self.c[-1]) * (np.max(np.abs(y), initial=0.0) + float(self.c[-1]))

@@ -11,12 +11,13 @@ shift of the vector, and is one.
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import Array, Event, Relation, Repeated
+from jaxdp.accounting.events import ADD, Array, Event, Relation, Repeated
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
@@ -36,9 +37,8 @@ _NODES = 20_000  # of a quadrature
 
 def vacuous_reason(epsilon: float) -> str:
     """The reason why a release with such a loss is charged as one without noise, or ""."""
-    return (
-        "" if epsilon <= _LARGEST_EPSILON else f"a release's loss of {epsilon:g} guarantees nothing"
-    )
+    enough = epsilon <= _LARGEST_EPSILON
+    return "" if enough else f"a release's loss of {epsilon:g} guarantees nothing"
 
 
 def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
@@ -84,20 +84,16 @@ class Laplace(PairedEvent):
         check.fields(self, noise_multiplier=check.non_negative)
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return vacuous_reason(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
-        """As ``PairedEvent.pure``."""
         return relation.separation / self.noise_multiplier
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         a = self.pure(relation)
         return (Exponential(a, 0.5, 0.5),) if upper or a < _UNDERFLOW else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # Mironov 2017, arXiv:1702.07476v3, Proposition 6.
         a = self.pure(relation)
         up = np.log(orders / (2 * orders - 1)) + (orders - 1) * a
@@ -106,7 +102,6 @@ class Laplace(PairedEvent):
         return np.minimum((np.logaddexp(up, down) + slack) / (orders - 1), a * (1 + 4 * _U))
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         return Laplace(self.noise_multiplier / records)
 
 
@@ -125,14 +120,12 @@ class _IntegerNoise(PairedEvent):
             raise ValueError(f"sensitivity={self.sensitivity}: expected at most 100000")
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return vacuous_reason(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
         return int(relation.separation) * self.sensitivity
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         return replace(self, sensitivity=self.sensitivity * records)
 
 
@@ -154,7 +147,6 @@ class DiscreteLaplace(_IntegerNoise):
     )
 
     def pure(self, relation: Relation) -> float:
-        """As ``PairedEvent.pure``."""
         return self._shift(relation) / self.scale
 
     def _losses(self, relation: Relation) -> tuple[Array, Array]:
@@ -166,12 +158,10 @@ class DiscreteLaplace(_IntegerNoise):
         return (shift - 2 * k) / t, p
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         loss, p = self._losses(relation)
         return (discrete_pair(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._losses(relation), orders)
 
 
@@ -194,7 +184,6 @@ class DiscreteGaussian(_IntegerNoise):
     )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         shift, sigma = self._shift(relation), self.scale
         if sigma > 1e4:
             return ()
@@ -210,7 +199,6 @@ class DiscreteGaussian(_IntegerNoise):
         return (discrete_pair(loss[keep], p, upper, 1e-300, 4096 * _U),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # Canonne, Kamath and Steinke 2020, Proposition 5.
         return orders * (0.5 * (self._shift(relation) / self.scale) ** 2 * (1 + 8 * _U))
 
@@ -252,13 +240,11 @@ class MixtureOfGaussians(PairedEvent):
         object.__setattr__(self, "probabilities", tuple(merged.values()))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "no worst pair is proven where the amounts of two records may point apart"
         return ""
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         z = self.noise_multiplier
         return "" if z >= 1e-30 or not any(self.sensitivities) else "a release has no noise"
 
@@ -270,14 +256,12 @@ class MixtureOfGaussians(PairedEvent):
         return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         c, p = self.components()
         if c[-1] == 0:
             return (discrete_pair(np.zeros(1), np.ones(1), upper),)
         return MixedGaussian(c, p), MixedGaussian(c, p, reverse=True)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # By the trapezoid rule in both directions, its error added.
         c, p = self.components()
         out = np.empty(orders.size)
@@ -289,12 +273,9 @@ class MixtureOfGaussians(PairedEvent):
         return np.maximum(np.minimum(out, orders * (0.5 * float(c[-1]) ** 2 * (1 + 8 * _U))), 0.0)
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
-        amounts = (
-            f"{len(self.sensitivities)} amounts at random, up to {max(self.sensitivities):.4g}"
-        )
-        noise = f"Gaussian noise of {self.noise_multiplier:.4g}"
-        return f"a sum with {noise}, which a record moves by one of {amounts}"
+        noise, most = f"{self.noise_multiplier:.4g}", f"{max(self.sensitivities):.4g}"
+        many = f"{len(self.sensitivities)} amounts at random, up to {most}"
+        return f"a sum with Gaussian noise of {noise}, which a record moves by one of {many}"
 
 
 def _log_moment(c: Array, p: Array, power: float) -> float:
@@ -337,7 +318,6 @@ class _StatedEvent(PairedEvent):
             raise ValueError(f"relation={self.relation!r}: expected one of {expected}") from None
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
         covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
         if covered or relation is self.relation:
@@ -370,11 +350,9 @@ class EpsilonDelta(_StatedEvent):
         check.fields(self, epsilon=check.non_negative, delta=check.share)
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return "a release's delta is 1" if self.delta == 1 else vacuous_reason(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``PairedEvent.pure``."""
         return self.epsilon if self.delta == 0 else math.inf
 
     def _losses(self) -> tuple[Array, Array]:
@@ -385,22 +363,19 @@ class EpsilonDelta(_StatedEvent):
         return loss, (1 - self.delta) * special.expit(loss)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         return (discrete_pair(*self._losses(), upper, self.delta),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         if self.delta > 0:
             return super().renyi(relation, orders)
         return finite_renyi(*self._losses(), orders)
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         # Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded.
-        log_delta = (
-            math.log(self.delta) + log_geometric_sum(self.epsilon, records) if self.delta else 0
-        )
-        delta = math.exp(min(0.0, log_delta + 1e-12)) if self.delta else 0.0
+        delta = 0.0
+        if self.delta:
+            log_delta = math.log(self.delta) + log_geometric_sum(self.epsilon, records)
+            delta = math.exp(min(0.0, log_delta + 1e-12))
         return replace(self, epsilon=records * self.epsilon, delta=delta)
 
 
@@ -427,26 +402,21 @@ class ExponentialMechanism(_StatedEvent):
         check.fields(self, epsilon=check.positive)
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return vacuous_reason(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``PairedEvent.pure``."""
         return self.epsilon
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         weight = -1 / math.expm1(-self.epsilon)
         return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
         # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         return replace(self, epsilon=records * self.epsilon)
 
 
@@ -474,11 +444,9 @@ class ZCDP(_StatedEvent):
         check.fields(self, rho=check.non_negative, xi=check.non_negative)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9.
         return None if self.xi else replace(self, rho=records * records * self.rho)
 
@@ -500,6 +468,7 @@ class RandomizedResponse(PairedEvent):
         "each record's own answer, replaced with probability {noise_prob:.4g} by a random one of "
         "{buckets}"
     )
+    refused: ClassVar = {ADD: "the number of answers is seen; ask with relation replace_one"}
 
     noise_prob: float
     buckets: int = 2
@@ -508,18 +477,10 @@ class RandomizedResponse(PairedEvent):
         check.fields(self, noise_prob=check.share)
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
-    def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
-        if relation is not Relation.ADD_OR_REMOVE_ONE:
-            return ""
-        return "the number of answers is seen; ask with relation replace_one"
-
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         return "" if self.noise_prob >= 1e-15 else "answers are released without noise"
 
     def pure(self, relation: Relation) -> float:
-        """As ``PairedEvent.pure``."""
         return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
 
     def _losses(self) -> tuple[Array, Array]:
@@ -530,15 +491,12 @@ class RandomizedResponse(PairedEvent):
         return np.asarray([-top, 0.0, top]), np.asarray([p / k, (k - 2) * (p / k), 1 - p + p / k])
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         return (discrete_pair(*self._losses(), upper),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._losses(), orders)
 
     def of_group(self, records: int) -> Event | None:
-        """As ``PairedEvent.of_group``."""
         return Repeated(self, records)
 
 
@@ -571,7 +529,6 @@ class ObjectivePerturbation(PairedEvent):
         check.fields(self, noise_multiplier=check.positive, curvature=check.positive)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "it is proven for adding, removing and zeroing out a record"
         if not self.pairs(relation, True):
@@ -579,7 +536,6 @@ class ObjectivePerturbation(PairedEvent):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         found = _profile(self.noise_multiplier, self.curvature) if upper else None
         return () if found is None else (symmetric_pair(*found),)
 

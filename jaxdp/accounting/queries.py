@@ -39,7 +39,7 @@ _UNPROVEN = "an estimate alone was asked for: no end is proven"
 _ROUGH_TOLERANCE = 1e-2  # tolerance from which on an upper end is enough
 _MARGIN = 1 + 1e-9  # of the rounding of what a distance costs
 _JUMP_SLOPE = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
-_CALIBRATION_TOLERANCE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
+_CLOSE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
 _NEAR_ESTIMATE = ("auto", "exact", "gdp")  # accountants whose upper end is hardly above it
 
 
@@ -224,13 +224,8 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
     if not share < 1:
         return Bound(0.0, None, 1.0, "none", NOTHING_LEFT)
     bound = _compute_bound(question, accountant)
-    return Bound(
-        max(0.0, bound.lower - share),
-        bound.estimate,
-        min(1.0, (bound.upper + share) * (1 + 1e-15)),
-        bound.accountant,
-        bound.note,
-    )
+    lower, upper = max(0.0, bound.lower - share), (bound.upper + share) * (1 + 1e-15)
+    return replace(bound, lower=lower, upper=min(1.0, upper))
 
 
 # The accountants.
@@ -238,21 +233,13 @@ def _delta_with_distance(question: "Question", accountant: str) -> Bound:
 
 @dataclass(frozen=True)
 class Question:
-    """One query of a flat run: epsilon at a delta, or delta at an epsilon.
-
-    Attributes:
-        of: "epsilon" or "delta".
-        run: the flat run; its distance is charged elsewhere.
-        relation: which data sets are neighbours.
-        at: the other of the two; an epsilon may be infinite.
-        tolerance: as of ``epsilon``.
-    """
+    """One query of a flat run: epsilon at a delta, or delta at an epsilon."""
 
     of: Literal["epsilon", "delta"]
-    run: FlatRun
-    relation: Relation
-    at: float
-    tolerance: float | None = None
+    run: FlatRun  # its distance is charged elsewhere
+    relation: Relation  # which data sets are neighbours
+    at: float  # the other of the two; an epsilon may be infinite
+    tolerance: float | None = None  # as of ``epsilon``
 
 
 def _require_supported(run: FlatRun, relation: Relation, accountant: str) -> None:
@@ -347,11 +334,9 @@ def _certified(question: Question, renyi: bool = False) -> Bound:
     # width costs more.
     if rough:
         run, estimate = run.merge_similar(), None
-        goal = (
-            (2e-4 if of_epsilon else _ROUGH_TOLERANCE)
-            if aim == math.inf
-            else aim or _ROUGH_TOLERANCE
-        )
+        goal = aim or _ROUGH_TOLERANCE
+        if aim == math.inf:
+            goal = 2e-4 if of_epsilon else _ROUGH_TOLERANCE
     else:
         sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
         goal = aim or ((9.8e-5 if sampled >= 1 else 5e-4) if of_epsilon else 1e-3)
@@ -430,7 +415,8 @@ def _single_step(question: Question) -> Bound:
     (step, _), relation, at = question.run.steps[0], question.relation, question.at
     z, q = step.noise_multiplier, step.sampling_prob
     if question.of == "epsilon":
-        lower, upper = gaussian.sampled_epsilon(z, q, relation, at)
+        at_epsilon = functools.partial(gaussian.sampled_delta, z, q, relation)
+        lower, upper = gaussian.solve_epsilon(at_epsilon, at, 1e-12, gaussian.PROFILE_ERROR)
         lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _around
         return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
     return _closed_form_delta(
@@ -454,9 +440,8 @@ def _gdp(question: Question) -> Bound:
     if question.of == "epsilon":
         lower, upper = gaussian.gaussian_epsilon(mu, at)
         return Bound(lower, 0.5 * (lower + upper), upper, "gdp", _ZERO if upper == 0 else "")
-    return _closed_form_delta(
-        lambda by: gaussian.gaussian_delta(mu * (1 - by), at * (1 + by)), 1e-10, "gdp"
-    )
+    delta_of = gaussian.gaussian_delta
+    return _closed_form_delta(lambda by: delta_of(mu * (1 - by), at * (1 + by)), 1e-10, "gdp")
 
 
 def _clt(question: Question) -> Bound:
@@ -596,9 +581,8 @@ def calibrate(
         return _log_excess(found.upper, epsilon)
 
     # The proofs begin at the estimate's answer, with its slope; mostly the first one succeeds.
-    start, slope = search(
-        estimated_excess, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole
-    )
+    one = min(max(1, low), high)
+    start, slope = search(estimated_excess, one, -1.5, (wide, safe), tolerance / 4, whole)
     start = safe if start is None else start
     # Where epsilon jumps, the next value tried is the neighbour that shows it.
     value, _ = search(proven_excess, start, slope, (wide, safe), tolerance, whole, tolerance / 5)
@@ -655,14 +639,8 @@ def calibrate_noise_multiplier(
     q = check.share("sampling_prob", sampling_prob)
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
-    return calibrate(
-        lambda z: _dp_sgd(z, q, steps),
-        epsilon,
-        delta,
-        relation,
-        accountant,
-        tolerance=_CALIBRATION_TOLERANCE,
-    )
+    event = functools.partial(_dp_sgd, sampling_prob=q, steps=steps)
+    return calibrate(event, epsilon, delta, relation, accountant, tolerance=_CLOSE)
 
 
 def calibrate_steps(
@@ -703,7 +681,7 @@ def calibrate_sampling_prob(
     z = check.positive("noise_multiplier", noise_multiplier)
     return calibrate(
         lambda q: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant,
-        between=(1e-26, 1.0), most=True, tolerance=_CALIBRATION_TOLERANCE, otherwise=0.0,
+        between=(1e-26, 1.0), most=True, tolerance=_CLOSE, otherwise=0.0,
     )  # fmt: skip
 
 

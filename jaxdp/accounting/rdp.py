@@ -64,9 +64,8 @@ def poisson_renyi(z: float, q: float, relation: Relation, orders: tuple[float, .
         if fits.size:
             i = fits[np.argmax(alphas[fits])]
             x = width[i] * (first[i] + np.arange(count[i]))
-            value, rounding = log_moments(
-                *tabulate_step(x, float(width[i]), z, q, relation), order[fits]
-            )
+            nodes = tabulate_step(x, float(width[i]), z, q, relation)
+            value, rounding = log_moments(*nodes, order[fits])
             found[fits] = np.minimum(found[fits], (value + rounding) / order[fits])
     return found
 

@@ -68,8 +68,7 @@ class SumMoments:
             for order in parts:
                 exponent = order * loss + log_mass
                 peak = exponent.max(axis=1)
-                summed = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
-                one = np.append(one, summed)
+                one = np.append(one, peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
             # Exponents, their logs and exponentials, and a sum of non-negative terms.
             reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
             size = loss.size + 16 + 8 * float(np.abs(log_mass).max())
@@ -134,15 +133,10 @@ def lower_end(kinds: Kinds, log_delta: float, epsilon: float | None = None) -> f
 
 @dataclass(frozen=True)
 class Windows:
-    """Intervals that hold sums of a known weight, one for each tilt.
+    """Intervals that hold sums of a known weight, one for each tilt."""
 
-    Attributes:
-        first: [k] their least sum, > 0.
-        log_weight: [k] log of a lower bound on the untilted measure there.
-    """
-
-    first: Array
-    log_weight: Array
+    first: Array  # [k] their least sum, > 0
+    log_weight: Array  # [k] log of a lower bound on the untilted measure there
 
 
 def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
@@ -163,16 +157,10 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
     inside = np.arange(orders.size)
     with np.errstate(divide="ignore", invalid="ignore"):
         # P_c(sum < a) <= exp(K(o) - K(c) + (c - o) a) for o < c, and the same above.
-        below = [
-            np.where(inside < tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], -np.inf)
-            for g in _NATS
-        ]
-        beyond = [
-            np.where(inside > tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], np.inf)
-            for g in _NATS
-        ]
-    first = [np.nanmax(b, axis=1) for b in below]
-    last = [np.nanmin(b, axis=1) for b in beyond]
+        ends = [((both[0] - both[1] - g) / gap)[tilts] for g in _NATS]
+    below, beyond = inside < tilts[:, None], inside > tilts[:, None]
+    first = [np.nanmax(np.where(below, end, -np.inf), axis=1) for end in ends]
+    last = [np.nanmin(np.where(beyond, end, np.inf), axis=1) for end in ends]
     # The best order on either side bounds what lies beyond each end; what is left lies between.
     # Untilted, a sum s there weighs e^(K(c) - c s), which is least at the window's last sum.
     c, kept, off = orders[tilts], value[tilts], error[tilts]

@@ -71,14 +71,12 @@ class _Truncated(Tries):
             raise ValueError(f"gamma={self.gamma!r}: expected more, the mean is not finite")
 
     def expected(self) -> float:
-        """As ``Tries.expected``."""
         # eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit.
         log = math.log(self.gamma)
         ratio = -self.eta / math.expm1(self.eta * log) if self.eta else -1 / log
         return (1 - self.gamma) / self.gamma * ratio
 
     def sample(self, rng: np.random.Generator) -> int:
-        """As ``Tries.sample``."""
         # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
         left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
         if mass < _LEAST_MASS:  # too small to sum from; 0 is then as good as impossible too
@@ -90,13 +88,11 @@ class _Truncated(Tries):
         return k
 
     def renyi(self, curve: Array, orders: Array) -> Array:
-        """As ``Tries.renyi``."""
         # Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
         inner = (1 - 1 / orders) * curve - math.log(self.gamma) / orders
         return curve + (1 + self.eta) * np.min(inner) + math.log(self.expected()) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
-        """As ``Tries.shift``."""
         # (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma). The profile lies below its
         # chords in e^epsilon; the line from (1, 0) meets one of them.
         alpha, line = np.exp(epsilons), self.gamma / (1 - self.gamma)
@@ -162,28 +158,23 @@ class PoissonTries(Tries):
         check.fields(self, mean=check.positive)
 
     def expected(self) -> float:
-        """As ``Tries.expected``."""
         return self.mean
 
     def sample(self, rng: np.random.Generator) -> int:
-        """As ``Tries.sample``."""
         return int(rng.poisson(self.mean))
 
     def renyi(self, curve: Array, orders: Array) -> Array:
-        """As ``Tries.renyi``."""
         # arXiv:2110.03620v2, Theorem 6, and the term of no try.
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
         least = max(float(np.min(curve)), 0.0)
         variation = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
-        deltas = [
-            min(rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), tuple(orders.tolist())), variation)
-            for a in orders.tolist()
-        ]
-        log_moment = (orders - 1) * (curve + self.mean * np.asarray(deltas)) + math.log(self.mean)
+        plain = tuple(orders.tolist())
+        known = [rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), plain) for a in plain]
+        deltas = np.minimum(known, variation)
+        log_moment = (orders - 1) * (curve + self.mean * deltas) + math.log(self.mean)
         return np.logaddexp(-self.mean, log_moment) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
-        """As ``Tries.shift``."""
         # m times the total variation of one run.
         return self.mean * float(deltas[0])
 
@@ -215,7 +206,6 @@ class Tuned(PairedEvent):
             raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         try:
             run = flatten_exactly(self.event, relation)
         except UnsupportedEventError as error:
@@ -226,7 +216,6 @@ class Tuned(PairedEvent):
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:
-        """As ``PairedEvent.infinite``."""
         # Under any relation that the event allows: noise that is missing is missing under all.
         for relation in Relation:
             try:
@@ -236,7 +225,6 @@ class Tuned(PairedEvent):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``PairedEvent.pairs``."""
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
         # arXiv:2402.06701, have such a bound. No lower end is known.
         epsilons, deltas = _profile(self.event, relation)
@@ -247,7 +235,6 @@ class Tuned(PairedEvent):
         return (symmetric_pair(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``PairedEvent.renyi``."""
         curve = flatten_exactly(self.event, relation).renyi(relation, tuple(orders.tolist()))
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.
@@ -260,8 +247,7 @@ def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
     run = flatten_exactly(event, relation)
     curve = run.renyi(relation)
     epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
-    deltas = [
-        min(rdp.rdp_to_delta(curve, e), delta(event, e, relation, tolerance=1e-2).upper)
-        for e in epsilons.tolist()
-    ]
-    return epsilons, np.minimum.accumulate(np.asarray(deltas))
+    asked = epsilons.tolist()
+    known = [delta(event, e, relation, tolerance=1e-2).upper for e in asked]
+    deltas = np.minimum(known, [rdp.rdp_to_delta(curve, e) for e in asked])
+    return epsilons, np.asarray(np.minimum.accumulate(deltas))

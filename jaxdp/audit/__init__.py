@@ -36,7 +36,7 @@ __all__ = [
     "check", "check_loop", "epsilon_bound", "training_run", "two_worlds",
 ]  # fmt: skip
 
-# Imported when asked for: attacks need scipy.stats, which takes a second, and training none of it.
+# Imported when asked for: training needs none of the attacks.
 _NAMES = {
     "algorithms": ("EpsilonAudit", "audit_algorithm"),
     "assumed": ("audit_one_run_family",),

@@ -225,7 +225,7 @@ def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
 def noise_verdict(
     algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
-    """Tests what ``trusted_steps`` returned, or on some of its runs."""
+    """Tests what ``trusted_steps`` returned, or some of its runs."""
     mask, size = seen["mask"], algorithm.mechanism.batch_size
     steps, strategy = mask.shape[1], algorithm.mechanism.strategy
 

@@ -85,14 +85,11 @@ _RULED = ("custom_jvp", "custom_vjp", "custom_transpose", "linear_call")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The way to call a loss with one example; made by ``form_of``.
+    """The way to call a loss with one example; made by ``form_of``."""
 
-    Attributes:
-        names: the arguments after the parameters that are given by their place.
-        rng: the argument that takes the key, or None; given by its name if it is none of those.
-    """
-
+    # The arguments after the parameters that are given by their place.
     names: tuple[str, ...] = ("example",)
+    # The argument that takes the key, or None; given by its name if it is none of those.
     rng: str | None = None
 
     def __call__(
@@ -270,17 +267,11 @@ def _checking_nnx(nnx: Any) -> Iterator[None]:
 
 
 class TracedFunction(NamedTuple):
-    """A traced function, the loss itself or one inside it.
+    """A traced function, the loss itself or one inside it."""
 
-    Attributes:
-        jaxpr: its operations.
-        consts: the arrays that it captured.
-        axes: names of the axes that the loss itself brought in around it.
-    """
-
-    jaxpr: core.Jaxpr
-    consts: Sequence[Any]
-    axes: frozenset[Any]
+    jaxpr: core.Jaxpr  # its operations
+    consts: Sequence[Any]  # the arrays that it captured
+    axes: frozenset[Any]  # names of the axes that the loss itself brought in around it
 
 
 def traced_functions(
@@ -321,11 +312,8 @@ def inspect_loss(
     arrays = {_identity(array): array for array in captured_alone(traced)}
     # Gradient rules of its own are functions that are called only when a gradient is taken, and
     # capture what they like: the gradient by the trained leaves is traced, and checked as well.
-    if any(flags) and any(
-        eqn.primitive.name.startswith(_RULED)
-        for function in traced_functions(traced)
-        for eqn in function.jaxpr.eqns
-    ):
+    operations = (eqn for function in traced_functions(traced) for eqn in function.jaxpr.eqns)
+    if any(flags) and any(eqn.primitive.name.startswith(_RULED) for eqn in operations):
         leaves, structure = jax.tree.flatten(params)
 
         def gradient(
@@ -487,13 +475,10 @@ class Constants:
         if not is_readable(array) or is_key(array):
             return False
         array = np.asarray(array)
-        same = (a for a in self.arrays if np.shape(a) == array.shape and not is_key(a))
+        same = (np.asarray(a) for a in self.arrays if np.shape(a) == array.shape and not is_key(a))
+        real = (a for a in same if a.dtype.kind != "c")
         with np.errstate(all="ignore"):  # in its dtype: what a program computes with is rounded
-            return any(
-                np.array_equal(np.asarray(a, array.dtype), array)
-                for a in map(np.asarray, same)
-                if a.dtype.kind != "c"
-            )
+            return any(np.array_equal(a.astype(array.dtype), array) for a in real)
 
     @functools.cached_property
     def _keys(self) -> set[Any]:
@@ -502,10 +487,8 @@ class Constants:
 
 def declared_constants(constants: PyTree, loss_fn: Callable[..., PyTree]) -> Constants:
     """The arrays that ``constants`` names, and those that jaxdp's own losses declare."""
-    arrays = [
-        np.asarray(leaf) if isinstance(leaf, np.generic | bool | int | float) else leaf
-        for leaf in jax.tree.leaves(constants)
-    ]
+    leaves, number = jax.tree.leaves(constants), np.generic | bool | int | float
+    arrays = [np.asarray(leaf) if isinstance(leaf, number) else leaf for leaf in leaves]
     for array in arrays:
         traced = isinstance(array, jax.core.Tracer)
         if traced or not hasattr(array, "shape") or array.dtype == np.dtype(object):
@@ -562,19 +545,12 @@ def comparing(data: PyTree) -> contextlib.AbstractContextManager[None]:
 
 
 class CapturedArray(NamedTuple):
-    """A captured array that was computed from records.
-
-    Attributes:
-        value: the array.
-        match: the rows or the statistic of the records that it is.
-        function: the traced function that it stands in.
-        at: its variable there, or the operation that it is written into.
-    """
+    """A captured array that was computed from records."""
 
     value: Any
-    match: statistics.Match
-    function: TracedFunction
-    at: Any
+    match: statistics.Match  # the rows or the statistic of the records that it is
+    function: TracedFunction  # the traced function that it stands in
+    at: Any  # its variable there, or the operation that it is written into
 
 
 def captured_from_records(
@@ -716,9 +692,8 @@ def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[...
 
     def of(params: PyTree, user: User, key: jax.Array | None) -> jax.Array:
         keys = None if key is None else jax.random.split(key, len(user.present))
-        losses = jax.vmap(lambda record, own: form(loss_fn, params, record, own))(
-            user.records, keys
-        )
+        one = functools.partial(form, loss_fn, params)
+        losses = jax.vmap(one)(user.records, keys)
         total = jnp.sum(jnp.where(user.present, losses, jnp.zeros_like(losses)))
         count = jnp.sum(user.present, dtype=losses.dtype)
         return total if reduce == "sum" else total / jnp.maximum(count, jnp.ones_like(count))

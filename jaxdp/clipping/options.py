@@ -271,13 +271,7 @@ def note_given(
     """Tells the ledger of a draw what its records were clipped by, where the caller gave it.
 
     Arrays that jaxdp itself returned are not named: what a trainer read from its state, and a
-    bound that began at the rule's own and followed noisy counts. Nor is the rule's own bound.
-
-    Args:
-        ticket: of the draw, or None.
-        limit: gives the rule's own bound.
-        scale: as it was given.
-        bound: as it was given.
+    bound that began at the rule's own (``limit``) and followed noisy counts. Nor is the rule's own.
     """
     if ticket is None:
         return

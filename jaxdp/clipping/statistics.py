@@ -53,15 +53,10 @@ _TABLE = (
 
 
 class Match(NamedTuple):
-    """An answer: the rows or the statistic of the records that an array is.
+    """An answer: the rows or the statistic of the records that an array is."""
 
-    Attributes:
-        words: it, without a private value.
-        certain: True if it can be no chance.
-    """
-
-    words: str
-    certain: bool
+    words: str  # it, without a private value
+    certain: bool  # True if it can be no chance
 
 
 def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
@@ -70,10 +65,6 @@ def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
     channels and of all numbers, means of classes and of the first records, frequencies of classes
     and weights made of them, covariances, principal directions, projections and whitening.
-
-    Args:
-        value: any array.
-        records: the records.
     """
     # A large array of a shape that nothing of the records has is not read.
     shape = np.shape(value)
@@ -130,21 +121,13 @@ def _match_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Moments of every number of a record over all records, or a sample of them.
+    """Moments of every number of a record over all records, or a sample of them."""
 
-    Attributes:
-        count: int [d], the number of records of which it is finite; gaps count in nothing.
-        mean: float64 [d].
-        variance: float64 [d], divided by ``count``.
-        low: float64 [d], the least.
-        high: float64 [d], the largest.
-    """
-
-    count: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    count: np.ndarray  # int [d], the number of records of which it is finite; gaps count in nothing
+    mean: np.ndarray  # float64 [d]
+    variance: np.ndarray  # float64 [d], divided by ``count``
+    low: np.ndarray  # float64 [d], the least
+    high: np.ndarray  # float64 [d], the largest
 
     @property
     def varies(self) -> np.ndarray:
@@ -161,13 +144,10 @@ class Moments:
         share = count / count.sum(1, keepdims=True)
         mean = np.sum(share * each, axis=1, where=count > 0)
         squares = self.variance[groups] + np.square(each - mean[:, None])
-        return Moments(
-            count.sum(1),
-            mean,
-            np.sum(share * squares, axis=1, where=count > 0),
-            np.fmin.reduce(self.low[groups], axis=1),
-            np.fmax.reduce(self.high[groups], axis=1),
-        )
+        variance = np.sum(share * squares, axis=1, where=count > 0)
+        low = np.fmin.reduce(self.low[groups], axis=1)
+        high = np.fmax.reduce(self.high[groups], axis=1)
+        return Moments(count.sum(1), mean, variance, low, high)
 
 
 def _moments(x: np.ndarray) -> Moments:
@@ -271,10 +251,8 @@ def _match_channels(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
         by = np.moveaxis(np.arange(leaf.width).reshape(leaf.shape), axis, 0)
         flat, groups = value.ravel().astype(np.float64), by.reshape(len(by), -1)
         over = leaf.sample.over(groups)
-        like = any(
-            _resembles(flat, found, over.variance, leaf.scalings)
-            for _, found in _column_statistics(over)
-        )
+        usual = (found for _, found in _column_statistics(over))
+        like = any(_resembles(flat, found, over.variance, leaf.scalings) for found in usual)
         if like and leaf.whole is not None:
             over = leaf.whole.over(groups)
             for words, found in _column_statistics(over):
@@ -374,11 +352,8 @@ def _match_second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Match]:
     value = value.astype(np.float64)
     ways = [rows for rows in (value, value.T) if rows.shape[1] == width and len(rows) <= width]
     for words, moments in zip(("covariance", "second moments"), leaf.scatter, strict=False):
-        if (
-            value.shape == moments.shape
-            and _agrees(value.ravel(), moments.ravel())
-            and is_specific(value)
-        ):
+        same = value.shape == moments.shape and _agrees(value.ravel(), moments.ravel())
+        if same and is_specific(value):
             yield Match(f"the records' {words}", True)
         for rows in ways if width >= 3 else ():
             if (fitted := _name_fit(rows, moments)) and is_specific(value):

@@ -32,28 +32,23 @@ SEEDED = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Releases of one kind on consecutive steps.
+    """Releases of one kind on consecutive steps."""
 
-    Attributes:
-        event: what each step released; or each block (an epoch), of ``event.block`` steps. Blocks
-            begin at the multiples of that.
-        first_step: the first step.
-        steps: how many consecutive steps.
-        stream: names the randomness. A step of a stream is one release, charged once. Another
-            stream is charged anew, and so is every charge without a stream (None).
-        source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
-        note: what a reader must know besides, such as that an auditor put records in; public.
-        whole: True where releases decide how many of the steps are taken: all count, for good.
-        block: how many steps of an epoch are one event; 1 otherwise.
-    """
-
+    # What each step released; or each block (an epoch), of ``event.block`` steps. Blocks begin at
+    # the multiples of that.
     event: acc.Event
     first_step: int
-    steps: int
+    steps: int  # how many consecutive steps
+    # Names the randomness. A step of a stream is one release, charged once. Another stream is
+    # charged anew, and so is every charge without a stream (None).
     stream: str | None = None
+    # Who vouches for the event: a whole "mechanism", its "sampler", or a hand.
     source: str = "by hand"
+    # What a reader must know besides, such as that an auditor put records in; public.
     note: str = ""
+    # True where releases decide how many of the steps are taken: all count, for good.
     whole: bool = False
+    # How many steps of an epoch are one event; 1 otherwise.
     block: int = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,15 +87,11 @@ class Entry:
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that ``to_dict`` wrote."""
-        return cls(
-            _event_of(json.dumps(row["event"], sort_keys=True)),
-            row["first_step"],
-            row["steps"],
-            row["stream"],
-            row["source"],
-            row.get("note", ""),
-            bool(row.get("whole", False)),
-        )
+        event = _event_of(json.dumps(row["event"], sort_keys=True))
+        names = ("first_step", "steps", "stream", "source")
+        first, steps, stream, source = (row[name] for name in names)
+        whole = bool(row.get("whole", False))
+        return cls(event, first, steps, stream, source, row.get("note", ""), whole)
 
     def between(self, start: int, stop: int) -> "Entry":
         """The same releases on other steps."""
@@ -246,10 +237,9 @@ class Chain:
 
     def after(self, row: Row) -> bytes:
         """The hash of the chain with one more row."""
-        text = json.dumps(row, sort_keys=True).encode()
-        return hashlib.blake2b(
-            self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
-        ).digest()
+        found = hashlib.blake2b(digest_size=16, key=self._key[:64], person=b"jaxdp ledger")
+        found.update(self.head + json.dumps(row, sort_keys=True).encode())
+        return found.digest()
 
     def take(self, found: bytes) -> None:
         """Continues from a hash."""

@@ -41,12 +41,10 @@ class LedgerFile(LedgerRows):
 
     @property
     def chained(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._read.chained
 
     @property
     def is_open(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._file is not None and not self._writing
 
     def new_rows(self) -> Iterator[tuple[str, Row, bytes]]:
@@ -86,7 +84,11 @@ class LedgerFile(LedgerRows):
                 lines = self._on_disk()
                 self._check_known(lines)
                 known(self._parsed(lines[self._read.lines :]))
-                self._check_key()
+                if self._read.readable_only:
+                    raise ValueError(
+                        f"ledger {self.path} must be continued with the key that it was begun "
+                        "with, got none: it belongs to a run and can only be read here"
+                    )
                 self._mend(file.fileno(), lines)
                 size = os.fstat(file.fileno()).st_size
             except BaseException:
@@ -101,7 +103,6 @@ class LedgerFile(LedgerRows):
         self._file = file
 
     def append(self, row: Row) -> None:
-        """As for ``LedgerRows``."""
         assert self._file is not None
         self._check()
         if "ledger" not in row and "format" not in row:
@@ -134,7 +135,6 @@ class LedgerFile(LedgerRows):
             self.append({"format": FORMAT})
 
     def close(self) -> None:
-        """Closes the file, so that other processes can write."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):  # every line is on disk
@@ -170,13 +170,6 @@ class LedgerFile(LedgerRows):
             os.write(handle, b"\n")
         durable.sync(handle)
         durable.sync_directory(self.path.resolve().parent)
-
-    def _check_key(self) -> None:
-        if self._read.readable_only:
-            raise ValueError(
-                f"ledger {self.path} must be continued with the key that it was begun with, got "
-                "none: it belongs to a run and can only be read here"
-            )
 
     def _check_known(self, lines: list[bytes]) -> None:
         """Refuses a file that no longer holds the lines that were read from it."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -24,6 +25,7 @@ class _Guard:
         self.depth = 0
         self.seen = False
         self.pending: int | None = None
+        self.raised: int | None = None
         self.timer: threading.Timer | None = None
         self.leaving = threading.Lock()  # two may see the second: handler and watching thread
 
@@ -33,6 +35,7 @@ class _Guard:
             return
         self.seen = True
         if self.depth == 0:
+            self.raised = number
             raise _exception(number)
         self.pending = number
         text = "jaxdp: finishing a checkpoint; interrupt again to end at once\n"
@@ -54,13 +57,18 @@ class _Guard:
             _say(self.last_words() + "\n")
             os._exit(128 + number)
 
+    def raise_lost(self) -> None:
+        """Raises again what Python dropped, as in a callback of the garbage collector."""
+        if self.depth == 0 and self.raised is not None and sys.exc_info()[1] is None:
+            raise _exception(self.raised)
+
     def release(self) -> None:
         """Raises what was held back."""
         if self.timer is not None:
             self.timer.cancel()
         if self.pending is not None:
-            number, self.pending = self.pending, None
-            raise _exception(number)
+            self.raised, self.pending = self.pending, None
+            raise _exception(self.raised)
 
 
 _guard: _Guard | None = None
@@ -99,11 +107,15 @@ def guarded(last_words: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Defers a first signal that arrives inside to the end of the block."""
+    """Defers a first signal that arrives inside to the end of the block.
+
+    One that arrived before, and whose exception was lost where Python drops them, is raised again.
+    """
     guard = _guard
     if guard is None or threading.current_thread() is not threading.main_thread():
         yield
         return
+    guard.raise_lost()
     guard.depth += 1
     try:
         yield

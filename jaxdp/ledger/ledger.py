@@ -127,17 +127,11 @@ _ASSUMED = "assumed to be public, computed from no record: "
 
 
 class Shown(NamedTuple):
-    """A state of a run that may have been seen.
+    """A state of a run that may have been seen."""
 
-    Attributes:
-        step: how many steps it has behind it.
-        past: its own; b"" for one that nobody could read, None in lines of format 2.
-        start: the head of the ledger at the last line "begun" before it was shown.
-    """
-
-    step: int
-    past: bytes | None
-    start: bytes
+    step: int  # how many steps it has behind it
+    past: bytes | None  # its own; b"" for one that nobody could read, None in lines of format 2
+    start: bytes  # the head of the ledger at the last line "begun" before it was shown
 
 
 class Reserving(Protocol):

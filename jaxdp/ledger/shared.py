@@ -43,16 +43,13 @@ class RowsOfAll(LedgerRows):
 
     @property
     def chained(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._number > 0
 
     @property
     def is_open(self) -> bool:
-        """As for ``LedgerRows``."""
         return self._own.is_open and processes.count() == self._count
 
     def new_rows(self) -> Rows:
-        """As for ``LedgerRows``."""
         if self._index:
             return self._own.new_rows() if self._reads else []
         return self._kept(self._own.new_rows())
@@ -191,10 +188,8 @@ class RowsOfAll(LedgerRows):
         self._known([("a row of process 0", row, bytes.fromhex(head)) for row, head in found])
         self._follow(found, message["head"])
         self._number += 1
-        if message["failed"]:
-            raise StorageError(
-                f"process 0 could not charge, so nobody goes on: {message['failed']}"
-            )
+        if failed := message["failed"]:
+            raise StorageError(f"process 0 could not charge, so nobody goes on: {failed}")
         return found[-1][0] if found else {}
 
     def _follow(self, found: list[tuple[Row, str]], head: str) -> None:

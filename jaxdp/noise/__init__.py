@@ -19,13 +19,7 @@ from jaxdp.noise.gaussian import (
 )
 from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
-from jaxdp.noise.sensitivity import (
-    Cyclic,
-    FixedEpochOrder,
-    Participation,
-    Single,
-    sensitivity,
-)
+from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,

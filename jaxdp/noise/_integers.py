@@ -90,21 +90,14 @@ _DIGITS = 80
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AliasTable:
-    """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1).
+    """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1)."""
 
-    Attributes:
-        slot_bits: the table has 2**slot_bits slots.
-        sigma: of the discrete Gaussian that it draws.
-        first: uint32 [slots]; the leading bits of a slot's threshold above its alias.
-        deeper: uint32 [3, slots]; the other bits of the threshold, most significant word first.
-        distance: a proven bound on the total-variation distance of a draw from that Gaussian.
-    """
-
-    slot_bits: int
-    sigma: int
-    first: np.ndarray
+    slot_bits: int  # the table has 2**slot_bits slots
+    sigma: int  # of the discrete Gaussian that it draws
+    first: np.ndarray  # uint32 [slots]; the leading bits of a slot's threshold above its alias
+    # uint32 [3, slots]; the other bits of the threshold, most significant word first.
     deeper: np.ndarray
-    distance: float
+    distance: float  # a proven bound on the total-variation distance of a draw from that Gaussian
 
     @property
     def half(self) -> int:
@@ -198,10 +191,8 @@ class IntegerLaw:
 
     def __post_init__(self) -> None:
         if not self.joint_widths or min(self.joint_widths) < _LEAST:
-            raise ValueError(
-                f"factors must be below {self.sigma / _LEAST:g}, got {self.factors} for sigma "
-                f"{self.sigma}"
-            )
+            most = f"{self.sigma / _LEAST:g} for sigma {self.sigma}"
+            raise ValueError(f"factors must be below {most}, got {self.factors}")
 
     @property
     def draws(self) -> int:
@@ -216,11 +207,8 @@ class IntegerLaw:
     @property
     def joint_widths(self) -> tuple[float, ...]:
         """r' of every addition x + f y: s0 s_y / sqrt(s0^2 + f^2 s_y^2)."""
-        rest = self._variances()[1:]
-        return tuple(
-            self.sigma * math.sqrt(y / (self.sigma**2 + f * f * y))
-            for f, y in zip(self.factors, rest, strict=True)
-        )
+        each, s = zip(self.factors, self._variances()[1:], strict=True), self.sigma
+        return tuple(s * math.sqrt(y / (s**2 + f * f * y)) for f, y in each)
 
     @property
     def distance(self) -> float:

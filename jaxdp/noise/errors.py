@@ -54,10 +54,6 @@ def step_errors(strategy: Strategy, workload: Workload = PREFIX_SUMS) -> np.ndar
 
     Of the cost of one recurrence where C is Toeplitz, otherwise of n^2 numbers or more.
 
-    Args:
-        strategy: C.
-        workload: A.
-
     Raises:
         ValueError: when the strategy is unstable.
     """

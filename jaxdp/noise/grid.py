@@ -124,9 +124,8 @@ class IntegerNoise(Noise):
         law, tag = self.law(count), jnp.asarray(request.key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
         scale = grid_scale(law, request.multiplier, count, request.summed.l2) * fresh
-        noisy, _ = add_integers(
-            request.summed.value, scale, jnp.asarray(request.key.long), law, cuts
-        )
+        key = jnp.asarray(request.key.long)
+        noisy, _ = add_integers(request.summed.value, scale, key, law, cuts)
         return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
@@ -225,14 +224,12 @@ class IntegerMatrixNoise(IntegerNoise):
             low = jax.tree.map(lambda kept: weighed(kept & np.int32(0xFFFF)), state.buffers)
             past = high, low
 
-        noisy, noise = add_integers(
-            request.summed.value, scale, jnp.asarray(request.key.long), law, cuts, past
-        )
+        key = jnp.asarray(request.key.long)
+        noisy, noise = add_integers(request.summed.value, scale, key, law, cuts, past)
         buffers = state.buffers
         if noise is not None:
-            buffers = jax.tree.map(
-                lambda b, row: rows.next_buffers(b, row, state.step), buffers, noise
-            )
+            following = functools.partial(rows.next_buffers, step=state.step)
+            buffers = jax.tree.map(following, buffers, noise)
         # Integers have no NaN: the step says that a state is refused from now on.
         step = jnp.where(goes_on, state.step + 1, _NEVER)
         return noisy, CorrelatedState(jnp.asarray(request.key.tag), state.leaves, step, buffers)
@@ -248,7 +245,6 @@ class IntegerMatrixNoise(IntegerNoise):
 
     @functools.cached_property
     def growth(self) -> float:
-        """The most by which an integer grows over the steps; see ``integer_law``."""
         return growth(self.strategy)
 
     @functools.cached_property
@@ -488,11 +484,9 @@ def add_integers(
     with placement.using_mesh(mesh, override=False):
         add = _compiled_add(law, past is not None, groups, mesh)
         found = add(keys, scale, *values, *jax.tree.leaves(past))
-    noisy, noise = (
-        jax.tree.unflatten(structure, part) if part else None
-        for part in (found[: len(leaves)], found[len(leaves) :])
-    )
-    return noisy, noise
+    noisy, noise = found[: len(leaves)], found[len(leaves) :]
+    unflatten = functools.partial(jax.tree.unflatten, structure)
+    return unflatten(noisy), unflatten(noise) if noise else None
 
 
 @functools.lru_cache(maxsize=64)

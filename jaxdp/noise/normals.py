@@ -135,9 +135,8 @@ def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
             "a parameter must have fewer than 2**33 elements, and fewer than 2**32 rows, got shape "
             f"{shape}"
         )
-    row, *others = (
-        jax.lax.broadcasted_iota(jnp.uint32, (rows, *rest), axis) for axis in range(1 + len(rest))
-    )
+    iota = functools.partial(jax.lax.broadcasted_iota, jnp.uint32, (rows, *rest))
+    row, *others = map(iota, range(1 + len(rest)))
     second = row >= np.uint32(half)
     counters = jnp.where(second, row - np.uint32(half), row)
     for size, place in zip(rest, others, strict=True):
@@ -195,10 +194,8 @@ def over_vmap(
                 "key must be another one for every member of a vmap, got one for all: they would "
                 "share their noise, which subtracts away"
             )
-        full = [
-            x if m else jnp.broadcast_to(x[None], (size, *x.shape))
-            for x, m in zip((std, *leaves), mapped[1:], strict=True)
-        ]
+        given = zip((std, *leaves), mapped[1:], strict=True)
+        full = [x if m else jnp.broadcast_to(x[None], (size, *x.shape)) for x, m in given]
         found = over_vmap(one, lanes + 1)(keys, *full)
         return found, [True] * len(found)
 

@@ -38,12 +38,7 @@ ON_GRID = ("banded", "square_root", "identity")
 
 
 def strategy_by_name(
-    name: str,
-    steps: int,
-    bands: int,
-    participation: Participation,
-    workload: Workload,
-    error: str,
+    name: str, steps: int, bands: int, participation: Participation, workload: Workload, error: str
 ) -> Strategy:
     """The strategy of a name and so many bands, the best where it is optimised.
 
@@ -80,11 +75,7 @@ def _refuse_cyclic(participation: Participation) -> None:
 
 
 def minimize(
-    loss: Loss,
-    starts: Iterable[np.ndarray],
-    name: str,
-    steepest: float = 1e-4,
-    **options: float,
+    loss: Loss, starts: Iterable[np.ndarray], name: str, steepest: float = 1e-4, **options: float
 ) -> np.ndarray:
     """The lowest of the local minima found from each start, float64 like the starts.
 
@@ -150,9 +141,8 @@ def optimal_banded(
     while lengths[-1] > 64 * start.bands:
         lengths.append(lengths[-1] // 8)
     for length in lengths[::-1] if len(found) else ():
-        found = minimize(
-            _banded_loss(target[:length], error), [found], f"{bands} bands, {length} steps"
-        )
+        loss, name = _banded_loss(target[:length], error), f"{bands} bands, {length} steps"
+        found = minimize(loss, [found], name)
     return Toeplitz((1.0, *found.tolist()), start.steps)
 
 

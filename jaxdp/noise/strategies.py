@@ -97,26 +97,21 @@ class ToeplitzStrategy(Strategy):
         """True where all of C is proven to be at least 0."""
 
     def matrix(self) -> np.ndarray:
-        """float64 [n, n]: C."""
         return _lower_toeplitz(self.first_column())
 
     def inverse(self) -> np.ndarray:
-        """float64 [n, n]: C^-1."""
         return _lower_toeplitz(self.first_inverse_column())
 
     def times_magnitudes(self, values: np.ndarray) -> np.ndarray:
-        """float64 [n]: |C| times the values [n]."""
         from scipy import signal
 
         column = np.abs(self.first_column())[: self.bands]
         return np.asarray(signal.oaconvolve(column, values)[: self.steps])
 
     def inverse_row_norms(self) -> np.ndarray:
-        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
         return np.asarray(np.sqrt(np.cumsum(np.square(self.first_inverse_column()))))
 
     def to_dict(self) -> dict[str, Any]:
-        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
         fields = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         return {"type": type(self).__name__, **fields}
 
@@ -133,12 +128,7 @@ _UNIT = 2.0**-53  # the largest relative error of one rounding
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Series(ToeplitzStrategy):
-    """A strategy of finitely many coefficients: those of C, or of its inverse.
-
-    Attributes:
-        coefficients: 1 to n numbers, rounded to float32; the first is 1.
-        steps: n.
-    """
+    """A strategy of finitely many coefficients: those of C, or of its inverse."""
 
     coefficients: tuple[float, ...]
     steps: int
@@ -200,7 +190,6 @@ class Toeplitz(_Series):
         return np.abs(self.first_column())
 
     def first_inverse_column(self) -> np.ndarray:
-        """float64 [n]: the first column of C^-1; ValueError where it exceeds float64."""
         return self._inverse_series()
 
 
@@ -225,7 +214,6 @@ class BandedInverse(_Series):
         return all(d <= 0 for d in self.coefficients[1:])
 
     def first_column(self) -> np.ndarray:
-        """float64 [n]: c; ValueError where it exceeds float64."""
         return self._inverse_series()
 
     def column_bound(self) -> np.ndarray:
@@ -451,7 +439,6 @@ class Dense(Strategy):
 
     @cached_property
     def bands(self) -> int:
-        """The number of bands: the smallest with C[i, j] = 0 for i - j >= bands."""
         rows, columns = np.nonzero(self.matrix())
         return int((rows - columns).max()) + 1
 
@@ -462,7 +449,6 @@ class Dense(Strategy):
         return matrix
 
     def inverse(self) -> np.ndarray:
-        """float64 [n, n]: C^-1."""
         from scipy import linalg
 
         return np.asarray(linalg.solve_triangular(self.matrix(), np.eye(self.steps), lower=True))

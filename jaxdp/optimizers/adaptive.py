@@ -22,19 +22,13 @@ NoiseStd = float | Callable[[PyTree, jax.Array], jax.typing.ArrayLike]
 
 
 class AdaptiveState(NamedTuple):
-    """State of the ``scale_by_dp_*`` transformations; a function of noisy gradients.
+    """State of the ``scale_by_dp_*`` transformations; a function of noisy gradients."""
 
-    Attributes:
-        step: int32 scalar; updates so far.
-        mu: average of the gradients, shaped like the parameters; None where there is none.
-        nu: average (or sum) of squares minus the noise's variance; unbiased, so it may be negative.
-        noise: the same average (or sum) of the noise's variance, shaped like the parameters.
-    """
-
-    step: jax.Array
-    mu: PyTree
+    step: jax.Array  # int32 scalar; updates so far
+    mu: PyTree  # average of the gradients, shaped like the parameters; None where there is none
+    # Average (or sum) of squares minus the noise's variance; unbiased, so it may be negative.
     nu: PyTree
-    noise: PyTree
+    noise: PyTree  # the same average (or sum) of the noise's variance, shaped like the parameters
 
 
 def scale_by_dp_adam_bc(
@@ -61,18 +55,16 @@ def scale_by_dp_adam_bc(
     Raises:
         ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
     """
-    return scale_by_moments(
-        AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1)), noise_std
-    )
+    moments = AdaptiveMoments(hyper.decay("b2", b2), eps, noise_floor, hyper.decay("b1", b1))
+    return scale_by_moments(moments, noise_std)
 
 
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
     """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
-    return scale_by_moments(
-        AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor), noise_std
-    )
+    moments = AdaptiveMoments(hyper.decay("decay", decay), eps, noise_floor)
+    return scale_by_moments(moments, noise_std)
 
 
 def scale_by_dp_adagrad(
@@ -164,18 +156,12 @@ def dp_adagrad(
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveMoments:
-    """The averages of an adaptive optimizer, and its denominator.
+    """The averages of an adaptive optimizer, and its denominator."""
 
-    Attributes:
-        decay: of the averaged squares; None sums them (Adagrad).
-        eps: added to the denominator.
-        noise_floor: least value under the root, as a fraction of the noise's variance.
-        b1: decay of the first moment of Adam, which debiases both; None uses the gradient itself.
-    """
-
-    decay: float | None
-    eps: float
-    noise_floor: float
+    decay: float | None  # of the averaged squares; None sums them (Adagrad)
+    eps: float  # added to the denominator
+    noise_floor: float  # least value under the root, as a fraction of the noise's variance
+    # Decay of the first moment of Adam, which debiases both; None uses the gradient itself.
     b1: float | None = None
 
     def __post_init__(self) -> None:
@@ -225,9 +211,8 @@ class AdaptiveMoments:
         if self.b1 is not None:
             step = jnp.maximum(state.step, 1)
             nu, noise = (_debiased(moment, self.decay, step) for moment in (nu, noise))
-        return jax.tree.map(
-            lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps, nu, noise
-        )
+        above = jax.tree.map(lambda v, s: jnp.maximum(v, self.noise_floor * s), nu, noise)
+        return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, above)
 
     def direction(self, state: AdaptiveState, grads: PyTree) -> PyTree:
         """The first moment, debiased, or the gradient where there is none."""

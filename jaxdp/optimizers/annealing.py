@@ -18,28 +18,19 @@ from jaxdp.types import PyTree, Summed
 
 
 class AnnealingState(NamedTuple):
-    """State of ``annealing``.
+    """State of ``annealing``."""
 
-    Attributes:
-        inner: state of the wrapped optimizer, as of the last accepted candidate.
-        coin: uint32 [2]; the key of the acceptance draws, which are post-processing.
-        energy: float32 scalar, energy of the current parameters; infinite until a candidate is
-            accepted: that of the initial parameters is measured in the update.
-        proposals: int32 scalar, candidates so far: all of them are charged.
-        accepted: int32 scalar, how many were accepted, forced ones included.
-        forced: int32 scalar, how many were accepted because too many were rejected before.
-        rejected_in_a_row: int32 scalar.
-        judged_by: uint32 [2], the tag of the last private energy: one that is used in two updates
-            in a row judges nothing in the second.
-    """
-
-    inner: PyTree
-    coin: jax.Array
+    inner: PyTree  # state of the wrapped optimizer, as of the last accepted candidate
+    coin: jax.Array  # uint32 [2]; the key of the acceptance draws, which are post-processing
+    # float32 scalar, energy of the current parameters; infinite until a candidate is accepted: that
+    # of the initial parameters is measured in the update.
     energy: jax.Array
-    proposals: jax.Array
-    accepted: jax.Array
-    forced: jax.Array
-    rejected_in_a_row: jax.Array
+    proposals: jax.Array  # int32 scalar, candidates so far: all of them are charged
+    accepted: jax.Array  # int32 scalar, how many were accepted, forced ones included
+    forced: jax.Array  # int32 scalar, how many were accepted because too many were rejected before
+    rejected_in_a_row: jax.Array  # int32 scalar
+    # uint32 [2], the tag of the last private energy: one that is used in two updates in a row
+    # judges nothing in the second.
     judged_by: jax.Array
 
 
@@ -156,9 +147,8 @@ def annealing(
 
         def rejected() -> tuple[PyTree, AnnealingState]:
             kept = state.inner if restore_inner else proposed
-            return optax.tree.zeros_like(step), judged._replace(
-                inner=kept, rejected_in_a_row=state.rejected_in_a_row + 1
-            )
+            times = state.rejected_in_a_row + 1
+            return optax.tree.zeros_like(step), judged._replace(inner=kept, rejected_in_a_row=times)
 
         return jax.lax.cond(accept, accepted, rejected)
 
@@ -198,14 +188,11 @@ def sa_dpsgd(
             "strategy must be None for annealing, got correlated noise: no proof covers candidates "
             "that are rejected"
         )
-    sgd = optax.sgd(
-        hyper.learning_rate(learning_rate), momentum=hyper.decay("momentum", momentum) or None
-    )
+    rate, momentum = hyper.learning_rate(learning_rate), hyper.decay("momentum", momentum)
+    sgd = optax.sgd(rate, momentum=momentum or None)
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
-    counted = ("proposals", "accepted", "forced")
-    return Algorithm(
-        mechanism,
-        chain,
-        energy=energy,
-        counts=lambda state: {name: getattr(state, name) for name in counted},
-    )
+
+    def counts(state: AnnealingState) -> dict[str, jax.Array]:
+        return {name: getattr(state, name) for name in ("proposals", "accepted", "forced")}
+
+    return Algorithm(mechanism, chain, energy=energy, counts=counts)

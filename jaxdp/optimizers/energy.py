@@ -178,19 +178,10 @@ class PrivateEnergy(StepHook):
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
         indices[:passes], mask[:passes] = draw.indices, draw.mask
         frozen((indices, mask))
-        assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
-        drawn = DrawnEnergy(
-            self.data,
-            indices,
-            mask,
-            np.int32(passes),
-            None,
-            self.loss_fn,
-            self.mechanism.rule.l2(None),
-            self.mechanism.l2(None),
-            self.mechanism.noise_multiplier,
-            self.mechanism.batch_size,
-        )
+        noise, bound = self.mechanism.noise_multiplier, self.mechanism.rule.l2(None)
+        assert not isinstance(noise, NoiseSchedule)
+        public = bound, self.mechanism.l2(None), noise, self.mechanism.batch_size
+        drawn = DrawnEnergy(self.data, indices, mask, np.int32(passes), None, self.loss_fn, *public)
         return drawn.carrying(draw.ticket)
 
 
@@ -204,33 +195,20 @@ class DrawnEnergy(OfTicket, ExtraArgument):
     """One draw of a ``PrivateEnergy``, for one update. **Secret**: it holds records, and its key.
 
     In ``jit`` it judges once it is ``spent``, which ``jaxdp.compile_update`` does itself.
-
-    Attributes:
-        data: all records.
-        indices: int32 [passes, m].
-        mask: bool [passes, m].
-        passes: int32 scalar; the number of these rows that are used.
-        words: uint32 [2], the noise key; None until it is spent.
-        loss_fn: ``(params, example) -> scalar`` for one record.
-        bound: c, to which each difference is clipped.
-        l2: the most by which one record changes the sum, its rounding included.
-        noise_multiplier: z.
-        batch_size: the public divisor.
-        tag: uint32 [2]; a name of the key that does not reveal it.
-        ticket: the right to release it once; None once it is spent.
     """
 
-    data: PyTree = dataclasses.field(repr=False)
-    indices: ArrayLike = dataclasses.field(repr=False)
-    mask: ArrayLike = dataclasses.field(repr=False)
-    passes: ArrayLike = dataclasses.field(repr=False)
+    data: PyTree = dataclasses.field(repr=False)  # all records
+    indices: ArrayLike = dataclasses.field(repr=False)  # int32 [passes, m]
+    mask: ArrayLike = dataclasses.field(repr=False)  # bool [passes, m]
+    passes: ArrayLike = dataclasses.field(repr=False)  # int32; how many of these rows are used
+    # uint32 [2], the noise key; None until it is spent.
     words: ArrayLike | None = dataclasses.field(repr=False)
-    loss_fn: LossFn
-    bound: float
-    l2: float
-    noise_multiplier: float
-    batch_size: int
-    tag: ArrayLike | None = None
+    loss_fn: LossFn  # ``(params, example) -> scalar`` for one record
+    bound: float  # c, to which each difference is clipped
+    l2: float  # the most by which one record changes the sum, its rounding included
+    noise_multiplier: float  # z
+    batch_size: int  # the public divisor
+    tag: ArrayLike | None = None  # uint32 [2]; a name of the key that does not reveal it
 
     def spent(self, *, verified: bool = False) -> "DrawnEnergy":
         """The draw with its noise key, for one update that the caller compiles.
@@ -271,6 +249,9 @@ class DrawnEnergy(OfTicket, ExtraArgument):
         """The draw with a key of zeros, to trace an update with; nothing is spent."""
         if self.ticket is None:
             self.check_spent()
+            self._require_unused()
+        else:
+            self.ticket.check()
         zeros = np.zeros(2, np.uint32)
         return dataclasses.replace(self, words=zeros, tag=zeros)
 
@@ -310,13 +291,16 @@ class DrawnEnergy(OfTicket, ExtraArgument):
 
     def once(self) -> None:
         """Raises ValueError at a second use of this object: two noises of one key subtract away."""
+        self._require_unused()
+        object.__setattr__(self, _JUDGED, True)
+
+    def _require_unused(self) -> None:
         if hasattr(self, _JUDGED):
             raise ValueError(
                 "energy must judge one candidate, got one that judged another: both would have one "
                 "noise, and their difference none. Take another for every candidate, "
                 "energy.prepare().spent()"
             )
-        object.__setattr__(self, _JUDGED, True)
 
     def clipped_sum(self, candidate: PyTree, current: PyTree) -> jax.Array:
         """The **un-noised** sum of clipped differences; float32 scalar. Sensitive.

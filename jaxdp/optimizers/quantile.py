@@ -19,14 +19,10 @@ from jaxdp.types import PyTree, Summed
 
 
 class QuantileState(NamedTuple):
-    """State of ``quantile_clip``.
+    """State of ``quantile_clip``."""
 
-    Attributes:
-        privatize: state of the gradient's noise.
-        bound: float32 scalar; the clip norm of the next step, computed from noisy counts: public.
-    """
-
-    privatize: PrivatizeState
+    privatize: PrivatizeState  # state of the gradient's noise
+    # float32 scalar; the clip norm of the next step, computed from noisy counts: public.
     bound: jax.Array
 
 
@@ -133,12 +129,6 @@ def quantile_clip(
 def quantile_algorithm(
     optimizer: optax.GradientTransformation, *args: Any, **options: Any
 ) -> Algorithm:
-    """Quantile clipping as an ``Algorithm``, for ``jaxdp.Trainer``.
-
-    Args:
-        optimizer: any optax optimizer.
-        args: as for ``quantile_clip``.
-        options: as for ``quantile_clip``.
-    """
+    """Quantile clipping as an ``Algorithm``; further arguments as for ``quantile_clip``."""
     mechanism, link = quantile_clip(*args, **options)
     return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)

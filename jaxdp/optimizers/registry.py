@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import optax
@@ -26,31 +27,19 @@ Setting = float | str
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The public numbers that every algorithm is built from.
+    """The public numbers that every algorithm is built from."""
 
-    Attributes:
-        noise_multiplier: the noise multiplier of every step, or a schedule.
-        l2_clip_norm: C.
-        batch_size: expected batch size.
-        dataset_size: declared number of records.
-        learning_rate: a number, or an optax schedule.
-        sampling: a rule, or its name, as for ``jaxdp.dp_sgd``.
-        momentum: momentum of SGD, where the algorithm is built on it.
-        key: the key of an annealer's acceptance draws.
-        strategy: of correlated noise, where ``sampling`` is a rule of a whole run; else None.
-        noise: "gaussian", or "grid" as for ``jaxdp.dp_sgd``.
-    """
-
-    noise_multiplier: float | NoiseSchedule
-    l2_clip_norm: float
-    batch_size: int
-    dataset_size: int
-    learning_rate: optax.ScalarOrSchedule
-    sampling: str | Sampling = "poisson"
-    momentum: float = 0.0
-    key: jax.Array | None = None
+    noise_multiplier: float | NoiseSchedule  # the noise multiplier of every step, or a schedule
+    l2_clip_norm: float  # C
+    batch_size: int  # expected batch size
+    dataset_size: int  # declared number of records
+    learning_rate: optax.ScalarOrSchedule  # a number, or an optax schedule
+    sampling: str | Sampling = "poisson"  # a rule, or its name, as for ``jaxdp.dp_sgd``
+    momentum: float = 0.0  # momentum of SGD, where the algorithm is built on it
+    key: jax.Array | None = None  # the key of an annealer's acceptance draws
+    # Of correlated noise, where ``sampling`` is a rule of a whole run; else None.
     strategy: Strategy | None = None
-    noise: str = "gaussian"
+    noise: str = "gaussian"  # "gaussian", or "grid" as for ``jaxdp.dp_sgd``
 
     def __post_init__(self) -> None:
         # Rules know it by names of their own.
@@ -66,40 +55,27 @@ class Numbers:
         """The mechanism with a clipping rule, flat clipping by default."""
         rule = rule or rules.clip(self.l2_clip_norm)
         sizes = (self.batch_size, self.dataset_size)
+        z = self.noise_multiplier
         if self.strategy is None:
-            of_step = self.noise_multiplier, None, *sizes, self.sampling
-            return dp_sgd(*of_step, rule=rule, noise=self.noise)
+            return dp_sgd(z, None, *sizes, self.sampling, rule=rule, noise=self.noise)
         if isinstance(self.sampling, str):
             raise ValueError(
                 "sampling must be a rule of a whole run with a strategy, such as "
                 f"jaxdp.sampling.CyclicPoisson, got {self.sampling!r}"
             )
-        return Mechanism(
-            rule,
-            self.noise_multiplier,
-            self.sampling,
-            *sizes,
-            strategy=self.strategy,
-            noise=self.noise,
-        )
+        return Mechanism(rule, z, self.sampling, *sizes, strategy=self.strategy, noise=self.noise)
 
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry:
-    """A registry entry: how to build an algorithm, and its defaults.
+    """A registry entry: how to build an algorithm, and its defaults."""
 
-    Attributes:
-        build: from the numbers and keyword settings.
-        energy: the data that judge candidates: "public" (part of the test set), "private" (noisy,
-            on the training set), "test" (all of it) and "train" (un-noised), both as published; or
-            "" for none.
-        momentum: True if it uses momentum.
-        recipe: fields of a run that differ from DP-SGD's where none is given, such as the rate.
-    """
-
-    build: Callable[..., Algorithm]
+    build: Callable[..., Algorithm]  # from the numbers and keyword settings
+    # The data that judge candidates: "public" (part of the test set), "private" (noisy, on the
+    # training set), "test" (all of it) and "train" (un-noised), both as published; or "" for none.
     energy: str = ""
-    momentum: bool = False
+    momentum: bool = False  # True if it uses momentum
+    # Fields of a run that differ from DP-SGD's where none is given, such as the rate.
     recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -118,11 +94,10 @@ def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = 
     entry = entry_of(name)
     # Settings are the builder's own parameters: no list of them is kept.
     known = settings_of(name)
+    among = ", ".join(known) or "none"
     for setting in settings or {}:
         if setting not in known:
-            raise ValueError(
-                f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
-            )
+            raise ValueError(f"settings of {name} must be among {among}; got {setting!r}")
     made = entry.build(numbers, **(settings or {}))
     # Refused before anything is charged: an algorithm whose claim its entry does not bear out.
     if entry.energy == "train" and not made.mechanism.leak:
@@ -189,7 +164,7 @@ def _dp_adam(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) 
 
 def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
     """SA-DPSGD, whose candidates are judged on public examples."""
-    return _annealed(n, temperature, max_rejections)
+    return _annealed(n, temperature=temperature, max_rejections=max_rejections)
 
 
 def _sa_private(
@@ -209,21 +184,12 @@ def _sa_private(
             f"energy_batch_size must be at most dataset_size ({n.dataset_size}), got {size}"
         )
     energy = energy_mechanism(energy_noise, energy_bound, size, n.dataset_size)
-    return _annealed(n, temperature, max_rejections, energy=energy)
+    return _annealed(n, temperature=temperature, max_rejections=max_rejections, energy=energy)
 
 
-def _annealed(
-    n: Numbers, temperature: float, max_rejections: int, energy: Mechanism | None = None
-) -> Algorithm:
-    return sa_dpsgd(
-        n.mechanism(),
-        n.learning_rate,
-        n.acceptance_key(),
-        momentum=n.momentum,
-        temperature=temperature,
-        max_rejections=max_rejections,
-        energy=energy,
-    )
+def _annealed(n: Numbers, **settings: Any) -> Algorithm:
+    key = n.acceptance_key()
+    return sa_dpsgd(n.mechanism(), n.learning_rate, key, momentum=n.momentum, **settings)
 
 
 def _adadp(

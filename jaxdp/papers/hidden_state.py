@@ -409,7 +409,6 @@ class HiddenState(DominatedEvent):
         object.__setattr__(self, "blocks", blocks)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Event.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return ""
         return (
@@ -430,7 +429,6 @@ class HiddenState(DominatedEvent):
         return math.sqrt(2 * float(self.values().max()))
 
     def describe(self) -> str:
-        """As ``Event.describe``."""
         steps = sum(block.steps for block in self.blocks)
         chains = "a chain" if len(self.blocks) == 1 else f"each of {len(self.blocks)} chains"
         if self.exposed:

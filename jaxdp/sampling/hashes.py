@@ -56,10 +56,6 @@ def fingerprint(source: Source, secret: Secret) -> str:
     """A keyed hash of the number of records and of some of them. **Secret**.
 
     Of arrays that several processes hold in parts, of their shapes alone.
-
-    Args:
-        source: the records.
-        secret: the key.
     """
     found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
     count = len(source)
@@ -86,9 +82,6 @@ def check_repeatable(source: Source) -> None:
     Sixteen records are read twice, spread over the source by their places alone, which are public,
     and compared bit by bit. Arrays on the device, in memory and in memory maps are not read.
 
-    Args:
-        source: the records.
-
     Raises:
         ValueError: they read differently; the message names the remedy.
     """
@@ -96,10 +89,8 @@ def check_repeatable(source: Source) -> None:
     if source.on_device or (arrays and all(type(leaf) in _PLAIN for leaf in arrays)):
         return
     some = _spread(len(source), _TWICE)
-    first, second = (
-        [leaf.tobytes() for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool)))]
-        for _ in range(2)
-    )
+    twice = (source.gather(some, np.ones(len(some), bool)) for _ in range(2))
+    first, second = ([leaf.tobytes() for leaf in jax.tree.leaves(rows)] for rows in twice)
     if first != second:
         raise ValueError(
             "source must give the same record each time that it is read, got one that gave another "

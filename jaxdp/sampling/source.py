@@ -182,22 +182,17 @@ def _no_random_access(data: PyTree) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource:
-    """A source whose records are rows of arrays, on the device or on the host.
+    """A source whose records are rows of arrays, on the device or on the host."""
 
-    Attributes:
-        arrays: pytree of arrays [N, ...], as they were given: JAX's, or NumPy's, memory maps and
-            array-likes, which are read on access. Sensitive.
-        example: pytree of ``jax.ShapeDtypeStruct``: one record, in JAX's dtypes.
-        size: N when the source was made. Sensitive under add-or-remove-one.
-        on_device: True where all are JAX's.
-        identities: [N], of the records that they were made of; None where each is its own, see
-            ``jaxdp.sampling.hashes.identities``. Sensitive.
-    """
-
+    # Pytree of arrays [N, ...], as they were given: JAX's, or NumPy's, memory maps and array-likes,
+    # which are read on access. Sensitive.
     arrays: PyTree = dataclasses.field(repr=False)
-    example: PyTree
+    example: PyTree  # pytree of ``jax.ShapeDtypeStruct``: one record, in JAX's dtypes
+    # N when the source was made. Sensitive under add-or-remove-one.
     size: int = dataclasses.field(repr=False)
-    on_device: bool
+    on_device: bool  # True where all are JAX's
+    # [N], of the records that they were made of; None where each is its own, see
+    # ``jaxdp.sampling.hashes.identities``. Sensitive.
     identities: Identities | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
@@ -264,13 +259,10 @@ class ArraySource:
             # random rows would bring all of it into the process's memory and, in a container, to
             # its limit. Unmapped again, they stay cached. Only where nothing can be lost: a
             # copy-on-write map would forget what was written to it. Windows cannot.
-            pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
-            if (
-                isinstance(leaf, np.memmap)
-                and isinstance(pages, mmap.mmap)
-                and sys.platform != "win32"
-            ):
-                pages.madvise(mmap.MADV_DONTNEED)
+            if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
+                pages = getattr(leaf, "_mmap", None)
+                if isinstance(pages, mmap.mmap):
+                    pages.madvise(mmap.MADV_DONTNEED)
             if read.shape != (len(ascending), *like.shape):
                 raise ValueError(
                     f"{named(path)} must give rows of shape {list(like.shape)} for an array of "
@@ -294,17 +286,11 @@ class Records:
 
     What the data do per record (a decoder, a random crop) must depend on that record alone: what
     is computed from several records, such as a mean of the data set, is a release of its own.
-
-    Attributes:
-        data: the data that are read. Sensitive.
-        example: pytree of ``jax.ShapeDtypeStruct``: one record.
-        size: the number of records when the source was made. Sensitive under
-            add-or-remove-one.
-        on_device: False.
     """
 
-    data: RandomAccess = dataclasses.field(repr=False)
-    example: PyTree
+    data: RandomAccess = dataclasses.field(repr=False)  # the data that are read. Sensitive
+    example: PyTree  # pytree of ``jax.ShapeDtypeStruct``: one record
+    # The number of records when the source was made. Sensitive under add-or-remove-one.
     size: int = dataclasses.field(repr=False)
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 
@@ -333,10 +319,9 @@ class Records:
                     "nothing"
                 )
             leaves = [(path, as_numbers(leaf, named(path))) for path, leaf in leaves]
-        structs = [
-            jax.ShapeDtypeStruct(tuple(leaf.shape), kept_dtype(leaf.dtype, named(path)))
-            for path, leaf in leaves
-        ]
+        dtypes = [kept_dtype(leaf.dtype, named(path)) for path, leaf in leaves]
+        shapes = [tuple(leaf.shape) for _, leaf in leaves]
+        structs = list(map(jax.ShapeDtypeStruct, shapes, dtypes))
         return cls(data, jax.tree_util.tree_unflatten(structure, structs), size)
 
     def __len__(self) -> int:

@@ -17,19 +17,13 @@ Passes = tuple[np.ndarray, np.ndarray, list[PyTree]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedText:
-    """Records whose token ids are padded as they are read; ``padded_text`` makes it.
+    """Records whose token ids are padded as they are read; ``padded_text`` makes it."""
 
-    Attributes:
-        data: the records, with ``len`` and ``[index]``. Sensitive.
-        max_length: the length of every sequence.
-        pad_id: the token id that pads a shorter one.
-        field: the key of the token ids, or None where a record is a sequence.
-    """
-
+    # The records, with ``len`` and ``[index]``. Sensitive.
     data: RandomAccess = dataclasses.field(repr=False)
-    max_length: int
-    pad_id: int
-    field: str | None
+    max_length: int  # the length of every sequence
+    pad_id: int  # the token id that pads a shorter one
+    field: str | None  # the key of the token ids, or None where a record is a sequence
 
     def __len__(self) -> int:
         return len(self.data)
@@ -118,18 +112,12 @@ def padded_text(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BucketedText:
-    """A source of records in a few lengths; ``bucketed_text`` makes it.
+    """A source of records in a few lengths; ``bucketed_text`` makes it."""
 
-    Attributes:
-        text: the records, all at the largest length. Sensitive.
-        buckets: (length, room) pairs, shortest first; public.
-        names: the keys of the token ids and of their mask.
-        on_device: False.
-    """
-
+    # The records, all at the largest length. Sensitive.
     text: Records = dataclasses.field(repr=False)
-    buckets: tuple[tuple[int, int], ...]
-    names: tuple[str, str]
+    buckets: tuple[tuple[int, int], ...]  # (length, room) pairs, shortest first; public
+    names: tuple[str, str]  # the keys of the token ids and of their mask
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 
     @property

@@ -26,18 +26,14 @@ class User(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Users:
-    """A source of users; ``users`` makes it.
+    """A source of users; ``users`` makes it."""
 
-    Attributes:
-        source: the records. Sensitive.
-        indices: int64 [U, k]; each user's records. Sensitive.
-        present: bool [U, k]; False marks padding. Sensitive.
-        on_device: False: rows are gathered on the host.
-    """
-
-    source: Source = dataclasses.field(repr=False)
+    source: Source = dataclasses.field(repr=False)  # the records. Sensitive
+    # int64 [U, k]; each user's records. Sensitive.
     indices: np.ndarray = dataclasses.field(repr=False)
+    # bool [U, k]; False marks padding. Sensitive.
     present: np.ndarray = dataclasses.field(repr=False)
+    # False: rows are gathered on the host.
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 
     @property
@@ -48,10 +44,9 @@ class Users:
     @property
     def example(self) -> User:
         """Shape and dtype of one user."""
-        k = self.records_per_user
-        records = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), self.source.example
-        )
+        k, struct = self.records_per_user, jax.ShapeDtypeStruct
+        one = self.source.example
+        records = jax.tree.map(lambda leaf: struct((k, *leaf.shape), leaf.dtype), one)
         return User(records, jax.ShapeDtypeStruct((k,), np.bool_))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -99,9 +94,8 @@ def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 
     counts = np.bincount(owner)
     place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     # The n-th record of every user has one priority: a user's records alone decide which are kept.
-    priority = np.random.Philox(key=arguments.integer("seed", seed, least=0)).random_raw(
-        int(counts.max(initial=0))
-    )
+    rng = np.random.Philox(key=arguments.integer("seed", seed, least=0))
+    priority = rng.random_raw(int(counts.max(initial=0)))
     order = np.argsort(owner, kind="stable")
     order = order[np.lexsort((priority[place], owner[order]))]
     # The first k of each user stand in the row; padding repeats the first, where none is read.

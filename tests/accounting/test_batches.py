@@ -9,13 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp.accounting import batches
 from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
-from jaxdp.ledger.entries import event_counts
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, profile, run
 from tests.refusing import all_refused
 
@@ -413,6 +411,7 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
     half = cost(acc.CorrelatedNoise(acc.Gaussian(1.0), 10), SPECIAL)
     assert cost(ORDERED, REPLACE) == pytest.approx(half, rel=1e-9)
     both = acc.Composed([acc.Repeated(acc.PerUser(CYCLIC, 3), 2), ORDERED])
+    assert {e.block for one in (ORDERED, CYCLIC) for e in (one, acc.PerUser(one, 2))} == {10}
     for event in (ORDERED, CYCLIC, both):
         assert acc.events.from_dict(acc.events.to_dict(event)) == event
         assert "10 steps" in event.describe()
@@ -434,22 +433,6 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
     nothing = acc.CyclicPoisson(acc.Gaussian(0.0), 0.5, 2, 3)
     assert cost(nothing) == math.inf
     assert cost(acc.CyclicPoisson(GAUSS, 0.0, 2, 3)) == 0
-
-
-@pytest.mark.parametrize("event", [ORDERED, CYCLIC])
-def test_a_run_is_charged_whole_at_its_first_step(event):
-    assert event.block == acc.PerUser(event, 2).block == 10
-    ledger = Ledger()
-    for first in (0, 1, 7):
-        ledger.charge(event, stream="s", first_step=first)
-        assert event_counts(ledger.entries) == {event: 1}
-    ledger.charge(event, 3, stream="s", first_step=8)
-    assert event_counts(ledger.entries) == {event: 2}
-    ledger.charge(event, stream="again")
-    assert event_counts(Ledger.from_json(ledger.to_json()).entries) == {event: 3}
-    assert ledger.epsilon(1e-5, SPECIAL) == acc.epsilon(acc.Repeated(event, 3), 1e-5, SPECIAL)
-    with pytest.raises(ValueError, match="event must be one for all steps of a block"):
-        ledger.charge(acc.PoissonSampled(GAUSS, 0.1), stream="s", first_step=4)
 
 
 def test_the_whole_release_of_four_steps_and_two_bands():

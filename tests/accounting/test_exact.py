@@ -16,7 +16,7 @@ from jaxdp.accounting.events import Bound
 from jaxdp.accounting.flat import GaussianStep, flatten
 from jaxdp.accounting.pairs import SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 RELATIONS = pytest.mark.parametrize("relation", [ADD, REPLACE])
 
@@ -229,8 +229,7 @@ def test_nested_and_repeated_events_count_as_often_as_they_occur():
     assert flatten(fixed(7), REPLACE).steps == ((GaussianStep(3.0, 0.01, "fixed_size"), 7),)
     inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
     for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
-        with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
-            flatten(outer, REPLACE)
+        refused("nested sampling", flatten, outer, REPLACE, error=acc.UnsupportedEventError)
 
 
 def fixed(steps):

@@ -15,7 +15,7 @@ from jaxdp.accounting.flat import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.accounting.judging import profile as of_pair
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 MIXED = acc.MixtureOfGaussians(1.3, (0.0, 1.0, 2.0), (0.8, 0.15, 0.05))
 ALL = [
@@ -240,8 +240,7 @@ def test_without_noise_nothing_is_guaranteed_and_at_the_ends_there_are_answers()
     twice = acc.Repeated(acc.EpsilonDelta(1.0, 0.1), 2)
     assert acc.delta(twice, math.inf).upper == pytest.approx(0.19)
     assert acc.delta(acc.Composed([step, acc.Laplace(1.0), acc.ZCDP(1.0)]), math.inf).upper == 0
-    with pytest.raises(ValueError, match=r"delta must be 0, 1 or a number .* got 1e-301"):
-        acc.epsilon(step, 1e-301)
+    refused(r"delta must be 0, 1 or a number .* got 1e-301", acc.epsilon, step, 1e-301)
 
 
 # Objective perturbation, against the densities of its minimum in one dimension.

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp
 from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, loss_fn
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 BANK = np.concatenate([np.random.default_rng(1).normal(size=(40, 6)), X[:3]]).astype(np.float32)
 # Of each kind one; the others are told and left alone in clipping/test_statistics.py.
@@ -153,8 +153,7 @@ def test_records_that_are_read_one_by_one_are_read_for_arrays_as_long_as_they_ar
     lazy = Lazy()
     started(captured, X.mean(0), lazy)
     assert lazy.read <= 1  # the example
-    with pytest.raises(ValueError, match="several of the records"):
-        started(captured, X, lazy)
+    refused("several of the records", started, captured, X, lazy)
     started(captured, PUBLIC["as long as the data"], lazy)
 
 
@@ -163,8 +162,7 @@ def test_records_of_users_are_looked_at():
     mechanism = jaxdp.dp_sgd(1.0, 1.0, 12, len(X) // 2, records_per_user=2)
     loss = jaxdp.clipping.user_loss(lambda p, r: loss_fn(p, *r) + jnp.sum(p["v"]))
     trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)
-    with pytest.raises(ValueError, match="the records' mean"):
-        trainer.init(PARAMS | {"v": jnp.asarray(X.mean(0))})
+    refused("the records' mean", trainer.init, PARAMS | {"v": jnp.asarray(X.mean(0))})
 
 
 def run(folder, array, **options):
@@ -175,8 +173,7 @@ def run(folder, array, **options):
 
 def test_a_run_refuses_them_before_its_first_charge_and_takes_what_is_declared(tmp_path):
     mean = X.mean(0)
-    with pytest.raises(ValueError, match="the records' mean"):
-        run(tmp_path / "a", mean).fit(1)
+    refused("the records' mean", run(tmp_path / "a", mean).fit, 1)
     assert not run(tmp_path / "a", mean).directory.checked_ledger().entries
     run(tmp_path / "b", mean, constants=mean).fit(1)
     with pytest.raises(ValueError, match="constants must be a pytree of concrete arrays"):

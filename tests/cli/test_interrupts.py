@@ -8,6 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
+
+import pytest
 
 from jaxdp.cli import failures, main
 from jaxdp.ledger import interrupts
@@ -77,3 +80,25 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(tmp_path, m
     assert (said, exits) == (["interrupted"], [130])
     # Where no run had begun, that is said.
     assert failures._state(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_in_a_callback_is_raised_at_the_next_checkpoint():
+    class Array:
+        """What is deleted; its callback is where the signal arrives."""
+
+    with interrupts.guarded(str):
+        array = Array()
+        weakref.finalize(array, signal.raise_signal, signal.SIGTERM)
+        del array  # Python prints what a callback raises, and goes on
+        # Never while an exception is on its way, which the end of a run waits for.
+        with contextlib.suppress(OSError):
+            try:
+                raise OSError
+            finally:
+                with interrupts.deferred():
+                    pass
+        written = []
+        with pytest.raises(interrupts.Terminated), interrupts.deferred():
+            written.append("a checkpoint")
+        assert not written

@@ -5,8 +5,6 @@ Nor may it communicate, or hand the batch to code of its own.
 
 import functools
 import itertools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +17,8 @@ from jax.experimental import io_callback
 
 import jaxdp
 from jaxdp.types import Draw
-from tests.compiling import with_flags
-from tests.refusing import all_refused
+from tests.ledger.small import trained
+from tests.refusing import all_refused, refused
 
 RULE = jaxdp.clip(1.0)
 PARAMS = {"w": jnp.full((3,), 0.1)}
@@ -54,16 +52,14 @@ def by_custom_jvp(v, mean):
     return scaled(v)
 
 
-def by_while(v, mean):
-    return v * jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, mean()), (0, 0.0))[1]
-
-
 # Every way in which a loss of one example can be made of an array around it.
 WAYS = {
     "outright": lambda v, mean: v * mean(),
     "scan": lambda v, mean: jax.lax.scan(lambda c, _: (c + mean(), None), v, None, length=2)[0],
     "cond": lambda v, mean: jax.lax.cond(v > 0, lambda v: v * mean(), lambda v: v, v),
-    "while": by_while,
+    "while": lambda v, mean: (
+        v * jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, mean()), (0, 0.0))[1]
+    ),
     "jit": lambda v, mean: jax.jit(lambda v: v * mean())(v),
     "checkpoint": lambda v, mean: jax.checkpoint(lambda v: v * mean())(v),
     "custom_vjp": by_custom_vjp,
@@ -241,8 +237,7 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     assert sorted(row.assumed for row in plan if row.assumed) == named
     # It is on disk before the sum is handed on.
     other = mech.clipped_grad(times(STRETCH.T))
-    with pytest.raises(ValueError, match="ledger must be open"):
-        other(PARAMS, data, draw)
+    refused("ledger must be open", other, PARAMS, data, draw)
 
 
 def test_what_was_declared_is_not_told_to_the_ledger():
@@ -337,12 +332,10 @@ def batched_by_hand(params, x):
     return jnp.vdot(params["w"], of_all(x))
 
 
-def called_back(x):
-    return jax.pure_callback(lambda v: v - v.mean(0), ROW, x, vmap_method="expand_dims")
-
-
 SEEING_ALL = {
-    "pure_callback": called_back,
+    "pure_callback": lambda x: jax.pure_callback(
+        lambda v: v - v.mean(0), ROW, x, vmap_method="expand_dims"
+    ),
     "io_callback": lambda x: io_callback(lambda v: v, ROW, x),
     "custom_vmap": of_all,
     "ffi": lambda x: jax.ffi.ffi_call("none", ROW, vmap_method="broadcast_all")(x),
@@ -369,63 +362,6 @@ def test_printing_changes_no_sum_and_is_allowed(capsys):
     assert "seen" in capsys.readouterr().out
 
 
-EIGHT_DEVICES = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-import jaxdp
-mesh, all_close = Mesh(np.array(jax.devices()), ("x",)), np.testing.assert_allclose
-
-# Collectives are refused with and without check_vma; an index, and an axis of the loss, are not.
-params, rows = {"w": jnp.ones(3)}, jax.random.normal(jax.random.key(0), (32, 3))
-alone = Mesh(np.array(jax.devices()[:1]), ("own",))
-def own(v): return jax.lax.psum(v, "own")
-losses = {
-    "pmean": lambda p, e: jnp.vdot(p["w"], e - jax.lax.pmean(e, "x")),
-    "none": lambda p, e: jnp.vdot(p["w"], e),
-    "index": lambda p, e: jnp.vdot(p["w"], e) * (1 + jax.lax.axis_index("x")),
-    "own": lambda p, e: jnp.vdot(
-        p["w"], jax.shard_map(own, mesh=alone, in_specs=P("own"), out_specs=P())(e)),
-}
-def summed(name): return jaxdp.clipped_grad(losses[name], jaxdp.clip(1.0))
-def found(name, check_vma):
-    part = lambda p, b: jax.lax.psum(summed(name)(p, b, "all").value["w"], "x")
-    whole = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(),
-                          check_vma=check_vma)
-    return jax.jit(whole)(params, rows)
-one = summed("none")(params, rows, "all").value["w"]
-for check_vma in (False, True):
-    try: raise SystemExit(f"not refused: {found('pmean', check_vma)}")
-    except ValueError as error: assert "not communicate over a mesh or vmap axis" in str(error)
-    all_close(found("none", check_vma), one, rtol=1e-5)
-    assert found("index", check_vma).shape == (3,)
-all_close(summed("own")(params, rows, "all").value["w"], one, rtol=1e-5)
-
-# A sharded batch gives the sum of one device (by shard_map: own_steps in tests/on_mesh.py).
-params = {"w": jax.random.normal(jax.random.key(0), (6, 4)), "e": jnp.ones((5, 6))}
-loss = lambda p, ex: jnp.sum(jnp.sin((ex[0] + p["e"][ex[1]]) @ p["w"]))
-batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
-         jax.random.randint(jax.random.key(2), (32, 3), 0, 5))
-spread = jax.device_put((batch, jnp.arange(32) % 3 != 0), NamedSharding(mesh, P("x")))
-for engine in ("auto", "ghost", "vmap"):
-    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
-    total = jax.jit(lambda p, b, m: grad_fn(p, b, m).value)
-    found = total(params, *spread), total(params, *jax.device_get(spread))
-    jax.tree.map(lambda a, b: all_close(a, b, rtol=1e-5, atol=1e-6), *found)
-print(len(jax.devices()))
-"""
-
-
-def test_on_eight_devices_collectives_are_refused_and_sums_are_those_of_one():
-    """On one processor, in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-c", EIGHT_DEVICES],
-        env=with_flags("--xla_force_host_platform_device_count=8"),
-        **{"capture_output": True, "text": True, "timeout": 300},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "8"
-
-
 def test_a_private_energy_that_closes_over_the_records_is_refused():
     from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
 
@@ -435,10 +371,8 @@ def test_a_private_energy_that_closes_over_the_records_is_refused():
         sampler = mech.sampler(50, physical_batch_size=16)
         return PrivateEnergy(loss_fn, data, mech, sampler).prepare().spent()
 
-    with pytest.raises(ValueError, match=HOLDS):
-        prepared(functools.partial(centred, data.mean(0))).clipped_sum(PARAMS, PARAMS)
-    with pytest.raises(ValueError, match="must not use custom_vmap"):
-        prepared(batched_by_hand).clipped_sum(PARAMS, PARAMS)
+    refused(HOLDS, prepared(functools.partial(centred, data.mean(0))).clipped_sum, PARAMS, PARAMS)
+    refused("must not use custom_vmap", prepared(batched_by_hand).clipped_sum, PARAMS, PARAMS)
     assert prepared(plain).clipped_sum(PARAMS, PARAMS) == 0.0
 
 
@@ -455,8 +389,5 @@ def test_dropout_works_whatever_generator_jax_takes_by_default():
             trainer = jaxdp.Trainer(
                 loss_fn, mechanism, optax.sgd(0.1), ROWS, secret=jaxdp.Secret.from_seed(1)
             )
-            state = trainer.init(PARAMS)
-            for batch in trainer.batches(2):
-                state, _ = trainer.step(state, batch)
-            found.append(state.params["w"])
+            found.append(trained(trainer, params=PARAMS).params["w"])
     np.testing.assert_array_equal(*found)

@@ -17,7 +17,7 @@ from jaxdp.clipping import reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import CoordinateBox, limit_of
 from tests.compiling import AS_USERS
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 # Clipping aims at the bound less its margin, to a few roundings.
 AIM = (1.0 - rounding.MARGIN) * (1.0 - 1e-6)
@@ -234,8 +234,7 @@ def test_votes_count_the_norms_within_the_bound():
     assert found.votes == 1.5  # one record moves it by ½
     total = clipped(jaxdp.clip(1.0), rows[2:3], bound=jnp.float32(4.0)).total
     assert 4.0 * AIM <= total <= 4.0
-    with pytest.raises(ValueError, match="bound must be None for auto_s"):
-        clipped(jaxdp.auto_s(), rows, bound=jnp.float32(4.0))
+    refused("bound must be None for auto_s", clipped, jaxdp.auto_s(), rows, bound=jnp.float32(4.0))
 
 
 # Few sizes, for every one is compiled: on either side of a group of 32, and of several.

@@ -40,14 +40,12 @@ def lines(path):
     """(first, end) of every charge in a file, and ("ended", n) of every end."""
     rows = map(json.loads, path.read_text().splitlines())
     return [
-        ("ended", row["ended"]) if "ended" in row else (row["first_step"], _end(row))
+        ("ended", row["ended"])
+        if "ended" in row
+        else (row["first_step"], row["first_step"] + row["steps"])
         for row in rows
         if "ended" in row or "event" in row
     ]
-
-
-def _end(row):
-    return row["first_step"] + row["steps"]
 
 
 OF_FIFTY = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
@@ -95,9 +93,10 @@ def trainer(loss=loss_fn, source=X, **options):
     return jaxdp.Trainer(loss, mechanism(), optax.sgd(1.0), source, **options)
 
 
-def trained(train, steps=2, change=lambda batch: batch):
-    state = train.init(P)
-    for batch in train.batches(steps):
+def trained(train, steps=2, change=lambda batch: batch, params=P, **options):
+    """The state after so many steps, of batches that were changed on their way."""
+    state = train.init(params)
+    for batch in train.batches(steps, **options):
         state, _ = train.step(state, change(batch))
     return state
 

@@ -1,7 +1,6 @@
 """An epoch is one event, charged whole at its first step: in ledgers, trainers and runs."""
 
 import itertools
-import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,7 @@ from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
 from tests.ledger.small import ended, issuer, reserved
 from tests.refusing import refused
+from tests.runs.small import kept
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
 OTHER = acc.RandomAllocation(acc.Gaussian(1.0), 5)
@@ -95,7 +95,7 @@ class Budget(list):
 
 
 def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_path):
-    for other in (OTHER, STEP):
+    for other in (OTHER, STEP, acc.PerUser(EPOCH, 2)):
         ledger, words = Ledger(), "event must be one for all steps of a block of 5 of stream"
         ledger.charge(EPOCH, 3, stream="s")
         refused(words, ledger.charge, other, stream="s", first_step=4)
@@ -148,22 +148,6 @@ def test_a_loop_that_is_left_goes_on_with_its_epoch(sampling, reserve):
     assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
     trained(one, 1)
     assert counts(one.ledger) == {event: 2}
-
-
-def test_another_trainer_begins_another_epoch(tmp_path):
-    one = trainer(ledger=tmp_path / "ledger.jsonl")
-    trained(one, 3)
-    one.close()
-    two = trainer(ledger=tmp_path / "ledger.jsonl")
-    assert two._sampler.step == 5
-    drawn = trained(two, 5)
-    assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
-    assert counts(two.ledger) == {EPOCH: 2}
-    ledger = Ledger()  # and so do two samplers
-    one, two = (mechanism().sampler(N, ledger=ledger) for _ in range(2))
-    for _ in range(3):
-        one.draw(), two.draw()
-    assert counts(ledger) == {EPOCH: 2}
 
 
 def test_noise_must_stay_the_same_within_an_epoch():
@@ -242,13 +226,11 @@ def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(tmp_path, see
 
 
 def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(tmp_path, seen):
-    path, kept = tmp_path / "run", tmp_path / "kept"
+    path = tmp_path / "run"
     run(path, "allocation", steps=4)  # shown up to step 4, within the first epoch
-    checkpoints = path / "secret/checkpoints"
-    shutil.copytree(checkpoints, kept)
+    put_back = kept(path / "secret/checkpoints")
     run(path, "allocation", steps=8)
-    shutil.rmtree(checkpoints)
-    shutil.copytree(kept, checkpoints)
+    put_back()
     before = len(seen)
     run(path, "allocation", steps=8)
     assert [step for step, _, _ in seen[before:]] == [4, 5, 6, 7]

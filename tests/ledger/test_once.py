@@ -6,7 +6,6 @@ Above some tests: what an attack did before it was mended, or "held" where it ne
 import dataclasses
 import functools
 import itertools
-import shutil
 from collections import UserList
 
 import jax
@@ -20,6 +19,7 @@ from jaxdp.schedules import decaying
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.ledger.small import N, P, X, loss_fn, mechanism, trained, trainer, whole
 from tests.refusing import all_refused, refused
+from tests.runs.small import kept
 
 SIZE = 4_000
 MECH = mechanism()
@@ -324,41 +324,29 @@ def run(folder, lr=1.0, data=X, **options):
     return jaxdp.Run(*given, params=P, every=2, report=False, **options)
 
 
-def put_back(kept, folder):
-    shutil.rmtree(folder / "secret")
-    shutil.copytree(kept, folder / "secret")
-
-
 # Before: steps 3 to 6 were released twice, on other draws with other noise, and charged once.
 def test_a_secret_folder_that_was_put_back_charges_what_is_done_again(tmp_path):
-    folder, kept = tmp_path / "run", tmp_path / "kept"
+    folder = tmp_path / "run"
     run(folder).fit(2)
-    shutil.copytree(folder / "secret", kept)
+    put_back = kept(folder / "secret")
     for total in (10, 18):  # every time anew
         run(folder).fit(6)
-        put_back(kept, folder)
+        put_back()
         run(folder).fit(6)
         assert jaxdp.Ledger(folder / "ledger.jsonl").steps == total
-        put_back(kept, folder)
+        put_back()
     run(folder).fit(6)
     assert jaxdp.Ledger(folder / "ledger.jsonl").steps == 22
 
 
 # Before: "starts" alone counted, and with it put back a chosen seed gave one start's noise again.
-def test_neither_two_starts_nor_two_learning_rates_of_one_seed_share_their_noise(tmp_path):
+def test_two_starts_of_one_seed_do_not_share_their_noise(tmp_path):
     folder, noise, silent = tmp_path / "run", [], np.zeros_like(X)
     run(folder, data=silent, secret=jaxdp.Secret.from_seed(1)).fit(2)
-    shutil.copytree(folder / "secret", tmp_path / "kept")
+    put_back = kept(folder / "secret")
     for lr in (1.0, 2.0):
         before = np.asarray(run(folder, lr, silent).fit(2)["w"])
         after = np.asarray(run(folder, lr, silent).fit(4)["w"])
         noise.append((after - before) / lr)
-        put_back(tmp_path / "kept", folder)
+        put_back()
     assert not np.allclose(noise[0], noise[1])
-    # Before: optimizer and loss did not go into the randomness: two learning rates with one seed
-    # in one folder (deleted in between, or on two machines) shared their noise.
-    for lr in (1.0, 2.0):
-        shutil.rmtree(folder)
-        after = run(folder, lr, silent, secret=jaxdp.Secret.from_seed(1)).fit(2)["w"]
-        noise.append(np.asarray(after) / lr)
-    assert not np.allclose(noise[2], noise[3])

@@ -16,7 +16,7 @@ from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded
 from jaxdp.noise.correlated import MatrixNoise
 from jaxdp.noise.normals import add_normals
 from tests.laws import is_gaussian
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 N = 24
 PARAMS = {"w": jnp.zeros((40, 5)), "b": jnp.zeros(30)}
@@ -148,8 +148,7 @@ def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_i
         ]
     )
     tx = optax.chain(jaxdp.privatize(MatrixNoise(1.0, FOUR), 1.0), optax.sgd(0.1))
-    with pytest.raises(TypeError, match="must come first in the chain"):
-        tx.update(PARAMS, tx.init(PARAMS))
+    refused("must come first in the chain", tx.update, PARAMS, tx.init(PARAMS), error=TypeError)
 
 
 def fresh_of(strategy, width=64):

@@ -1,10 +1,6 @@
 """The link that adds Gaussian noise, its keys, lanes and refusals; links that are not of jaxdp."""
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +12,10 @@ import jaxdp
 from jaxdp.ledger.tickets import simulated_key
 from jaxdp.noise import IndependentNoise, IntegerMatrixNoise, IntegerNoise, MatrixNoise, identity
 from jaxdp.optimizers.algorithm import Algorithm
-from tests.compiling import with_flags
 from tests.laws import are_uncorrelated, is_gaussian
-from tests.refusing import all_refused
+from tests.ledger import small
+from tests.ledger.small import N, P, X, loss_fn, mechanism
+from tests.refusing import all_refused, refused
 
 
 def keys(multiplier, count=1, seed=11):
@@ -59,20 +56,6 @@ def test_noise_has_its_scale_and_no_other_on_the_sum_and_the_divisor_is_public()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b - a, 0.7, atol=1e-5), zero, seven)
 
 
-def test_steps_leaves_and_halves_of_leaves_never_share_noise():
-    """Also when the batch is empty: its sum is the zero of these steps."""
-    params = {"a": jnp.zeros(3000), "b": jnp.zeros(3000), "c": jnp.zeros(3000)}
-    out = released(ONE, 4, summed(params=params), params)
-    noises = [leaf for update in out for leaf in jax.tree.leaves(update)]
-    for i, one in enumerate(noises):
-        assert is_gaussian(one, 0.5)
-        assert are_uncorrelated(one[:1500], one[1500:])
-        for other in noises[i + 1 :]:
-            assert are_uncorrelated(one, other)
-            assert len(np.intersect1d(one, other)) < 10
-    assert not are_uncorrelated(noises[0], noises[0] + noises[1])  # the test can fail
-
-
 def test_the_state_has_no_part_in_the_noise():
     """A state that is restored, dropped or begun anew uses no noise twice: keys come with draws."""
     state = ONE.init(PARAMS)
@@ -99,8 +82,7 @@ def test_one_key_twice_gives_nan(compiled):
 
 def test_another_multiplier_than_was_charged_is_refused_and_nan_inside_jit():
     tx, words = jaxdp.privatize(0.1, 1.0), "must be the one that the step was charged for, 1.0, got"
-    with pytest.raises(ValueError, match=words):
-        tx.update(summed(), tx.init(PARAMS), PARAMS, key=KEY)
+    refused(words, tx.update, summed(), tx.init(PARAMS), PARAMS, key=KEY)
     inside = jax.jit(lambda key: tx.update(summed(), tx.init(PARAMS), PARAMS, key=key)[0])
     assert np.isnan(inside(KEY)["b"]).all()
     assert np.isfinite(inside(keys(0.1)[0])["b"]).all()
@@ -172,19 +154,7 @@ def test_selective_wrappers_go_around_what_follows():
         around.update(summed(), around.init(PARAMS), PARAMS)
 
 
-N = 60
-X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
-W = {"w": jnp.zeros(4)}
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, 20, N)
-INNER = jaxdp.privatize(1.0, 20)
-
-
-def loss_fn(params, x):
-    return jnp.vdot(params["w"], x)
-
-
-def opens(updates, state, params=None, **_):
-    return updates.value, state
+MECHANISM, INNER = mechanism(), jaxdp.privatize(1.0, 20)
 
 
 def faint(updates, state, params=None, *, key, **_):
@@ -220,9 +190,7 @@ def trained(link, rows, ledger=None):
     given = {"physical_batch_size": rows, "ledger": ledger}
     train = jaxdp.Trainer(loss_fn, algorithm, None, X, **given)
     try:
-        state = train.init(W)
-        for batch in train.batches(2):
-            state, _ = train.step(state, batch)
+        small.trained(train)
         return train.unverified()
     finally:
         train.close()
@@ -232,6 +200,7 @@ def trained(link, rows, ledger=None):
 # which gave NaN parameters after the first step, and a warning nowhere.
 @pytest.mark.parametrize("rows", [8, None])
 def test_an_algorithm_that_adds_no_noise_or_other_noise_is_refused(rows):
+    opens = lambda updates, state, params=None, **_: (updates.value, state)  # noqa: E731
     none = optax.GradientTransformationExtraArgs(INNER.init, opens)
     other = "must be the one that the step was charged for, 1.0"
     all_refused(
@@ -242,9 +211,8 @@ def test_an_algorithm_that_adds_no_noise_or_other_noise_is_refused(rows):
         ]
     )
     tx = optax.chain(none, optax.sgd(1.0))
-    total = summer()(W, X, MECHANISM.sampler(N).draw())
-    with pytest.raises(ValueError, match="must add the noise"):
-        jaxdp.compile_update(tx, donate=False)(W, tx.init(W), total)
+    total = summer()(P, X, MECHANISM.sampler(N).draw())
+    refused("must add the noise", jaxdp.compile_update(tx, donate=False), P, tx.init(P), total)
 
 
 # Before: unverified() == [], since the key was asked for; epsilon said nothing of what was released.
@@ -254,8 +222,8 @@ def test_noise_that_is_not_of_jaxdp_is_told(link, tmp_path):
     sampler, tx = MECHANISM.sampler(N), optax.chain(link, optax.sgd(1.0))
     update = jaxdp.compile_update(tx, donate=False)
     for _ in range(2):  # traced, and from the cache
-        total = summer()(W, X, sampler.draw())
-        update(W, tx.init(W), total)
+        total = summer()(P, X, sampler.draw())
+        update(P, tx.init(P), total)
         (said,) = sampler.ledger.unverified()
         assert words in said
     for rows in (8, None):
@@ -264,8 +232,8 @@ def test_noise_that_is_not_of_jaxdp_is_told(link, tmp_path):
         assert words in said
         assert jaxdp.Ledger(file).unverified() == [said]
     if link is OTHERS[-1]:  # outside jit nobody watches; a kind says itself that it is no own one
-        total = summer()(W, X, (sampler := MECHANISM.sampler(N)).draw())
-        link.update(total, link.init(W), W)
+        total = summer()(P, X, (sampler := MECHANISM.sampler(N)).draw())
+        link.update(total, link.init(P), P)
         (said,) = sampler.ledger.unverified()
         assert words in said
 
@@ -375,12 +343,3 @@ def test_a_key_from_outside_a_loop_gives_nan_and_each_member_s_state_and_multipl
     noises = jax.vmap(lambda s, z: alone(simulated_key(s, {"gradient": z})))(seeds, multipliers)
     assert np.isfinite(noises[0]).all()
     assert np.isnan(noises[1]).all()
-
-
-def test_devices_never_share_noise_and_replicas_do():
-    program = [sys.executable, str(Path(__file__).parents[1] / "eight_devices.py")]
-    devices = with_flags("--xla_force_host_platform_device_count=8")
-    env = {**devices, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(program, env=env, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr[-3_000:]
-    assert found.stdout.split()[-1] == "done"

@@ -34,6 +34,7 @@ from jaxdp.noise import (
 from jaxdp.optimizers import registry
 from jaxdp.sampling import names
 from jaxdp.types import Summed
+from tests.ledger.small import trained
 from tests.refusing import all_refused
 
 DATA = jnp.asarray(np.random.default_rng(0).standard_normal((60, 5)), jnp.float32)
@@ -123,9 +124,7 @@ def test_every_rule_releases_whole_cells_alone(rule):
 def test_a_trainer_s_run_and_its_ledger_pay_for_the_distance(tmp_path):
     mechanism, file = made(), tmp_path / "ledger.jsonl"
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), DATA, ledger=file)
-    state = trainer.init(PARAMS)
-    for batch in trainer.batches(4):
-        state, _ = trainer.step(state, batch)
+    state = trained(trainer, 4, params=PARAMS)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
     assert trainer.unverified() == []
     told, taken = trainer.epsilon(delta=1e-5), mechanism.epsilon(4, 1e-5).upper

@@ -394,17 +394,25 @@ def test_an_energy_that_was_opened_once_judges_once():
     update, state, sampler = (
         jaxdp.compile_update(tx, donate=False),
         tx.init(PARAMS),
-        MECH.sampler(60),
+        MECH.sampler(60, ledger=energies.sampler.ledger),
     )
     grad_fn = MECH.clipped_grad(first)
     one, other = energies.prepare().spent(), energies.prepare().spent()
 
+    draws = []
+
     def judged(energy):
-        update(PARAMS, state, grad_fn(PARAMS, data, sampler.draw()), energy=energy)
+        draws.append(sampler.draw())
+        update(PARAMS, state, grad_fn(PARAMS, data, draws[-1]), energy=energy)
 
     judged(one)
     judged(other)
-    all_refused([(once, partial(judged, one))])
+    drawn = energies.prepare()
+    judged(drawn)
+    # Before: refused once the ticket of the gradient was spent.
+    for used, words in ((one, once), (drawn, "ticket must be spent once")):
+        refused(words, judged, used)
+        assert not draws[-1].ticket.spent
 
 
 def test_a_drawn_energy_is_never_compiled_in():

@@ -134,9 +134,6 @@ def annealed(noise=1.0, make=opt.sa_dpsgd, **changes):
     return make(flat(noise, FULL), 5.0, KEY, temperature=1e9, max_rejections=1000, **changes)
 
 
-# Falls steeply where the first candidate lands, so that only a jump along the record is accepted.
-
-
 def started(algorithm):
     """With one candidate accepted already, so that the first is judged like the others."""
     init = algorithm.after_noise.init

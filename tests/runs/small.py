@@ -1,8 +1,10 @@
 """A small run for the tests of this room; also a program, to be killed at any moment."""
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import jaxdp
 from jaxdp import data, runs
 from jaxdp.ledger.seeds import Secret
+from jaxdp.runs.starts import Start
 from jaxdp.training.trainer import Trainer
 
 
@@ -82,6 +85,33 @@ def crash(folder, cfg, step, **options):
     except Stop:
         return
     raise AssertionError(f"no step {step}")
+
+
+@contextlib.contextmanager
+def stopping_before(step, monkeypatch):
+    """Ends a run where it would write down that this step is shown; its checkpoint is durable."""
+    shows = Start.show
+
+    def stopping(self, now, past):
+        if now >= step:
+            raise Stop
+        return shows(self, now, past)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Start, "show", stopping)
+        with pytest.raises(Stop):
+            yield
+
+
+def kept(folder, count=itertools.count()):  # noqa: B008
+    """A copy of a run's secrets or checkpoints, as somebody may make one; what puts it back."""
+    copy = shutil.copytree(folder, folder.parents[1] / f"kept {next(count)}")
+
+    def put_back():
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+
+    return put_back
 
 
 def planned(folder, cfg, **options):

@@ -280,7 +280,9 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(
     ledger = Ledger(tmp_path / "right/ledger.jsonl")
     assert found.proven == pytest.approx(ledger.epsilon(1e-5).upper)
     added = gaussian.add_normals
-    monkeypatch.setattr(gaussian, "add_normals", lambda tree, std, *key: added(tree, std / less, *key))
+    monkeypatch.setattr(
+        gaussian, "add_normals", lambda tree, std, *key: added(tree, std / less, *key)
+    )
     quiet["noise_multiplier"] = charged
     broken = audit_run(reported(tmp_path / "broken", config(kind, **quiet))[1])
     assert broken.proven < most

@@ -22,11 +22,10 @@ from jaxdp.runs import files as run_files
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import KeptSecret, RunState
 from jaxdp.runs.export import export_params
-from jaxdp.runs.starts import Start
 from jaxdp.training.trainer import TrainState
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, again
-from tests.runs.small import Stop, undrawn
+from tests.runs.small import stopping_before, undrawn
 
 
 def state(value, step, size=50_000):
@@ -183,17 +182,8 @@ def test_a_checkpoint_that_stays_unreadable_is_set_aside_and_charged_anew(
 
 def test_what_is_set_aside_is_charged_anew_although_it_was_not_shown(tmp_path, monkeypatch):
     """Its owner may have read it elsewhere before she gave it up."""
-    shows = Start.show
-
-    def crash(self, step, past):
-        if step == 6:
-            raise Stop
-        shows(self, step, past)
-
-    monkeypatch.setattr(Start, "show", crash)
-    with pytest.raises(Stop):
+    with stopping_before(6, monkeypatch):
         again(tmp_path / "r").fit(6)
-    monkeypatch.undo()
     failing(monkeypatch, UNREADABLE, 6)
     one = again(tmp_path / "r", set_aside_unreadable=True)
     one.fit(9)
@@ -266,8 +256,7 @@ def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
         # A write that fails in the thread is said by ``wait``.
         monkeypatch.setattr(module, "seal", full)
         checkpoints.save(state(2.0, 2), [])
-        with pytest.raises(StorageError, match=r"full disk.*that of step 1 is whole"):
-            checkpoints.wait()
+        refused(r"full disk.*that of step 1 is whole", checkpoints.wait, error=StorageError)
     # What is written lies in memory of its own: the next step's update is given the buffers of the
     # state, while they are written.
     monkeypatch.undo()

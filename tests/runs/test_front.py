@@ -1,6 +1,5 @@
 """``jaxdp.Run``: an own model on own data, from Python; its report, its canaries, its folder."""
 
-import contextlib
 import dataclasses
 import errno
 import functools
@@ -21,11 +20,11 @@ from jaxdp.accounting import Relation
 from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import RunDirectory, canaries
-from jaxdp.runs.starts import MOVED, Start
+from jaxdp.runs.starts import MOVED
 from tests.cli import calling
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
-from tests.runs.small import Stop, crash_at, undrawn
+from tests.runs.small import Stop, crash_at, stopping_before, undrawn
 
 WHOLE = jaxdp.dp_sgd(2.0, 1.0, 200, 200, "full_batch")
 
@@ -94,8 +93,6 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
         ({"canaries": 4, "relation": "replace_one"}, 3, "canaries must be 0 but under add_or_rem"),
         ({"delta": 2.0}, 3, "delta must be"),
         ({"canaries": (X[:, :2], Y)}, 3, "canaries must be records like"),
-        ({"canaries": -1}, 3, "canaries must be a whole number of at least 0, got -1"),
-        ({"canaries": 2.5}, 3, "canaries must be a whole number"),
         # Before: the run trained, and refused at its resume: "got others".
         ({"data": Augmenting()}, 12, r"same record each time.*jaxdp\.augmented.*Nothing was"),
     ):
@@ -210,22 +207,6 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
     one.fit(3)
     seen = canaries.released(one.directory).mean(axis=0)
     np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
-
-
-@contextlib.contextmanager
-def stopping_before(step, monkeypatch):
-    """Ends a run where it would write down that this step is shown; its checkpoint is durable."""
-    shows = Start.show
-
-    def stopping(self, now, past):
-        if now >= step:
-            raise Stop
-        return shows(self, now, past)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Start, "show", stopping)
-        with pytest.raises(Stop):
-            yield
 
 
 def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):
@@ -433,7 +414,10 @@ def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
 
 
 def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
-    """Also a learning rate in the optimizer's state, other first parameters, another constant."""
+    """Also a learning rate in the optimizer's state, other first parameters, another constant.
+
+    Before: optimizer and loss did not go into the randomness.
+    """
 
     def moved(rate=0.1, start=0.0, constant=1.0):
         shutil.rmtree(tmp_path / "r", ignore_errors=True)

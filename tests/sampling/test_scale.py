@@ -10,6 +10,7 @@ import jaxdp
 from jaxdp import Secret
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, as_source, pad
 from jaxdp.types import Draw, positions_for_device, record_keys
+from tests.ledger.small import trained
 from tests.refusing import all_refused, refused
 
 HUGE = 10**10
@@ -98,9 +99,7 @@ def test_a_sum_is_that_of_the_records_drawn(data, rows):
 def test_a_trainer_runs_on_more_records_than_32_bits_count():
     options = {"secret": Secret.from_seed(1), "physical_batch_size": 64}
     trainer = jaxdp.Trainer(loss_fn, MECHANISM, optax.sgd(0.1), Virtual(), **options)
-    state = trainer.init(zeros())
-    for batch in trainer.batches(3):
-        state, _ = trainer.step(state, batch)
+    state = trained(trainer, 3, params=zeros())
     assert np.isfinite(float(state.params["b"]))
     assert len(trainer.unverified()) == 1  # the chosen seed
     assert 0 < trainer.epsilon(1e-11).upper < 1

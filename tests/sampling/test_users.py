@@ -11,6 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp.clipping import user_loss
 from jaxdp.sampling import User, users
 from tests.laws import is_uniform
+from tests.ledger.small import trained
 from tests.refusing import refused
 from tests.sampling.fakes import ask
 
@@ -106,9 +107,7 @@ def test_training_charges_users(sampling):
     ids = np.concatenate([np.arange(40), rng.integers(0, 40, 60)])
     data = {"x": rng.normal(size=(100, 3)).astype(np.float32), "y": np.ones(100, np.float32)}
     one = trainer(users(data, ids, 3), records_per_user=3, sampling=sampling)
-    state = one.init(params())
-    for batch in one.batches(3):
-        state, _ = one.step(state, batch)
+    state = trained(one, 3, params=params())
     (entry,) = one.ledger.entries
     assert isinstance(entry.event, acc.PerUser)
     assert entry.event.records == 3

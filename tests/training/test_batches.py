@@ -15,10 +15,11 @@ import pytest
 
 import jaxdp
 from jaxdp import Ledger
+from jaxdp import accounting as acc
 from jaxdp.sampling import as_source
 from jaxdp.training.batches import Batches
 from tests.laws import is_binomial, is_uniform
-from tests.ledger.small import at_once
+from tests.ledger.small import at_once, reserved
 from tests.refusing import all_refused, refused
 
 N = 60
@@ -109,7 +110,12 @@ def test_eight_threads_get_every_step_once_each_with_the_draw_of_its_ticket(shar
 PACKAGE = Path(jaxdp.__file__).parent
 TRACED = [
     str(PACKAGE / name)
-    for name in ("batches.py", "sampling/prefetching.py", "ledger/tickets.py", "ledger/ledger.py")
+    for name in (
+        "training/batches.py",
+        "sampling/prefetching.py",
+        "ledger/tickets.py",
+        "ledger/ledger.py",
+    )
 ]
 
 
@@ -332,24 +338,31 @@ def correlated(steps=24):
     return jaxdp.dp_mf(3.0, 1.0, 15, N, "fixed_order", steps=steps, strategy="identity")
 
 
-# The mechanism, how many of a reservation of six were taken, how it ended, where another begins,
+# The mechanism, how many of reservations of six were taken, how it ended, where another begins,
 # and how many steps are then left.
 AFTER = {
     "closed": (planned(), 2, "closed", 2, 22),
+    "killed": (planned(), 2, "killed", 6, 18),
     "live": (planned(), 2, "live", 6, 18),
     "closed in an epoch": (planned("allocation"), 2, "closed", 4, 20),
     "killed in an epoch": (planned("allocation"), 2, "killed", 8, 16),
     "live in an epoch": (planned("allocation"), 2, "live", 8, 16),
+    "killed in a third epoch": (planned("allocation"), 9, "killed", 12, 12),
+    "correlated, closed": (correlated(), 2, "closed", 0, 0),
+    "correlated, killed": (correlated(), 2, "killed", 0, 0),
     "correlated, live": (correlated(), 2, "live", 0, 0),
 }
 
 
-@pytest.mark.parametrize("row", AFTER)
-def test_another_trainer_begins_after_what_is_reserved_at_the_next_block(row, tmp_path):
-    mechanism, taken, ended, begins, left = AFTER[row]
+@pytest.mark.parametrize(
+    ("mechanism", "taken", "ended", "begins", "left"), AFTER.values(), ids=AFTER
+)
+def test_another_trainer_begins_after_what_is_reserved_at_the_next_block(
+    tmp_path, mechanism, taken, ended, begins, left
+):
     path = tmp_path / "ledger.jsonl"
     first = trainer(mechanism, path, reserve=6)
-    own = [next(loop) for loop in [first.batches(24)] for _ in range(taken)]
+    own = list(itertools.islice(first.batches(24), taken))
     if ended == "closed":
         first.close()
     if ended == "killed":
@@ -364,13 +377,19 @@ def test_another_trainer_begins_after_what_is_reserved_at_the_next_block(row, tm
             assert list(second.batches()) == []
     words = rf"steps must be at most {left}, what is left of the 24 .* got {left + 1}"
     refused(words, second.batches, left + 1)
-    before = ledger.event.events[0].count
     batch = next(second.batches(6, beyond=True))
     assert batch.step == begins
     theirs = {batch.draw.ticket.tag.tobytes() for batch in own}
     assert batch.draw.ticket.tag.tobytes() not in theirs
-    block = mechanism.event.block
-    assert ledger.event.events[0].count == before + 1 if block > 1 else taken + 1
+    # All others count what both have reserved, and so at least what both have handed out.
+    assert reserved(ledger).steps == (taken if ended == "closed" else -(-taken // 6) * 6) + 6
+    event, asked = acc.Composed((mechanism.total(taken), mechanism.total(1))), mechanism.neighbours
+    bounds = [
+        acc.epsilon(event, 1e-5, relation=asked).upper,
+        second.epsilon(1e-5, asked).upper,
+        Ledger(path).epsilon(1e-5, asked).upper,
+    ]
+    assert bounds == sorted(bounds)
     second.close()
 
 

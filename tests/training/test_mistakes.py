@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import jaxdp
+from tests.ledger.small import trained
 from tests.refusing import all_refused, refused
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -30,10 +31,7 @@ def trainer(loss=loss_fn, data=(X, Y), **options):
     return jaxdp.Trainer(loss, MECH, optax.sgd(0.1), data, **options)
 
 
-def stepped(one, steps, **options):
-    state = one.init(PARAMS)
-    for batch in one.batches(steps, **options):
-        state, _ = one.step(state, batch)
+stepped = functools.partial(trained, params=PARAMS)
 
 
 def run(folder, optimizer=None, **options):

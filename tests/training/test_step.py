@@ -1,7 +1,6 @@
 """The private step: what is refused spends nothing, and what fails later is released once at most."""
 
 import dataclasses
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jaxdp.clipping import engine
 from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.training.step import PrivateStep
 from jaxdp.types import ExtraArgument
+from tests.ledger.small import trained
 from tests.refusing import refused
 
 DATA = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -93,32 +93,6 @@ def test_a_step_that_is_refused_halfway_spends_nothing_and_can_be_taken_again(
     np.testing.assert_array_equal(moved.params, wanted)
     refused("that a step used before", one.step, moved, batch)
     assert one.ledger.steps == 1
-
-
-@pytest.mark.parametrize("rows", [None, 8])
-def test_of_two_threads_with_one_batch_one_takes_the_step(rows):
-    one = trainer(rows)
-    warm = one.step(one.init(PARAMS), next(one.batches(1)))[0]
-    batch, ready = next(one.batches(1)), threading.Barrier(2)
-    copies = [jax.tree.map(jnp.copy, (warm.params, warm.opt_state)) for _ in range(2)]
-    states = [warm._replace(params=params, opt_state=state) for params, state in copies]
-    results = []
-
-    def take(state):
-        ready.wait()
-        try:
-            results.append(one.step(state, batch)[0])
-        except ValueError as error:
-            results.append(str(error))
-
-    threads = [threading.Thread(target=take, args=(state,)) for state in states]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (said,) = (result for result in results if isinstance(result, str))
-    assert "spent" in said or "used before" in said
-    assert one.ledger.steps == 2
 
 
 def test_what_another_draw_summed_is_no_sum_of_the_step():
@@ -239,11 +213,7 @@ def test_several_physical_batches_are_the_step_of_one():
     """Of one ticket: the same noise, and the same sum to rounding."""
     moved = []
     for rows in (None, 8):
-        one = trainer(rows)
-        state = one.init(jnp.ones(3))
-        for batch in one.batches(3):
-            state, _ = one.step(state, batch)
-        moved.append(state.params)
+        moved.append(trained(trainer(rows), 3, params=jnp.ones(3)).params)
     np.testing.assert_allclose(*moved, rtol=1e-5)
     step = PrivateStep.of(jaxdp.Algorithm(MECH, OPTIMIZER), loss_fn)
     assert step.context is None

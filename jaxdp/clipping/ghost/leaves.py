@@ -43,22 +43,17 @@ _HELD_BLOCKS = 8
 
 # Squared norms [m], as computed and rounded up.
 Squares = tuple[jax.Array, jax.Array]
+# Factors [m, g, t, p] and [m, g, t, q]; of one position [m, g, p] and [m, g, q].
+FactorPair = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardedAxis:
-    """The axis of a parameter that is sharded over devices.
+    """The axis of a parameter that is sharded over devices."""
 
-    Attributes:
-        axis: of the parameter.
-        parts: their number.
-        names: of the mesh axes.
-        mesh: the mesh.
-    """
-
-    axis: int
-    parts: int
-    names: tuple[str, ...]
+    axis: int  # of the parameter
+    parts: int  # their number
+    names: tuple[str, ...]  # of the mesh axes
     mesh: Mesh
 
     def is_first_in(self, label: Label, shape: Sequence[int]) -> bool:
@@ -160,7 +155,7 @@ class Use:
         """The use with zeros in the rows not to keep."""
         return Use(self.site, masked(self.data, keep), masked(self.cotangent, keep))
 
-    def factors(self, key: Key) -> tuple[jax.Array, jax.Array]:
+    def factors(self, key: Key) -> FactorPair:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
 
         In bfloat16 where both are, else in float32.
@@ -172,10 +167,8 @@ class Use:
     def gradients(self) -> jax.Array:
         """Per-example gradients, float32 [m, g, p, q]."""
         if not self.site.looks_up:
-            most = (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE)
-            cpu, default = (
-                functools.partial(self._products, self._rows_per_block(n)) for n in most
-            )
+            sizes = map(self._rows_per_block, (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE))
+            cpu, default = (functools.partial(self._products, size) for size in sizes)
             return jax.lax.platform_dependent(cpu=cpu, default=default)
         b = self.site.cotangent(self.cotangent).astype(jnp.float32)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
@@ -187,9 +180,8 @@ class Use:
         rows = self.data.shape[0]
         if size == rows:
             return exact_einsum("mgtp,mgtq->mgpq", *self.factors(self.site.key))
-        found = jax.lax.map(
-            lambda start: self.rows_from(start, size)._products(size), jnp.arange(0, rows, size)
-        )
+        starts = jnp.arange(0, rows, size)
+        found = jax.lax.map(lambda start: self.rows_from(start, size)._products(size), starts)
         return found.reshape(rows, *found.shape[2:])
 
     def _rows_per_block(self, most: int) -> int:
@@ -206,19 +198,13 @@ class Use:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookups:
-    """The gradients of all lookups of one table, with each looked-up row once.
+    """The gradients of all lookups of one table, with each looked-up row once."""
 
-    Attributes:
-        site: one of the lookups.
-        rows: int32 [m, t]; the number of rows p where there is none.
-        grads: float32 [m, t, q]; zero where there is no row.
-    """
+    site: Site  # one of the lookups
+    rows: jax.Array  # int32 [m, t]; the number of rows p where there is none
+    grads: jax.Array  # float32 [m, t, q]; zero where there is no row
 
-    site: Site
-    rows: jax.Array
-    grads: jax.Array
-
-    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def squares(self, scale: jax.Array | None) -> Squares:
         """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
         return rounding.square_norms(self._divided(scale))
 
@@ -258,9 +244,7 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
     return rounding.sum_arrays(totals)
 
 
-def weighted_pairs(
-    a: jax.Array, b: jax.Array, weights: jax.Array
-) -> list[tuple[jax.Array, jax.Array]]:
+def weighted_pairs(a: jax.Array, b: jax.Array, weights: jax.Array) -> list[FactorPair]:
     """The factors with weights [m] in the smaller one; in bfloat16, two pairs that add up."""
     if a.size > b.size:
         return [(x, y) for y, x in weighted_pairs(b, a, weights)]
@@ -269,9 +253,7 @@ def weighted_pairs(
     return [(part, b) for part in parts]
 
 
-def square_norms(
-    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: Lookups | None
-) -> tuple[jax.Array, jax.Array]:
+def square_norms(dense: Sequence[FactorPair], lookups: Lookups | None) -> Squares:
     """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
 
     ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
@@ -289,9 +271,8 @@ def square_norms(
         flat = rounding.in_one_dtype([*itertools.chain(*dense)])
         a, b = (jnp.concatenate(flat[at::2], axis=2) for at in (0, 1))
         roundings += 0 if a.dtype == jnp.float32 else 2 * rounding.HALVED + 3
-        (grams_a, steps_a), (grams_b, steps_b) = (
-            rounding.blocked_einsum("mgtp,mgsp->mgts", x, x) for x in (a, b)
-        )
+        gram = functools.partial(rounding.blocked_einsum, "mgtp,mgsp->mgts")
+        (grams_a, steps_a), (grams_b, steps_b) = gram(a, a), gram(b, b)
         squares = rounding.sum_last_axes(grams_a * grams_b, 3)
         longest = _norm(rounding.sum_last_axes(_norm(a) * _norm(b), 1))
         roundings += steps_a + steps_b + rounding.roundings(*grams_a.shape[1:])
@@ -313,7 +294,7 @@ def square_norms(
     return squares, jnp.maximum(rounding.rounded_up(squares, error), cancelled)
 
 
-def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def outer_squares(a: jax.Array, b: jax.Array) -> Squares:
     """Squared norms [m] of a b', from [m, g, p] and [m, g, q]: as computed, and on the safe side.
 
     The norm of an outer product is the product of the norms: nothing cancels.
@@ -324,7 +305,7 @@ def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return squares, rounding.rounded_up(squares, rounding.gamma(roundings) * squares)
 
 
-def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> Squares:
     """Squared norms [m] of (a b') * ``inverse`` [g, p, q], from [m, g, p] and [m, g, q].
 
     Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
@@ -349,7 +330,7 @@ def boxed(gradients: jax.Array, bound: float) -> jax.Array:
     return jnp.where(jnp.isnan(clipped), 0.0, clipped)
 
 
-def outer_sum(pairs: Sequence[tuple[jax.Array, jax.Array]], size: int) -> jax.Array:
+def outer_sum(pairs: Sequence[FactorPair], size: int) -> jax.Array:
     """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
     blocks = rounding.into_blocks(pairs, size)
     found = [exact_einsum("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
@@ -391,7 +372,7 @@ def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array,
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(LeafGradients):
     """Per-example gradients [m, *shape]; of a layer [m, g·p·q], arranged as its site has them.
 
     Those of a layer are flat because XLA copied arrays with a group of one among their axes, to lay
@@ -409,11 +390,9 @@ class Arrays:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See ``LeafGradients``."""
         return self.grads.shape[1:] if self.site is None else self.site.view.leaf_shape
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``LeafGradients``."""
         rows = self._divided(scale)
         if self.sharded is not None:
             return self.sharded.squares(rounding.square_norms, (rows, self.sharded.axis + 1))
@@ -424,12 +403,10 @@ class Arrays:
         return rounding.square_norms(rows)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``LeafGradients``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
-
-        Of large ones rows are dropped by their weight of zero: a select is one more pass over them
-        (6 % of a transformer's step), taken only where a row is not finite. A loop of one pass at
-        most works in place; a branch would hold the rows twice.
-        """
+        # A dot, not multiply-and-add: 54 ms against 101 ms on a CPU. Of large ones rows are dropped
+        # by their weight of zero: a select is one more pass over them (6 % of a transformer's
+        # step), taken only where a row is not finite. A loop of one pass at most works in place; a
+        # branch would hold the rows twice.
         rows = self._divided(None)
         if self.grads.size >= _LARGE:
             passes = jnp.any(~finite).astype(jnp.int32)
@@ -438,12 +415,10 @@ class Arrays:
             rows = masked(rows, keep)
         size = rounding.even_size(rows.shape[0], rounding.ROWS)
         rows, weights = rounding.into_blocks((rows, weights), size)
-        return self._to_leaf(
-            rounding.pairwise_sum(rounding.exact_einsum("nm,nm...->n...", weights, rows))
-        )
+        sums = rounding.exact_einsum("nm,nm...->n...", weights, rows)
+        return self._to_leaf(rounding.pairwise_sum(sums))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``LeafGradients``."""
         rows = boxed(masked(self._divided(scale), keep), bound)
         blocks = rounding.into_blocks(rows, rounding.even_size(rows.shape[0], rounding.ROWS))
         return self._to_leaf(rounding.pairwise_sum(jnp.sum(blocks, axis=1)))
@@ -465,7 +440,7 @@ class Arrays:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Factors:
+class Factors(LeafGradients):
     """Factors of per-example gradients, never multiplied out for the whole batch."""
 
     uses: Sequence[Use]
@@ -473,11 +448,9 @@ class Factors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See ``LeafGradients``."""
         return self.site.view.leaf_shape
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``LeafGradients``."""
         arranged = None if scale is None else _like_site(self.site, scale)
 
         # One position: an outer product, whose norm is the product of the norms. Rows of a table
@@ -510,11 +483,9 @@ class Factors:
         axes = [(1, 1), (3, None), (None, 3)][place]
 
         def of_part(a: list[jax.Array], b: list[jax.Array], grads: jax.Array | None) -> Squares:
-            own = (
-                None
-                if lookups is None or grads is None
-                else dataclasses.replace(lookups, grads=grads)
-            )
+            own = lookups
+            if lookups is not None and grads is not None:
+                own = dataclasses.replace(lookups, grads=grads)
             return square_norms(list(zip(a, b, strict=True)), own)
 
         last = (None, None) if lookups is None else (lookups.grads, 2)
@@ -525,15 +496,14 @@ class Factors:
         sharded, sizes = self.sharded, self.site.sizes
         assert sharded is not None
         shape = self.site.view.leaf_shape
-        for place, (label, size) in enumerate(
-            zip(self.site.key, (sizes[0], *sizes[2:]), strict=True)
-        ):
+        each = zip(self.site.key, (sizes[0], *sizes[2:]), strict=True)
+        for place, (label, size) in enumerate(each):
             if size % sharded.parts == 0 and sharded.is_first_in(label, shape):
                 return place
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``LeafGradients``. Weights go into the smaller factor, so no gradient is formed."""
+        # Weights go into the smaller factor, so that no gradient is formed.
         if self._one_position():
             a, b = (masked(x, keep) for x in self._outer_factors())
             pairs = weighted_pairs(a, b, weights)
@@ -592,10 +562,8 @@ class Factors:
         def block(start: jax.Array) -> tuple[list[Use], Lookups | None]:
             lookups = all_lookups
             if lookups is not None:
-                rows, grads = (
-                    jax.lax.dynamic_slice_in_dim(x, start, size)
-                    for x in (lookups.rows, lookups.grads)
-                )
+                both = lookups.rows, lookups.grads
+                rows, grads = (jax.lax.dynamic_slice_in_dim(x, start, size) for x in both)
                 lookups = dataclasses.replace(lookups, rows=rows, grads=grads)
             return [use.rows_from(start, size) for use in self._dense], lookups
 
@@ -613,7 +581,7 @@ class Factors:
         return next(n for n in range(max(1, _CHUNK_BYTES * rows // size), 0, -1) if rows % n == 0)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``LeafGradients``; the gradients of one or a few examples at a time."""
+        # The gradients of one or a few examples at a time.
         size = rounding.even_size(keep.shape[0], rounding.ROWS)
         if not self._dense and self._lookups is not None:
             lookups = self._lookups.masked(keep)
@@ -622,11 +590,8 @@ class Factors:
             return self._to_leaf(rounding.sum_over_blocks(of_lookups, lookups, size))
 
         def few_at_a_time() -> jax.Array:
-            most = min(
-                self.uses[0].data.shape[0],
-                rounding.ROWS,
-                _CHUNK_BYTES // (4 * math.prod(self.shape)),
-            )
+            fitting = _CHUNK_BYTES // (4 * math.prod(self.shape))
+            most = min(self.uses[0].data.shape[0], rounding.ROWS, fitting)
             pairs = [(use.data, use.cotangent) for use in self.uses]
 
             def of_chunk(chunk: Rows) -> jax.Array:
@@ -651,9 +616,8 @@ class Factors:
             def of_block(block: Rows) -> jax.Array:
                 return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
 
-            return self._to_leaf(
-                rounding.sum_over_blocks(of_block, (*self._outer_factors(), keep), size)
-            )
+            rows = (*self._outer_factors(), keep)
+            return self._to_leaf(rounding.sum_over_blocks(of_block, rows, size))
 
         if keep.shape[0] * math.prod(self.shape) < _LARGE or not self._one_position():
             return few_at_a_time()
@@ -727,27 +691,23 @@ class Factors:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Slices:
+class Slices(LeafGradients):
     """Gradients of slices of one parameter, which share no entry."""
 
     each: Sequence[Arrays | Factors]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See ``LeafGradients``."""
         return self.each[0].shape
 
     def squares(self, scale: jax.Array | None) -> Squares:
-        """See ``LeafGradients``."""
         found, safe = zip(*(leaf.squares(scale) for leaf in self.each), strict=True)
         return rounding.sum_arrays(list(found)), rounding.sum_arrays(list(safe))
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        """See ``LeafGradients``."""
         return rounding.sum_arrays([leaf.weighted_sum(weights, keep, finite) for leaf in self.each])
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See ``LeafGradients``."""
         return rounding.sum_arrays([leaf.boxed_sum(bound, keep, scale) for leaf in self.each])
 
     def for_scale(self) -> "Slices":

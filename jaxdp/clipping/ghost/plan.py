@@ -34,14 +34,11 @@ _SHARE = 0.1
 
 @dataclasses.dataclass(eq=False)
 class Uses:
-    """The uses of every parameter in a traced loss.
+    """The uses of every parameter in a traced loss."""
 
-    Attributes:
-        of_leaf: for each leaf, the nodes that use it, and their sites.
-        refused: for each leaf that is used otherwise as well, how, and how to write it; or "".
-    """
-
+    # For each leaf, the nodes that use it, and their sites.
     of_leaf: dict[int, list[Used]] = dataclasses.field(default_factory=dict)
+    # For each leaf that is used otherwise as well, how, and how to write it; or "".
     refused: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def add(self, node: Node, site: Site) -> None:
@@ -178,9 +175,8 @@ def _follow_operation(
     """Classifies the results of an operation on parameters, and notes the use that it may be."""
     # Parameters alone: joined, or rearranged and sliced, without adding entries up.
     at, what = found[0]
-    if node.name == "concatenate" and all(
-        isinstance(each, View) and not each.multiples for each in ins
-    ):
+    plain = all(isinstance(each, View) and not each.multiples for each in ins)
+    if node.name == "concatenate" and plain:
         return [Joined(tuple(ins), node.eqn.params["dimension"])]
     if len(found) == 1 and (made := sites.rearrange(node, what)) is not None:
         return [*made]
@@ -220,25 +216,18 @@ def _follow_operation(
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The engine that clips one parameter's gradients, and the reason.
+    """The engine that clips one parameter's gradients, and the reason."""
 
-    Attributes:
-        path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
-        engine: "vmap": per-example gradients by automatic differentiation; "layer": per-example
-            gradients of this layer alone, as products of its inputs and cotangents; "ghost": norms
-            without per-example gradients; "frozen": not trained, nothing is computed; "constant":
-            no parameter but an array that the loss captured.
-        reason: why, in a few words.
-        assumed: what is assumed to be public, in words for a ledger; "" if nothing is.
-        bytes: of every example, what is held for this parameter until the sum is taken.
-        operations: of every example, multiplications beyond those of an ordinary gradient.
-    """
-
-    path: str
+    path: str  # where it stands in the tree, as ``jax.tree_util.keystr`` writes it
+    # "vmap": per-example gradients by automatic differentiation; "layer": per-example gradients of
+    # this layer alone, as products of its inputs and cotangents; "ghost": norms without per-example
+    # gradients; "frozen": not trained, nothing is computed; "constant": no parameter but an array
+    # that the loss captured.
     engine: str
-    reason: str
-    assumed: str = ""
-    bytes: int = 0
+    reason: str  # why, in a few words
+    assumed: str = ""  # what is assumed to be public, in words for a ledger; "" if nothing is
+    bytes: int = 0  # of every example, what is held for this parameter until the sum is taken
+    # Of every example, multiplications beyond those of an ordinary gradient.
     operations: float = 0.0
 
 
@@ -249,10 +238,7 @@ class Plan(tuple[LeafPlan, ...]):
 
     def __str__(self) -> str:
         rows = [("parameter", "engine", "bytes", "operations", "reason")]
-        rows += [
-            (row.path, row.engine, f"{row.bytes:,}", f"{row.operations:.2g}", row.reason)
-            for row in self
-        ]
+        rows += [(r.path, r.engine, f"{r.bytes:,}", f"{r.operations:.2g}", r.reason) for r in self]
         held = sum(row.bytes for row in self)
         rows.append(("all", "", f"{held:,}", f"{sum(row.operations for row in self):.2g}", ""))
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -27,23 +27,15 @@ Ref = int | core.Literal
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """One operation on numbered values.
+    """One operation on numbered values."""
 
-    Attributes:
-        eqn: the traced equation: its primitive and parameters.
-        name: of the primitive.
-        ins: the operands.
-        outs: numbers of the results.
-        debug_info: what names the traced function.
-        bodies: of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs
-            of which one counts, which take the later operands. Their values have other numbers.
-    """
-
-    eqn: core.JaxprEqn
-    name: str
-    ins: tuple[Ref, ...]
-    outs: tuple[int, ...]
-    debug_info: Any
+    eqn: core.JaxprEqn  # the traced equation: its primitive and parameters
+    name: str  # of the primitive
+    ins: tuple[Ref, ...]  # the operands
+    outs: tuple[int, ...]  # numbers of the results
+    debug_info: Any  # what names the traced function
+    # Of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs of which
+    # one counts, which take the later operands. Their values have other numbers.
     bodies: "tuple[Program, ...]" = ()
 
     @property
@@ -72,38 +64,23 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced function with all inner ``jit`` calls written out.
+    """A traced function with all inner ``jit`` calls written out."""
 
-    Attributes:
-        nodes: the operations in order.
-        ins: numbers of the arguments.
-        outs: numbers of the results, or literals.
-        consts: values of the captured constants, by number.
-    """
-
-    nodes: tuple[Node, ...]
-    ins: tuple[int, ...]
-    outs: tuple[Ref, ...]
-    consts: Mapping[int, jax.Array]
+    nodes: tuple[Node, ...]  # the operations in order
+    ins: tuple[int, ...]  # numbers of the arguments
+    outs: tuple[Ref, ...]  # numbers of the results, or literals
+    consts: Mapping[int, jax.Array]  # values of the captured constants, by number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """A traced loss.
+    """A traced loss."""
 
-    Attributes:
-        program: parameters' leaves first, then the example's, then the key's.
-        num_params: how many of the arguments are parameters.
-        of_example: all values that depend on the example or its key.
-        out_tree: structure of what the loss returned.
-        closed: the loss as JAX traced it.
-    """
-
-    program: Program
-    num_params: int
-    of_example: set[int]
-    out_tree: jax.tree_util.PyTreeDef
-    closed: core.ClosedJaxpr
+    program: Program  # parameters' leaves first, then the example's, then the key's
+    num_params: int  # how many of the arguments are parameters
+    of_example: set[int]  # all values that depend on the example or its key
+    out_tree: jax.tree_util.PyTreeDef  # structure of what the loss returned
+    closed: core.ClosedJaxpr  # the loss as JAX traced it
 
 
 def trace(
@@ -235,11 +212,8 @@ def _holds_ragged(eqn: core.JaxprEqn) -> bool:
 def apply_node(node: Node, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The operation as JAX would have run it, custom derivatives included."""
     eqn = node.eqn
-    given = {
-        var: value
-        for var, value in zip(eqn.invars, operands, strict=True)
-        if not isinstance(var, core.Literal)
-    }
+    each = zip(eqn.invars, operands, strict=True)
+    given = {var: value for var, value in each if not isinstance(var, core.Literal)}
     jaxpr = core.Jaxpr([], list(given), eqn.outvars, [eqn], debug_info=node.debug_info)
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
 
@@ -262,12 +236,7 @@ def _ragged_as_dense(eqn: core.JaxprEqn) -> Callable[..., jax.Array] | None:
         at = lax.broadcasted_iota(ends.dtype, (lhs.shape[0], 1), 0)
         mine = (at >= ends - sizes[None]) & (at < ends)
         rows = jnp.where(mine[:, :, None], lhs[:, None, :], jnp.zeros([], lhs.dtype))
-        return lax.dot_general(
-            rows,
-            rhs,
-            (((1, 2), (0, 1)), ((), ())),
-            precision=params["precision"],
-            preferred_element_type=params["preferred_element_type"],
-        )
+        options = {name: params[name] for name in ("precision", "preferred_element_type")}
+        return lax.dot_general(rows, rhs, (((1, 2), (0, 1)), ((), ())), **options)
 
     return product

@@ -77,11 +77,8 @@ def per_example_gradients(
         cuts: of the leaves that are sharded over devices, the axis.
     """
     # A tap for every use that is to be factored.
-    factored = {
-        leaf: uses.by_slice(leaf)
-        for leaf in uses.of_leaf
-        if plan[leaf].engine in ("ghost", "layer")
-    }
+    chosen = [leaf for leaf in uses.of_leaf if plan[leaf].engine in ("ghost", "layer")]
+    factored = {leaf: uses.by_slice(leaf) for leaf in chosen}
     each_use = itertools.chain(*itertools.chain(*factored.values()))
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
@@ -154,24 +151,19 @@ class _Tap(NamedTuple):
         return f"data {ref}" if isinstance(ref, int) else f"literal {self.key}"
 
 
+_Outcome = tuple[list[jax.Array], dict[str, jax.Array]]  # results, and what entered each tap
+
+
 class _TappedLoss(NamedTuple):
-    """Runs the loss with a zero added at every tap, whose gradient is the cotangent there.
+    """Runs the loss with a zero added at every tap, whose gradient is the cotangent there."""
 
-    Attributes:
-        taps: where parameters meet data.
-        zeros: for each tap, one of every iteration of the loops around it.
-        of_example: the values that depend on the example.
-        numbers: those that parameters were multiplied with, filled while the loss runs.
-    """
-
-    taps: Mapping[Node, _Tap]
-    zeros: Mapping[str, jax.Array]
-    of_example: set[int]
+    taps: Mapping[Node, _Tap]  # where parameters meet data
+    zeros: Mapping[str, jax.Array]  # for each tap, one of every iteration of the loops around it
+    of_example: set[int]  # the values that depend on the example
+    # Those that parameters were multiplied with, filled while the loss runs.
     numbers: dict[Node, jax.Array]
 
-    def run(
-        self, program: Program, args: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run(self, program: Program, args: Sequence[jax.Array]) -> _Outcome:
         """The program's results, and what entered each tap."""
         seen: dict[str, jax.Array] = {}
         multiples = {m.node: m for tap in self.taps.values() for m in tap.site.view.multiples}
@@ -186,10 +178,8 @@ class _TappedLoss(NamedTuple):
                 self.numbers[node] = multiples[node].factor(operands)
             if node.bodies and self._has_taps(node):
                 # What holds taps is run operation by operation, in a loop or checkpoint like it.
-                again = {SCAN: self.run_scan, COND: self.run_cond}.get(
-                    node.name, self.run_checkpoint
-                )
-                results, entered = again(node, operands)
+                known = {SCAN: self.run_scan, COND: self.run_cond}
+                results, entered = known.get(node.name, self.run_checkpoint)(node, operands)
                 seen.update(entered)
             elif tap is None or node.name != _CONVOLUTION:
                 results = _apply_separately(node, operands, self.of_example)
@@ -205,9 +195,7 @@ class _TappedLoss(NamedTuple):
             values.update(zip(node.outs, results, strict=True))
         return read(program.outs), seen
 
-    def run_checkpoint(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_checkpoint(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A checkpointed part with taps, checkpointed again."""
         (body,), params = node.bodies, node.eqn.params
         run = jax.checkpoint(
@@ -217,9 +205,7 @@ class _TappedLoss(NamedTuple):
         )
         return run(operands, self.zeros)
 
-    def run_scan(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_scan(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A loop with taps, run again; of every iteration the zeros are its own."""
         (body,), params, carried = node.bodies, node.eqn.params, node.carried
         inside = {key: self.zeros[key] for key in self._keys(body)}
@@ -231,19 +217,12 @@ class _TappedLoss(NamedTuple):
             carries = carried.stop - carried.start
             return outs[:carries], (outs[carries:], seen)
 
-        last, (rest, seen) = jax.lax.scan(
-            iterate,
-            operands[carried],
-            (operands[carried.stop :], inside),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
+        options = {name: params[name] for name in ("length", "reverse", "unroll")}
+        sliced = operands[carried.stop :], inside
+        last, (rest, seen) = jax.lax.scan(iterate, operands[carried], sliced, **options)
         return [*last, *rest], seen
 
-    def run_cond(
-        self, node: Node, operands: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    def run_cond(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A ``cond`` with taps, run again; in the branches that do not count the data are zeros."""
         index, *rest = operands
         inside = {key: self.zeros[key] for body in node.bodies for key in self._keys(body)}
@@ -255,9 +234,7 @@ class _TappedLoss(NamedTuple):
         for run in runs:
             blank |= jax.eval_shape(run, rest, inside)[1]
 
-        def filled(
-            run: Callable[..., PyTree], rest: list[jax.Array], zeros: Mapping[str, jax.Array]
-        ) -> PyTree:
+        def filled(run: Callable[..., _Outcome], rest: list[jax.Array], zeros: PyTree) -> _Outcome:
             outs, seen = run(rest, zeros)
             return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
 
@@ -304,9 +281,8 @@ def _apply_separately(
 
     # The kernel is of the example: products of patches, from [g, t, q] to the result.
     weights = site.of_view(kernel.astype(jnp.float32))
-    outs = rounding.exact_einsum(
-        "gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights
-    )
+    patches = site.inputs(data[None])[0].astype(jnp.float32)
+    outs = rounding.exact_einsum("gtp,gpq->gtq", patches, weights)
     images, features, *space = node.eqn.params["dimension_numbers"].out_spec
     order, shape = (images, *space, features), node.out_shape()
     flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])
@@ -340,12 +316,11 @@ def _could_mix(
     if not rules and not any(map(hidden, _innermost(traced.program))):
         return False
     run = trace(one, params, example, differentiated=True)
-    for node in _innermost(run.program):
+    nodes = list(_innermost(run.program))
+    for node in nodes:
         _refuse_mixed_padding(node.eqn)
-    return any(
-        hidden(node) or (node.name == _CONVOLUTION and depends(node.ins[1], run.of_example))
-        for node in _innermost(run.program)
-    )
+    kernels = (node.ins[1] for node in nodes if node.name == _CONVOLUTION)
+    return any(map(hidden, nodes)) or any(depends(ref, run.of_example) for ref in kernels)
 
 
 def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -360,10 +335,8 @@ def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
     pairs = list(zip(params["padding"], reach, strict=True))
     if all(0 <= side <= most for pair, most in pairs for side in pair):
         return apply_node(node, [data, kernel])[0]
-    edges = [(0, 0, 0)] * data.ndim
-    for axis, pair, step in zip(
-        numbers.lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True
-    ):
+    edges, holes = [(0, 0, 0)] * data.ndim, params["lhs_dilation"]
+    for axis, pair, step in zip(numbers.lhs_spec[2:], params["padding"], holes, strict=True):
         edges[axis] = (*pair, step - 1)
     options = {name: params[name] for name in _OPTIONS}
     data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)
@@ -387,10 +360,8 @@ def _convolve_separately(node: Node, site: Site, data: jax.Array, kernel: jax.Ar
     def plain(data: jax.Array, kernel: jax.Array) -> jax.Array:
         return _convolve(node, data, kernel)
 
-    def backward(
-        residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        data, kernel = residuals
+    def backward(both: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> PyTree:
+        data, kernel = both
         (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
         grads = Use(site, data[None], cotangent[None]).gradients()[0]
         return of_data, site.to_view(grads).astype(kernel.dtype)
@@ -408,7 +379,5 @@ def _innermost(program: Program) -> Iterator[Node]:
 
 
 def _holds_convolution(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
-    return any(
-        eqn.primitive.name == _CONVOLUTION or any(map(_holds_convolution, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    here = any(eqn.primitive.name == _CONVOLUTION for eqn in jaxpr.eqns)
+    return here or any(_holds_convolution(each) for e in jaxpr.eqns for each in inner_jaxprs(e))

@@ -41,15 +41,10 @@ class Sliced(NamedTuple):
 
 
 class Multiple(NamedTuple):
-    """An operation that multiplies all entries by one number.
+    """An operation that multiplies all entries by one number."""
 
-    Attributes:
-        node: ``mul``, ``div`` or ``neg``.
-        number: the operand that holds the number; None for -1.
-    """
-
-    node: Node
-    number: int | None
+    node: Node  # ``mul``, ``div`` or ``neg``
+    number: int | None  # the operand that holds the number; None for -1
 
     def factor(self, operands: Sequence[jax.Array]) -> jax.Array:
         """The number, from the operation's operands."""
@@ -61,28 +56,19 @@ class Multiple(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """A parameter, or a slice of it, arranged otherwise, perhaps times a number.
+    """A parameter, or a slice of it, arranged otherwise, perhaps times a number."""
 
-    Attributes:
-        leaf: number of the parameter's leaf.
-        leaf_shape: shape of the leaf.
-        shape: shape of the view.
-        labels: for each axis of the view, the leaf's axes that it runs over.
-        chain: what rearranges and slices it, first to last.
-        stack: for a slice that a ``scan`` takes in every iteration, what is sliced, along its
-            first axis.
-        slices: the slices that were taken; views with equal ones show the same entries.
-        multiples: the multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run
-            multiplies the cotangents.
-    """
-
-    leaf: int
-    leaf_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    labels: tuple[Label, ...]
-    chain: tuple[Arrange, ...] = ()
+    leaf: int  # number of the parameter's leaf
+    leaf_shape: tuple[int, ...]  # shape of the leaf
+    shape: tuple[int, ...]  # shape of the view
+    labels: tuple[Label, ...]  # for each axis of the view, the leaf's axes that it runs over
+    chain: tuple[Arrange, ...] = ()  # what rearranges and slices it, first to last
+    # For a slice that a ``scan`` takes in every iteration, what is sliced, along its first axis.
     stack: "View | None" = None
+    # The slices that were taken; views with equal ones show the same entries.
     slices: frozenset[Sliced] = frozenset()
+    # The multiplications. ``of_leaf`` and ``to_leaf`` leave them out: the run multiplies the
+    # cotangents.
     multiples: tuple[Multiple, ...] = ()
 
     def to_leaf(self, gradient: jax.Array) -> jax.Array:
@@ -104,15 +90,10 @@ class View:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """Parameters one after the other along an axis, such as the kernels of a cell's gates.
+    """Parameters one after the other along an axis, such as the kernels of a cell's gates."""
 
-    Attributes:
-        views: the parameters, or what was made of each.
-        axis: where they are joined.
-    """
-
-    views: tuple[Any, ...]
-    axis: int
+    views: tuple[Any, ...]  # the parameters, or what was made of each
+    axis: int  # where they are joined
 
 
 def parameter_view(leaf: int, shape: Sequence[int]) -> View:
@@ -136,13 +117,9 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         labels: Sequence[Label],
         slices: Collection[Sliced] = (),
     ) -> View:
-        return dataclasses.replace(
-            view,
-            shape=tuple(shape),
-            labels=tuple(labels),
-            chain=(*view.chain, operation),
-            slices=view.slices | set(slices),
-        )
+        chain, taken = (*view.chain, operation), view.slices | set(slices)
+        moved = dataclasses.replace(view, shape=tuple(shape), labels=tuple(labels))
+        return dataclasses.replace(moved, chain=chain, slices=taken)
 
     if node.name == "transpose":
         order = params["permutation"]
@@ -174,11 +151,8 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         return None
     found: list[View | Joined] = []
     for ranges in results:
-        sliced = {
-            axis: Sliced(view.labels[axis], kept)
-            for axis, kept in enumerate(ranges)
-            if len(kept) != view.shape[axis]
-        }
+        cut = [axis for axis, kept in enumerate(ranges) if len(kept) != view.shape[axis]]
+        sliced = {axis: Sliced(view.labels[axis], ranges[axis]) for axis in cut}
         labels = [(sliced[i],) if i in sliced else label for i, label in enumerate(view.labels)]
         take = functools.partial(
             jax.lax.slice,
@@ -192,14 +166,10 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
 
 def multiply_view(node: Node, at: int, view: View) -> View | None:
     """The view times one number, which is the other operand; None if it is no such product."""
-    if node.name == "neg":
-        number = None
-    elif (
-        node.name == "mul" or (node.name == "div" and at == 0)
-    ) and view.shape == node.out_shape():
-        number = 1 - at
-    else:
+    product = node.name == "mul" or (node.name == "div" and at == 0)
+    if node.name != "neg" and not (product and view.shape == node.out_shape()):
         return None
+    number = None if node.name == "neg" else 1 - at
     return dataclasses.replace(view, multiples=(*view.multiples, Multiple(node, number)))
 
 
@@ -209,9 +179,8 @@ def scan_slice(view: View | Joined) -> View | None:
         return None
     # A stack of its own: another scan may slice the same view, in every iteration of this one.
     own = dataclasses.replace(view)
-    return dataclasses.replace(
-        view, shape=view.shape[1:], labels=view.labels[1:], chain=(), stack=own
-    )
+    shape, labels = view.shape[1:], view.labels[1:]
+    return dataclasses.replace(view, shape=shape, labels=labels, chain=(), stack=own)
 
 
 def are_disjoint(one: frozenset[Sliced], other: frozenset[Sliced]) -> bool:
@@ -247,42 +216,28 @@ def _regrouped(axes: Sequence[tuple[int, Label]], shape: tuple[int, ...]) -> lis
             else:
                 more, label = old.pop(0)
                 size, whole = size * more, whole + label
-        parts = tuple(shape[axis] for axis in run)
+        parts, merged = tuple(shape[axis] for axis in run), merge_label(whole)
         for at, axis in enumerate(run):
-            regrouped[axis] = (
-                merge_label(whole) if len(run) == 1 else (("split", merge_label(whole), parts, at),)
-            )
+            regrouped[axis] = merged if len(run) == 1 else (("split", merged, parts, at),)
     return regrouped
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """One use of a parameter.
+    """One use of a parameter."""
 
-    Attributes:
-        view: the parameter as the operation sees it.
-        operand: the operand of the operation that is not the parameter.
-        sizes: (groups, positions, p, q).
-        key: labels of (g, p, q): sites with one key have gradients arranged alike.
-        inputs: A [m, g, t, p], from data [m, *operand]. Where rows are looked up A is one-hot and
-            never built: the looked-up rows, int32 [m, t]; the number of rows p where there is none.
-        cotangent: B [m, g, t, q], from cotangents [m, *result].
-        to_view: a gradient [g, p, q], arranged like the view.
-        of_view: the view, arranged as [g, p, q].
-        looks_up: True if rows of the parameter are looked up.
-        iterations: of the loops around it, the outermost first; their axes follow m in data and
-            cotangents.
-    """
-
-    view: View
-    operand: int
-    sizes: Sizes
-    key: Key
+    view: View  # the parameter as the operation sees it
+    operand: int  # the operand of the operation that is not the parameter
+    sizes: Sizes  # (groups, positions, p, q)
+    key: Key  # labels of (g, p, q): sites with one key have gradients arranged alike
+    # A [m, g, t, p], from data [m, *operand]. Where rows are looked up A is one-hot and never
+    # built: the looked-up rows, int32 [m, t]; the number of rows p where there is none.
     inputs: Arrange
-    cotangent: Arrange
-    to_view: Arrange
-    of_view: Arrange
-    looks_up: bool = False
+    cotangent: Arrange  # B [m, g, t, q], from cotangents [m, *result]
+    to_view: Arrange  # a gradient [g, p, q], arranged like the view
+    of_view: Arrange  # the view, arranged as [g, p, q]
+    looks_up: bool = False  # True if rows of the parameter are looked up
+    # Of the loops around it, the outermost first; their axes follow m in data and cotangents.
     iterations: tuple[int, ...] = ()
 
 
@@ -419,9 +374,8 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site
     x_contract, x_batch = tuple(contract[1 - at]), tuple(batch[1 - at])
     w_free = tuple(a for a in range(len(view.shape)) if a not in w_contract + w_batch)
     x_free = tuple(a for a in range(len(data_shape)) if a not in x_contract + x_batch)
-    groups, p, q = (
-        math.prod(view.shape[axis] for axis in axes) for axes in (w_batch, w_contract, w_free)
-    )
+    of_each = w_batch, w_contract, w_free
+    groups, p, q = (math.prod(view.shape[axis] for axis in axes) for axes in of_each)
     positions = math.prod(data_shape[axis] for axis in x_free)
     # The axes of each in the order (g, p, q), and (g, t, p).
     of_weight, of_data = (*w_batch, *w_contract, *w_free), (*x_batch, *x_free, *x_contract)
@@ -453,9 +407,8 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     if at != 1 or params["batch_group_count"] != 1:
         return None
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-    of_data, of_result = (
-        (spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec)
-    )
+    specs = numbers.lhs_spec, numbers.out_spec
+    of_data, of_result = ((spec[0], *spec[2:], spec[1]) for spec in specs)
     features, channels, *window = (view.shape[axis] for axis in numbers.rhs_spec)
     found = [node.out_shape()[axis] for axis in numbers.out_spec[2:]]
     positions = data_shape[numbers.lhs_spec[0]] * math.prod(found)

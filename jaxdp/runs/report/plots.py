@@ -20,7 +20,7 @@ from jaxdp.runs.report import levels
 from jaxdp.runs.report.schema import Metric, Report, Tradeoff
 from jaxdp.runs.report.words import drawable, show_delta, show_epsilon
 
-if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
+if TYPE_CHECKING:  # a report needs no attack
     from jaxdp.audit.algorithms import EpsilonAudit
 
 # The page's colours in light mode. All but that of grid lines have a contrast of 4.5 on white.

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import shutil
 
 import jax
 import numpy as np
@@ -27,7 +26,7 @@ from tests.papers.block_coordinate.test_forms import algorithm as released
 from tests.papers.block_coordinate.test_hidden import algorithm as hidden_blocks
 from tests.papers.block_coordinate.test_hidden import published
 from tests.refusing import all_refused, refused
-from tests.runs.small import Stop, dataset, ignore, undrawn
+from tests.runs.small import Stop, dataset, ignore, kept, undrawn
 
 SMALL = {"batch_size": 40, "dataset_size": 200, "hidden": 4, "noise_multiplier": 1.0}
 
@@ -61,17 +60,6 @@ def outside(folder):
     return {p.name: p.read_bytes() for p in files}
 
 
-def kept(folder):
-    """A copy of the folder's secrets, as somebody may have made one; returns what puts it back."""
-    copy = shutil.copytree(folder / "secret", folder.parent / "old")
-
-    def put_back():
-        shutil.rmtree(folder / "secret")
-        shutil.copytree(copy, folder / "secret")
-
-    return put_back
-
-
 def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_path, monkeypatch):
     used, seen, step, folder = [], [], training.ReleasedBlocks.step, tmp_path / "r"
 
@@ -88,7 +76,7 @@ def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_pat
 
     with pytest.raises(Stop):
         go(folder, sweeps(), crash)
-    put_back = kept(folder)
+    put_back = kept(folder / "secret")
     _, result = go(folder, sweeps(), crash)
     event = sweeps().blocks().event()
     assert result.ledger.event == acc.Composed((acc.Repeated(event, 6),))
@@ -134,7 +122,7 @@ def test_a_hidden_run_that_crashes_stays_one_hidden_state(tmp_path, monkeypatch)
     early = tmp_path / "early"
     refused("must have a checkpoint that was shown", export_params, RunDirectory(folder), early)
     assert not early.exists()
-    put_back = kept(folder)
+    put_back = kept(folder / "secret")
     _, result = go(folder, hidden(), lambda step, row: shown.append(row))
     assert len(looks) == 5 + 4
     assert all(look == each[0] for each in (looks[:5], looks[5:]) for look in each)
@@ -188,7 +176,7 @@ def test_of_every_training_one_version_is_seen_wherever_what_was_kept_is_put_bac
         folder, charged = tmp_path / str(killed) / "r", 1
         blocks = folder / "secret" / "blocks.json"
         assert started(killed) is None
-        kept_by_a, put_back = blocks.read_bytes(), kept(folder)
+        kept_by_a, put_back = blocks.read_bytes(), kept(folder / "secret")
         blocks.unlink()
         assert started(killed) is None
         blocks.write_bytes(kept_by_a)
