@@ -131,6 +131,10 @@ class Trainer:
         issuer: Issuer | None = None,
         **clipping: Any,
     ):
+        self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
+        given: Any = None if self._to_fit else physical_batch_size
+        if given is not None:
+            given = arguments.integer("physical_batch_size", given, least=1)
         algorithm = as_algorithm(mechanism, optimizer, average)
         self.algorithm, self.mechanism = algorithm, algorithm.mechanism
         self._on_trust = algorithm.on_trust()
@@ -168,8 +172,6 @@ class Trainer:
             options = {"reserve": usual if reserve is None else reserve, "first_step": first}
             issuer = issuer_of(self.mechanism, self.ledger, self._secret, **options)
         self._issuer = issuer
-        self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
-        given: Any = None if self._to_fit else physical_batch_size
         rows = given or default_rows(self.mechanism, self.source)
         rows = self._place.round_up(rows) if self._place else rows
         known = functools.partial(identities, self.source)

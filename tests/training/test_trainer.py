@@ -221,6 +221,7 @@ def test_bad_input():
             ("optimizer must be None for an Alg", lambda: make(jaxdp.Algorithm(mech, SGD), SGD)),
             ("optimizer must be an optax optimizer", lambda: make(mech, None)),
             ("mechanism must be a Mechanism", lambda: make(mech.privatize(), SGD)),
+            ("physical_batch_size must be a whole", lambda: trainer(physical_batch_size=0)),
             ("steps or epochs must be given", lambda: train.batches()),
             ("steps must be a whole number of at least 0, got -1", lambda: train.batches(-1)),
             ("give one of steps and epochs", lambda: train.batches(1, epochs=1.0)),
