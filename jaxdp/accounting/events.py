@@ -382,8 +382,8 @@ class CorrelatedNoise(Event):
 
     whole_block = True
     words = (
-        "a run of {steps:,} steps with correlated noise over records in a public order, together "
-        "{event}"
+        "a run of {steps:,} steps over records in a public order, with noise correlated or not, "
+        "together {event}"
     )
     refused: ClassVar = {
         ADD: "records are taken by their position, and one removed record shifts every position "

@@ -296,8 +296,8 @@ def bounded_factors(
         alike = structure == jax.tree.structure(squares)
         if not alike or any(jnp.shape(f) or jnp.iscomplexobj(f) for f in given):
             raise ValueError(
-                f"{name} must return a scalar for the squared norm of every leaf, a real "
-                f"number, got {factors}"
+                f"{name} must return a tree like square_norms, with a real number (a scalar) for "
+                f"every leaf, got {factors}"
             )
         return [jnp.asarray(f).astype(jnp.float32) for f in given]
 
@@ -319,6 +319,20 @@ def bounded_factors(
         return [f * shorter for f in factors]
 
     return jax.tree.unflatten(structure, jax.vmap(of_one)(leaves))
+
+
+def check_rule(rule: Rule, trained: PyTree) -> None:
+    """Raises ValueError for a rule of the user's that cannot be used; it is traced on shapes.
+
+    Args:
+        rule: the clipping rule.
+        trained: the parameters, with None where they are frozen.
+    """
+    limit = limit_of(rule, trained)
+    if type(rule) in (*PROVEN, CoordinateBox):
+        return
+    squares = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,), jnp.float32), trained)
+    jax.eval_shape(lambda squares: bounded_factors(rule, squares, limit), squares)
 
 
 def _shortening(square_norms: PyTree, limit: float | jax.Array) -> jax.Array:

@@ -699,6 +699,19 @@ def identity_bytes(identity: Identity) -> bytes:
     return identity if isinstance(identity, bytes) else repr(plain).encode()
 
 
+# Their draws have the law of their event: docs/draws.md.
+PROVEN = (
+    Poisson,
+    FixedSize,
+    FullBatch,
+    RandomAllocation,
+    Shuffled,
+    TruncatedPoisson,
+    CyclicPoisson,
+    FixedOrder,
+)
+
+
 def _in_batches(rng: np.random.Generator, num_records: int, size: int) -> list[np.ndarray]:
     """All positions in random order, in batches of one size; the last one has what is left."""
     return np.split(permutation(rng, num_records), np.arange(size, num_records, size))

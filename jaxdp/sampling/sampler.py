@@ -8,6 +8,7 @@ import numpy as np
 from jaxdp import arguments
 from jaxdp.ledger.tickets import Issuer
 from jaxdp.sampling.rules import (
+    PROVEN,
     EpochSampling,
     Identities,
     RunSampling,
@@ -64,6 +65,11 @@ class Sampler:
             )
         if isinstance(sampling, RunSampling):
             sampling.check(num_records, declared)
+        if type(sampling) not in PROVEN:
+            issuer.ledger.trust(
+                f"the sampling rule {type(sampling).__name__} is not one of jaxdp's: that its "
+                "draws have the law of the event that it is charged as was not verified"
+            )
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
@@ -143,8 +149,7 @@ class Sampler:
                     )
                 self._epoch = number, batches
             chosen = batches[place]
-        # Of jaxdp's own rules this is proven (docs/draws.md), and looking would take time.
-        if type(rule).__module__.partition(".")[0] != "jaxdp":
+        if type(rule) not in PROVEN:  # of these it is proven, and looking would take time
             check_positions(chosen, self._num_records)
         least = getattr(rule, "cap", 0)
         return pad(chosen, self._physical_batch_size, step, self._num_records, least)

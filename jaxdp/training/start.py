@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost.plan import Plan
+from jaxdp.clipping.rules import check_rule
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.returned import find_past
 from jaxdp.sampling import Source
@@ -47,12 +48,13 @@ def inspect_loss(
         ledger: whose releases are not compared.
 
     Raises:
-        ValueError: the loss cannot be used; it captured records or a statistic of them, not
-            declared public, or the parameters hold some.
+        ValueError: the loss or the clipping rule cannot be used; the loss captured records or a
+            statistic of them, not declared public, or the parameters hold some.
     """
     guard = Guard(source, ledger)
     if not isinstance(grad_fn, ClippedGrad):
         return (), 0.0, guard
+    check_rule(grad_fn.rule, grad_fn.trained(params))
     made_of, operations = guard.comparison(), 0.0
 
     def look(traced: core.ClosedJaxpr, public: losses.Constants) -> None:

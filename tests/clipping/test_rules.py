@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import jaxdp
 from jaxdp.clipping import reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import CoordinateBox, limit_of
+from jaxdp.mechanism import with_rule
 from tests.compiling import AS_USERS
 from tests.refusing import all_refused, refused
 
@@ -124,7 +126,7 @@ def test_a_rule_of_the_user_s_keeps_its_bound_sees_one_record_and_is_followed_wi
     half = clipped(Told(lambda s: jax.tree.map(lambda _: jnp.float32(0.5), s)), rows).total
     jax.tree.map(lambda h, x: np.testing.assert_allclose(h, 0.5 * x.sum(0), rtol=1e-6), half, rows)
     for factor in (lambda s: jnp.float32(1.0), lambda s: jax.tree.map(lambda _: jnp.ones(3), s)):
-        with pytest.raises(ValueError, match=r"Told\.factors must return a scalar"):
+        with pytest.raises(ValueError, match=r"Told\.factors must return a tree like square_norms"):
             clipped(Told(factor), rows)
     number = Told(lambda s: jax.tree.map(lambda _: 0.5, s))
     jax.tree.map(np.testing.assert_array_equal, clipped(number, rows).total, half)
@@ -132,6 +134,13 @@ def test_a_rule_of_the_user_s_keeps_its_bound_sees_one_record_and_is_followed_wi
     jax.tree.map(np.testing.assert_array_equal, clipped(short, rows).total, half)
     with pytest.raises(ValueError, match="l2 of Told must be in"):
         clipped(Told(huge, 1e11), rows)
+    # A trainer finds what is wrong with a rule before a step is charged.
+    loss = lambda p, x: sum(jnp.vdot(p[n], x[n]) for n in p)  # noqa: E731
+    for rule in (Told(lambda s: jnp.float32(1.0)), Told(huge, 1e11)):
+        train = jaxdp.Trainer(loss, with_rule(rule, 1.0, 3, 3, "full_batch"), optax.sgd(0.1), rows)
+        with pytest.raises(ValueError, match=r"Told"):
+            train.init(PARAMS)
+        assert train.ledger.entries == ()
 
 
 class Moved:

@@ -251,8 +251,9 @@ def owned(rule, **options):
 # A record drawn twice added 10 clip norms to a sum that said one; four draws of all records were
 # charged as one where an epoch had forgotten its block.
 def test_a_rule_of_the_users_own_draws_each_record_once_and_is_charged_for_what_it_draws():
-    draw = owned(Fixed(3, 39, 0)).sampler(40).draw()
-    assert sorted(records(draw)) == [0, 3, 39]
+    source = owned(Fixed(3, 39, 0)).sampler(40)
+    assert sorted(records(source.draw())) == [0, 3, 39]
+    assert "the sampling rule Fixed is not one of jaxdp's" in str(source.ledger.unverified())
     draw = owned(Epochs(4, 4)).sampler(40).draw()
     assert len(records(draw)) == 10
     add = acc.Relation.ADD_OR_REMOVE_ONE
