@@ -42,7 +42,7 @@ RIGHT = {
     audit.audit_one_run: RUN,
     audit.audit_one_run_family: {**RUN, "family": acc.Gaussian, "noise": 1.0},
     whole_event: {**LEVEL, **SPLIT},
-    scores.family_bound: {**SCORES, **SPLIT, "family": acc.Gaussian, "noise": 1.0},
+    scores.family_bound: {**SCORES, "family": acc.Gaussian, "noise": 1.0},
     audit.audit_canaries: {
         **{"seen": PERFECT[None], "coins": COINS, "algorithm": METHOD, "event": acc.Gaussian(1.0)},
         **BOUND,
