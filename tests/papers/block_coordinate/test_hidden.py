@@ -406,8 +406,8 @@ def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published(mon
     row = as_gaussian(*found, ALGORITHMS[FIXED].chain(0))
     assert row["published_s"] < row["audited_s"] < row["proven_s"]
     # Half the noise is caught.
-    added = hidden.noised
-    monkeypatch.setattr(hidden, "noised", lambda tree, std, words: added(tree, std / 2, words))
+    added = hidden.add_normals
+    monkeypatch.setattr(hidden, "add_normals", lambda tree, std, words: added(tree, std / 2, words))
     hidden._inner_loop.clear_cache()
     try:
         assert audited()[1]
