@@ -168,7 +168,7 @@ class Ticket:
         return NoiseKey(
             np.array(words),
             np.asarray(list(self.multipliers.values()), np.float32),
-            self._words("tag"),
+            self.tag,
             np.int32(self.step),
             np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1),
             tuple(self.multipliers),
