@@ -339,7 +339,7 @@ class Ledger:
         again: bool = False,
         note: str = "",
     ) -> None:
-        """Charges ``steps`` releases of ``event``.
+        """Charges ``steps`` releases of ``event`` by hand; a sampler's steps its ``Issuer`` charges.
 
         Args:
             event: the release of one step; or of an epoch of ``event.block`` steps, charged whole.
@@ -467,7 +467,7 @@ class Ledger:
             )
 
     def _reserve(self, entry: Entry) -> None:
-        """Writes a whole line for the steps of an entry, durably; those held before cost nothing.
+        """Charges the steps of an entry by one durable line; those held before cost nothing.
 
         Raises:
             ValueError: another event for a step, or a block, that the stream holds.
