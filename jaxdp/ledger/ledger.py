@@ -339,7 +339,7 @@ class Ledger:
         again: bool = False,
         note: str = "",
     ) -> None:
-        """Charges ``steps`` releases of ``event`` by hand; a sampler's steps its ``Issuer`` charges.
+        """Charges ``steps`` releases of ``event`` by hand; an ``Issuer`` charges a sampler's.
 
         Args:
             event: the release of one step; or of an epoch of ``event.block`` steps, charged whole.
