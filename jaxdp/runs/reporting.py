@@ -68,7 +68,8 @@ def write_own(
     delta: float,
     relation: acc.Relation,
     *,
-    params: PyTree,
+    trained: PyTree,
+    frozen: str,
     date: str,
     about: dict[str, str],
 ) -> Path:
@@ -80,7 +81,8 @@ def write_own(
         history: the rows that were shown.
         delta: of the guarantee.
         relation: of the guarantee.
-        params: pytree like the model's parameters, for their number.
+        trained: pytree like the trained parameters, for their number.
+        frozen: what is not trained, in words; "" for nothing.
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
     """
@@ -89,6 +91,8 @@ def write_own(
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    if frozen:
+        training.append(("Not trained", frozen))
     last = [
         f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
     ]
@@ -109,7 +113,7 @@ def write_own(
     report = build(
         subject,
         history=history,
-        params=params,
+        params=trained,
         ledger=directory.checked_ledger(),
         reproducible=reproducible,
         ledger_file=directory.ledger,
