@@ -74,6 +74,7 @@ class RunState(Written):
             versions.
         until_enough: of format 2: True where releases decide the number of steps.
         head: of the ledger after the last line that says what was shown, hexadecimal.
+        trained: names of the parameters that are trained, as they are exported; None for all.
     """
 
     LEFT_OUT: ClassVar = (
@@ -86,6 +87,7 @@ class RunState(Written):
         "place",
         "until_enough",
         "head",
+        "trained",
     )
 
     secret: KeptSecret
@@ -105,6 +107,7 @@ class RunState(Written):
     place: str | None = None
     until_enough: bool | None = None
     head: str | None = None
+    trained: tuple[str, ...] | None = None
 
 
 class RunDirectory:
