@@ -19,7 +19,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -106,7 +105,8 @@ def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -
     def hashed(array: Any) -> str:
         is_key = isinstance(array, jax.Array) and losses.is_key(array)
         found = np.ascontiguousarray(jax.random.key_data(array) if is_key else array)
-        return hashlib.blake2b(found.reshape(-1).view(np.uint8), digest_size=16, key=key).hexdigest()
+        content = found.reshape(-1).view(np.uint8).data
+        return hashlib.blake2b(content, digest_size=16, key=key).hexdigest()
 
     # The optimizer after the noise: its first state, where a rate may stand, and its update.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
@@ -138,12 +138,9 @@ def environment() -> dict[str, str]:
     """Versions, devices and machine under which the same program may have another trace."""
     names = (*_VERSIONS, *(name for name in _IF_IMPORTED if name in sys.modules))
     found = {name: str(getattr(importlib.import_module(name), "__version__", "")) for name in names}
-    # An array that a program computes has a processor's own last digits.
-    machine = f"{platform.machine()} {platform.processor()} {os.cpu_count()}"
-    with contextlib.suppress(OSError):
-        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        told = {line for line in about if line.startswith(("model name", "flags", "Features"))}
-        machine += hashlib.blake2b("".join(sorted(told)).encode(), digest_size=8).hexdigest()
+    # An array that a program computes has other last digits where a processor can do more.
+    able = np.show_config(mode="dicts").get("SIMD Extensions")
+    machine = f"{platform.machine()} {os.cpu_count()} {able} {os.environ.get('XLA_FLAGS')}"
     device = jax.devices()[0]
     devices = f"{jax.device_count()} {device.platform} {device.device_kind}"
     return {"jaxdp": __version__, **found, "devices": devices, "machine": machine}
@@ -235,6 +232,15 @@ def differences(before: Program, now: Program) -> list[str]:
             "use: the run has its own. Give them as they were, by the same seed)"
         )
     return found
+
+
+def changed_values(before: str, now: str) -> str:
+    """The named values of two texts, such as of a mechanism, that are not the same in both."""
+    old, new = (re.findall(r"(\w+)=([^=()]+?)(?=[,()]|$)", text) for text in (before, now))
+    if [name for name, _ in old] != [name for name, _ in new]:
+        return f"{before} then, {now} now"
+    pairs = zip(old, new, strict=True)
+    return ", ".join(f"{n} ({a} then, {b} now)" for (n, a), (_, b) in pairs if a != b)
 
 
 def _difference(name: str, old: Sequence[str], new: Sequence[str]) -> str:

@@ -80,7 +80,8 @@ def write_own(
     delta: float,
     relation: acc.Relation,
     *,
-    params: PyTree,
+    trained: PyTree,
+    frozen: str,
     date: str,
     about: dict[str, str],
     anew: bool = False,
@@ -93,7 +94,8 @@ def write_own(
         history: the rows that were shown.
         delta: of the guarantee.
         relation: of the guarantee.
-        params: pytree like the model's parameters, for their number.
+        trained: pytree like the trained parameters, for their number.
+        frozen: what is not trained, in words; "" for nothing.
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
         anew: the owner asked for another page in the place of one that is there; it keeps the date
@@ -105,6 +107,8 @@ def write_own(
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    if frozen:
+        training.append(("Not trained", frozen))
     last = [
         f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
     ]
@@ -128,7 +132,7 @@ def write_own(
     report = build(
         subject,
         history=history,
-        params=params,
+        params=trained,
         ledger=directory.checked_ledger(),
         reproducible=reproducible,
         ledger_file=directory.ledger,

@@ -8,14 +8,14 @@ draws and with other noise, within the charge that they had. docs/releases.md pr
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +24,8 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import losses
+from jaxdp.clipping import losses, options
+from jaxdp.clipping.options import ClippingOptions, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -37,6 +38,7 @@ from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.export import Only, export_params
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -172,6 +174,8 @@ class Run:
             that is taken up again knows its records by what it reads. Augment by
             ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
+        trainable: what to train, as for ``jaxdp.Trainer``. What is frozen is written to the folder
+            once; a run that goes on must freeze the same, with the same numbers.
         constants: as for ``jaxdp.Trainer``: arrays that are declared public.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -206,6 +210,7 @@ class Run:
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
             reason is, and changes nothing.
+        clipping: ``engine``, ``microbatch_size``, ``rng_name``, as for ``jaxdp.Trainer``.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
@@ -221,6 +226,7 @@ class Run:
         source: PyTree = None,
         *,
         params: PyTree,
+        trainable: Any = None,
         constants: PyTree = None,
         evaluate: Evaluate | None = None,
         every: int | None = None,
@@ -238,7 +244,9 @@ class Run:
         same_program: bool = False,
         set_aside_unreadable: bool = False,
         _parts: Parts | None = None,
+        **clipping: Unpack[ClippingOptions],
     ):
+        check_option_names("jaxdp.Run", clipping)
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
@@ -249,10 +257,16 @@ class Run:
         # On a mesh they stay sharded as they are.
         self._given = self._params if resolve_placement(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
+        if "rng_name" in clipping:  # from here on the loss says by itself where its key goes
+            loss_fn = losses.named_key(loss_fn, clipping.pop("rng_name"))
         if constants is not None:
             declared = losses.declared_constants(constants, loss_fn).arrays
             loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
         self._loss_fn = loss_fn
+        self._gradient: dict[str, Any] = {"trainable": trainable, **clipping}
+        grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
+        self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
+        self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
@@ -273,7 +287,7 @@ class Run:
         if canary.asked(canaries):
             records = (self._params, self.source, physical_batch_size)
             self._canaries = canary.found(
-                canaries, self._relation, self.algorithm, loss_fn, *records
+                canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records
             )
         self._parts = _parts or Parts()
         # Asked now, for how long steps take is private.
@@ -354,6 +368,9 @@ class Run:
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        if self.directory.exists():  # a page of another mechanism or program would not be its own
+            kept = self._kept_state()
+            self._require_same_program(kept)
         return self._write_report(anew=True)
 
     def _write_report(self, anew: bool = False) -> Path:
@@ -377,7 +394,8 @@ class Run:
             self.history,
             self._delta,
             self._relation,
-            params=self._params,
+            trained=self._trained_of(self._params),
+            frozen="" if self._frozen is None else self._frozen[0],
             date=self._date,
             about=self._about,
             anew=anew,
@@ -412,12 +430,20 @@ class Run:
         audit.into_report(self.directory, row)
         return found
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
-        if self.params is None:
-            raise ValueError("params must be trained to be exported: call fit() first")
-        with writing(Path(path)):
-            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes the parameters that ``fit`` returned, or else those that were shown last.
+
+        Nothing else of the run is written. ``jaxdp.load`` brings them back.
+
+        Args:
+            path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at
+                once; or a new folder of Orbax, without an ending or with ``.orbax``.
+            only: "trained" leaves out what ``trainable=`` froze; None writes all.
+
+        Raises:
+            ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
+        """
+        export_params(self.directory, path, self.params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
@@ -494,7 +520,9 @@ class Run:
                     progress(step, row)
 
                 self.history = self.directory.load_history()
-                with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+                with contextlib.closing(
+                    Checkpoints(self.directory.checkpoints, self._trained_of)
+                ) as checkpoints:
                     # Restore: the last checkpoint that may be gone on from, or the beginning. One
                     # that nobody can read is given up, if its owner says so: first written down as
                     # shown, by its step alone, for somebody may have read it.
@@ -643,7 +671,8 @@ class Run:
             return None
         algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
         like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
-        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+        folder = Checkpoints(self.directory.checkpoints, self._trained_of)
+        with contextlib.closing(folder) as checkpoints:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
@@ -667,6 +696,7 @@ class Run:
             self._given,
             None if self._mesh is None else placement(self._mesh, self._data_axes),
             traceable=self._parts.config is not None and self._mesh is None,
+            options=self._gradient,
         )
 
     def _trainer(
@@ -699,6 +729,7 @@ class Run:
             mesh=self._mesh,
             data_axes=self._data_axes,
             issuer=start.issuer(algorithm.mechanism, state.step),
+            **self._gradient,
         )
         if rows == "auto":
             trainer.choose_physical_batch_size(state.params)
@@ -748,6 +779,7 @@ class Run:
                 delta=self._delta,
                 relation=self._relation.value,
                 config=None if config is None else config.to_dict(),
+                frozen=self._frozen,
             )
 
         # What is charged to the ledger of a run must be this run: its configuration, or where a
@@ -765,12 +797,15 @@ class Run:
         # A strategy is calculated from the configuration, perhaps to other digits elsewhere.
         is_calculated = config is None or getattr(config, "strategy", None) is not None
         if is_calculated and kept.mechanism != self._mechanism():
+            changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
-                f"{self._mechanism()}. Where another version or machine calculated it to other "
-                "digits, give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
+                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
+                "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
+                "noise_multiplier=...)"
             )
         self._check_guarantee(kept)
+        self._check_frozen(kept)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -788,6 +823,23 @@ class Run:
                     f"{given}: its rows have epsilons of that one; run.epsilon() tells those of "
                     "others"
                 )
+
+    def _check_frozen(self, kept: RunState) -> None:
+        """Raises ValueError where other parameters are frozen, or the same with other numbers."""
+        if kept.frozen == self._frozen:
+            return
+        none = "nothing (all is trained)", ""
+        (before, _), (now, _) = kept.frozen or none, self._frozen or none
+        if before != now:
+            raise ValueError(
+                f"trainable must freeze what it froze when the run in {self.path} began: {before}; "
+                f"got {now}. Give the run's trainable=, or begin another run"
+            )
+        raise ValueError(
+            f"params must have, where they are frozen, the paths and numbers with which the run in "
+            f"{self.path} was begun, got others: {now}. What was trained so far was trained for "
+            "those. Hand over the same again, or begin another run"
+        )
 
     def _mechanism(self) -> str:
         """A text of what is charged, kept with the run."""
@@ -810,7 +862,7 @@ class Run:
         if self._parts.config is not None:
             return None
         if self._traced is None:
-            step = PrivateStep.of(self.algorithm, self._loss_fn)
+            step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
             self._traced = program.program_of(step, *given)
         return self._traced
@@ -839,6 +891,25 @@ class Run:
 def public(row: Row) -> Row:
     """A row without its un-noised statistics, which no guarantee covers, and without a hash."""
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
+
+
+def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
+    """Words for what is not trained, and a hash of its paths, types and numbers; None for nothing.
+
+    Args:
+        params: the parameters.
+        trained: the same, with None where they are frozen.
+    """
+    structure: Any = jax.tree.structure(params)
+    flags = [leaf is not None for leaf in structure.flatten_up_to(trained)]
+    if all(flags):
+        return None
+    words = "; ".join(filter(None, dict.fromkeys(options.describe_frozen(params, flags))))
+    found = hashlib.blake2b(digest_size=16)
+    for path, leaf, flag in zip(options.paths(params), jax.tree.leaves(params), flags, strict=True):
+        if not flag:
+            found.update(f"{path} {leaf.dtype} {leaf.shape} {shards.hashed(leaf)}|".encode())
+    return words, found.hexdigest()
 
 
 def steps_within(planned: int | None, steps: int | None) -> int:
@@ -872,6 +943,7 @@ def _first_state(
     params: PyTree,
     place: Placement | None,
     traceable: bool,
+    options: dict[str, Any],
 ) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step, on their devices.
 
@@ -881,8 +953,9 @@ def _first_state(
         params: before the first step.
         place: of the mesh that was asked for.
         traceable: whether both can be made by one compilation.
+        options: of the clipped gradient.
     """
-    step = PrivateStep.of(algorithm, loss_fn)
+    step = PrivateStep.of(algorithm, loss_fn, **options)
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
