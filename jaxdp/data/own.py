@@ -10,7 +10,6 @@ import numpy as np
 from jaxdp import arguments
 from jaxdp.data.load import Dataset
 from jaxdp.data.specs import DatasetSpec
-from jaxdp.sampling.files import arrays_in
 
 _ARRAYS = (
     "x [n, ...] and y [n] (whole numbers from 0) of the training records, and perhaps x_test and "
@@ -56,6 +55,8 @@ def from_file(
 def _read(path: str) -> dict[str, np.ndarray]:
     if not path.endswith(".npz"):
         raise ValueError(f"data must be a .npz file with {_ARRAYS}; got {path}")
+    from jaxdp.sampling.files import arrays_in  # imports JAX
+
     try:
         # Each number is one of float32 in the end.
         arrays = arrays_in(path, ("x", "y", "x_test", "y_test"), bytes_more=4)
