@@ -49,7 +49,8 @@ def export_params(
         directory: of the run.
         path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at once,
             or a new folder of Orbax, without an ending or with ``.orbax``.
-        params: what ``fit`` returned; None reads the last checkpoint that was shown.
+        params: what ``fit`` returned, without what is frozen if the rest alone is asked for; None
+            reads the last checkpoint that was shown.
         only: "trained" leaves out what ``trainable=`` froze; None writes all.
 
     Raises:
@@ -77,10 +78,8 @@ def export_params(
 
     step = None
     if params is None:
-        step, params = shown_params(directory)
+        step, params = shown_params(directory, only)
     arrays = _arrays(shards.on_host(params))
-    if only == "trained" and (trained := directory.load_state().trained) is not None:
-        arrays = {name: array for name, array in arrays.items() if ".".join(name) in trained}
     processes.from_process_0(lambda: _write(path, ending, arrays))
     return step
 
@@ -241,11 +240,14 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
+def shown_params(
+    directory: RunDirectory, only: Only | None = None, again: bool = True
+) -> tuple[int, PyTree]:
     """Step and parameters of the last checkpoint that was shown, as dicts and lists of arrays.
 
     Args:
         directory: of the run; nothing is changed there.
+        only: as for ``export_params``; in the place of what is left out stands None.
         again: True reads once more where a run that goes on has just replaced it.
 
     Raises:
@@ -255,9 +257,11 @@ def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTr
     if not directory.exists():
         raise ValueError(f"run must be the folder of a run, got {directory.path}, which holds none")
     shown = directory.last_shown()
+    if not directory.checkpoints.is_dir():  # a reader makes no folder
+        raise _missing(directory, shown, None)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.params(0 if shown is None else shown.step)
+        found = checkpoints.params(0 if shown is None else shown.step, only == "trained")
         # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
@@ -270,7 +274,7 @@ def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTr
             raise
     finally:
         checkpoints.close()
-    return shown_params(directory, again=False)
+    return shown_params(directory, only, again=False)
 
 
 def _missing(
