@@ -21,7 +21,7 @@ def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLi
 
 
 def __getattr__(name: str) -> Any:
-    """The reader of .npz files, imported when asked for: it needs JAX, names of data sets do not."""
+    """The reader of .npz files, imported when asked for: names of data sets need no JAX."""
     if name != "from_file":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jaxdp.data.own import from_file
