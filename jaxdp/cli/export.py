@@ -26,6 +26,8 @@ def export(run: Path, target: Path | None, only: Literal["trained"] | None) -> N
     \b
       jaxdp export runs/digits-1 --to params.safetensors
     """
+    if not (run / "secret" / "run.json").exists():  # said before JAX is imported
+        raise ValueError(f"folder must hold a run, with its secret/, got {run}")
     from jaxdp.runs import RunDirectory
     from jaxdp.runs.export import export_params
 

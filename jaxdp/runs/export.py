@@ -255,7 +255,7 @@ def shown_params(
         StorageError: it is damaged, or cannot be read.
     """
     if not directory.exists():
-        raise ValueError(f"run must be the folder of a run, got {directory.path}, which holds none")
+        raise ValueError(f"folder must hold a run, with its secret/, got {directory.path}")
     shown = directory.last_shown()
     if not directory.checkpoints.is_dir():  # a reader makes no folder
         raise _missing(directory, shown, None)

@@ -443,7 +443,10 @@ class Run:
         Raises:
             ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
         """
-        export_params(self.directory, path, self.params, only)
+        params = self.params
+        if params is not None and only == "trained":
+            params = self._trained_of(params)
+        export_params(self.directory, path, params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""

@@ -92,13 +92,33 @@ def test_parameters_come_back_from_every_form(tmp_path, make):
         equal(trained, jaxdp.load(tmp_path / form, like=params))
         equal(trained, jaxdp.load(tmp_path / form, like=shapes))
         # The folder alone has the same names.
-        export.export_params(one.directory, tmp_path / f"again-{form}")
+        jaxdp.Run.open(tmp_path / "r").export(tmp_path / f"again-{form}")
         equal(trained, jaxdp.load(tmp_path / f"again-{form}", like=params))
+
+
+def test_adapters_alone_go_out_and_come_back_into_the_whole(tmp_path):
+    def loss(params, x, y):
+        return jnp.square(jnp.vdot(params["base"] + params["lora"][0], x) - y)
+
+    params = {"base": jnp.arange(3.0), "lora": [jnp.zeros(3)]}
+    trainable = {"base": False, "lora": True}
+    one = run(tmp_path / "r", mechanism=PLAIN, loss=loss, params=params, trainable=trainable)
+    trained = one.fit(2)
+    one.export(tmp_path / "a.msgpack", only="trained")
+    jaxdp.Run.open(tmp_path / "r").export(tmp_path / "b.msgpack", only="trained")
+    calling.ran("export", tmp_path / "r", "--to", tmp_path / "c.msgpack", "--only", "trained")
+    for name in ("a", "b", "c"):
+        path = tmp_path / f"{name}.msgpack"
+        equal(trained, jaxdp.load(path, like=params, partial=True))
+        equal(trained["lora"], jaxdp.load(path, like={"lora": params["lora"]})["lora"])
+        refused("base is in like alone", jaxdp.load, path, like=params)
+    shapes = jax.eval_shape(lambda: params)
+    refused("base is in like alone", jaxdp.load, path, like=shapes, partial=True)
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeypatch):
     one = run(tmp_path / "r", mechanism=PLAIN)
-    refused("holds none", one.export, tmp_path / "p.msgpack")
+    refused("must hold a run", one.export, tmp_path / "p.msgpack")
     with pytest.raises(Stop):
         run(tmp_path / "r", mechanism=PLAIN, progress=crash_at(8)).fit(9)
     # A run that is not finished, or that another process trains: what was shown last.
