@@ -47,6 +47,10 @@ ELSEWHERE = (
     "compared with the one that it was begun with: that optimizer, loss and first parameters are "
     "the same was not verified ({})"
 )
+UNTRACED = (
+    "the optimizer could not be traced on shapes alone: that it is the one that the run was begun "
+    "with was not verified"
+)
 WAYS_OUT = (
     "Read the run: jaxdp.Run.open({0!r}). Train it further: run.fit(steps, beyond=True), or with "
     "other numbers Run({0!r}, ..., extend='a name'). Or begin in a new folder, where ledger= or "
@@ -61,7 +65,7 @@ _IF_IMPORTED = ("flax", "equinox", "haiku", "einops", "transformers")
 _PLACED = ("sharding_constraint", "mesh_cast", "reshard")
 # Parameters of operations that are names, places, or say how, not what, is computed.
 _LEFT_OUT = re.compile(
-    "name|sharding|layout|mesh|debug|donated|keep_unused|inline|compiler|resource|effects|tree"
+    "^name|src_info|sharding|layout|mesh|debug|donated|keep_unused|inline|compiler|resource|effects|tree"
 )
 _NUMBER = re.compile(r"(\w+=)?-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
 Hash = Callable[[PyTree], str]
@@ -103,6 +107,8 @@ def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -
     """
 
     def hashed(array: Any) -> str:
+        if not losses.is_readable(array):
+            return "on devices of other processes"
         is_key = isinstance(array, jax.Array) and losses.is_key(array)
         found = np.ascontiguousarray(jax.random.key_data(array) if is_key else array)
         content = found.reshape(-1).view(np.uint8).data
@@ -111,13 +117,16 @@ def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -
     # The optimizer after the noise: its first state, where a rate may stand, and its update.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     trained, optimizer = step.grad_fn.trained(shapes), list[str]()
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        whole = jax.eval_shape(step.init, shapes)
-        optimizer += _lines(jax.make_jaxpr(step.after.init)(trained), hashed)
-        update = jax.make_jaxpr(step.after.update)(trained, whole[1], trained)
-        optimizer += _lines(update, hashed)
-        if step.context is not None:
-            optimizer += _lines(jax.make_jaxpr(step.context)(whole), hashed)
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            whole = jax.eval_shape(step.init, shapes)
+            optimizer += _lines(jax.make_jaxpr(step.after.init)(trained), hashed)
+            update = jax.make_jaxpr(step.after.update)(trained, whole[1], trained)
+            optimizer += _lines(update, hashed)
+            if step.context is not None:
+                optimizer += _lines(jax.make_jaxpr(step.context)(whole), hashed)
+    except Exception:  # a link may raise anything, and the trainer says it, of the run's program
+        optimizer = [UNTRACED]
 
     # The loss, as the trainer traces it before its first step.
     loss: list[str] = []
@@ -167,7 +176,7 @@ def require_same(directory: RunDirectory, now: Program, same_program: bool) -> t
     before = (here or kept)[-1]
     found = differences(before, now)
     if not found:
-        return ()
+        return (UNTRACED,) if UNTRACED in now.optimizer else ()
     words = "; ".join(found)
     if not here:
         moved = [

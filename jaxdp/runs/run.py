@@ -687,6 +687,8 @@ class Run:
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
         self.history, ledger = self.directory.load_history(), self.directory.checked_ledger()
+        with self._bar(steps) as progress:
+            progress(state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
