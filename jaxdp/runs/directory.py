@@ -73,6 +73,8 @@ class RunState(Written):
         place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
             versions.
         until_enough: of format 2: True where releases decide the number of steps.
+        frozen: what is not trained, in words, and a hash of its paths and numbers; None for a run
+            that trains everything.
         head: of the ledger after the last line that says what was shown, hexadecimal.
     """
 
@@ -85,6 +87,7 @@ class RunState(Written):
         "branch",
         "place",
         "until_enough",
+        "frozen",
         "head",
     )
 
@@ -104,6 +107,7 @@ class RunState(Written):
     branch: tuple[str, ...] | None = None
     place: str | None = None
     until_enough: bool | None = None
+    frozen: tuple[str, str] | None = None
     head: str | None = None
 
 
