@@ -77,6 +77,7 @@ class RunState(Written):
         frozen: what is not trained, in words, and a hash of its paths and numbers; None for a run
             that trains everything.
         head: of the ledger after the last line that says what was shown, hexadecimal.
+        trained: names of the parameters that are trained, as they are exported; None for all.
     """
 
     LEFT_OUT: ClassVar = (
@@ -90,6 +91,7 @@ class RunState(Written):
         "until_enough",
         "frozen",
         "head",
+        "trained",
     )
 
     secret: KeptSecret
@@ -110,6 +112,7 @@ class RunState(Written):
     until_enough: bool | None = None
     frozen: tuple[str, str] | None = None
     head: str | None = None
+    trained: tuple[str, ...] | None = None
 
 
 class RunDirectory:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +39,7 @@ from jaxdp.runs import bar, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.export import Only, export_params
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -430,12 +430,20 @@ class Run:
         audit.into_report(self.directory, row)
         return found
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
-        if self.params is None:
-            raise ValueError("params must be trained to be exported: call fit() first")
-        with writing(Path(path)):
-            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes the parameters that ``fit`` returned, or else those that were shown last.
+
+        Nothing else of the run is written. ``jaxdp.load`` brings them back.
+
+        Args:
+            path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at
+                once; or a new folder of Orbax, without an ending or with ``.orbax``.
+            only: "trained" leaves out what ``trainable=`` froze; None writes all.
+
+        Raises:
+            ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
+        """
+        export_params(self.directory, path, self.params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
