@@ -190,9 +190,9 @@ def require_same(directory: RunDirectory, now: Program, same_program: bool) -> t
     if same_program:
         return (f"{SAME_PROGRAM}{words}",)
     raise ValueError(
-        f"folder must be gone on with the program that it was begun with, got {directory.path} and "
-        f"another one: {words}. {WAYS_OUT.format(str(directory.path))}. Where it is the same all "
-        "the same, Run(..., same_program=True) goes on, and the page says so"
+        f"folder must be continued by the program that it was begun with, got {directory.path} and "
+        f"another one: {words}. {WAYS_OUT.format(str(directory.path))}. Where the change is meant, "
+        "Run(..., same_program=True) goes on, and the page says so"
     )
 
 

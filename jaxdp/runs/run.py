@@ -430,6 +430,7 @@ class Run:
             what = "canaries" if self._canaries is None else "delta"
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
+            self._kept_state()
             self.directory.checked_ledger()
         count = self._canaries.count
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
