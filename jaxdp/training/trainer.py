@@ -274,7 +274,8 @@ class Trainer:
 
         Args:
             steps: the number of batches, 0 for none; None takes all that are left of those that the
-                noise was calibrated for.
+                noise was calibrated for, and of these what the ledger's budget admits. A number is
+                taken as far as the budget goes; the batch after that raises, and says how many fit.
             epochs: in place of ``steps``: passes over the data set at the expected batch size.
             beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
 
@@ -290,7 +291,9 @@ class Trainer:
             events, own = self._shared
             streams = (self._issuer.stream, *self._hook.streams)  # whose events may be the same
             others = charged(self.ledger, events, streams) - own
-        count = left_of(self.mechanism, others + first, steps, epochs, beyond)
+        count = left_of(
+            self.mechanism, others + first, steps, epochs, beyond, self._issuer.room(first)
+        )
         processes.agree(step=first, steps=count)
         return Batches(self._sampler, self.source, first + count, self._place)
 
