@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxdp import arguments as check
 from jaxdp.accounting.events import ADD, Composed, Event, Relation, Repeated, to_dict
-from jaxdp.accounting.queries import calibrate
+from jaxdp.accounting.queries import calibrate_count
 from jaxdp.accounting.queries import epsilon as epsilon_of
 
 _ENDLESS = 10**12  # steps of a mechanism that names no number
@@ -126,7 +126,7 @@ class Budget:
         self._plan = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
         def first(count: int) -> dict[Event, int]:
-            """How often each event is among the first ones of the plan."""
+            """The events of the plan's first ones, each with its number."""
             found: dict[Event, int] = {}
             for event, n in rows:
                 if count <= 0:
@@ -135,24 +135,22 @@ class Budget:
                 count -= n
             return found
 
-        def released(count: float) -> Event:
+        def released(count: int) -> Event:
             """The first ones as one event."""
-            return Composed(tuple(Repeated(event, n) for event, n in first(int(count)).items()))
+            return Composed(tuple(Repeated(event, n) for event, n in first(count).items()))
 
         # All of the plan, as where its noise was calibrated for this very budget; else what a
         # search finds, whose answer was proven to be within.
-        fit = 0
-        if total < _ENDLESS and epsilon_of(released(total), delta, self.relation).upper <= epsilon:
-            fit = total
-        elif total > 1:
-            ends = {"between": (1, total), "most": True, "whole": True, "otherwise": 0}
-            fit = int(calibrate(released, epsilon, delta, self.relation, **ends))
+        fits = (
+            total < _ENDLESS and epsilon_of(released(total), delta, self.relation).upper <= epsilon
+        )
+        fit = total if fits else calibrate_count(released, epsilon, delta, self.relation)
         self.admitted = first(fit)
         self._left = dict(self.admitted)
         self._words = f"{fit} of {total}" if total < _ENDLESS else f"{fit}"
 
     def fits(self, event: Event, most: int = 1) -> int:
-        """How many of an event are still admitted, at most ``most``."""
+        """The number of an event that is still admitted, at most ``most``."""
         need: dict[Event, int] = {}
         for part, n in planned(event):
             need[part] = need.get(part, 0) + n
@@ -188,7 +186,7 @@ class Budget:
         return made
 
     def __repr__(self) -> str:
-        """What was fixed with it, which a ledger compares when it is opened again."""
+        """All that was fixed with it, which a ledger compares when it is opened again."""
         given = f"epsilon={self.epsilon!r}, delta={self.delta!r}, relation={self.relation.value}"
         return f"Budget({given}, plan={self._plan})"
 

@@ -74,7 +74,7 @@ class RenyiFilter:
         return self._within(self._cost(event))
 
     def fits(self, event: Event, most: int = 1) -> int:
-        """How many of an event in a row are admitted, at most ``most``.
+        """The number of an event in a row that is admitted, at most ``most``.
 
         Raises:
             UnsupportedEventError: when the event has no Renyi bound.
@@ -132,7 +132,7 @@ class RenyiFilter:
         return bool(np.any(self._spent + cost <= self._budget))
 
     def __repr__(self) -> str:
-        """What was fixed with it, which a ledger compares when it is opened again."""
+        """All that was fixed with it, which a ledger compares when it is opened again."""
         given = f"epsilon={self.epsilon!r}, delta={self.delta!r}, relation={self.relation.value}"
         return f"RenyiFilter({given}, orders={self.orders!r})"
 

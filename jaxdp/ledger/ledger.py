@@ -126,7 +126,7 @@ _UNSEEN = (
     "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
     "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
 )
-_ASSUMED = "assumed to be public, computed from no record: "
+_ASSUMED = "assumed to be public, or made from what this ledger released: "
 
 
 class Shown(NamedTuple):
@@ -138,7 +138,7 @@ class Shown(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What the budget of a ledger has left, and which kind of budget it is."""
+    """The rest of a ledger's budget, and which kind of budget it is."""
 
     rule: str  # "plan" (``acc.Budget``: the exact accountant) or "filter" (``acc.RenyiFilter``)
     steps: int | None  # that still fit; None for a filter that was asked for no event
@@ -251,6 +251,25 @@ class Ledger:
         heads = self._rows.chain.heads
         return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
 
+    def head_of(self, *streams: str) -> bytes:
+        """The head up to which the last row that names a stream names one of these.
+
+        So a state of one of several models says which one it is. Without any: the head.
+        """
+        head = self.head
+        if not streams or self._named.get(head) in streams:
+            return head
+        heads = (self._head_of[stream] for stream in streams if stream in self._head_of)
+        return max(heads, key=self._rows.chain.heads.__getitem__, default=head)
+
+    def stream_at(self, head: bytes) -> str:
+        """The stream that the last row up to this head names; "" where none does."""
+        return self._named.get(head, "")
+
+    def model_of(self, stream: str | None) -> str:
+        """The model that a trainer's stream belongs to; "" for the first one."""
+        return self._models.get(stream, "")
+
     @property
     def begun(self) -> tuple[str, ...]:
         """The names of the streams, and of a run's starts, in the order in which they began."""
@@ -292,7 +311,7 @@ class Ledger:
         return acc.epsilon(self.event, delta, relation=relation)
 
     def left(self, event: acc.Event | None = None) -> Left:
-        """What the budget has left: the steps of its plan, or of an event, that still fit.
+        """The rest of the budget: the steps of its plan, or of an event, that still fit.
 
         Steps that a live trainer reserved and did not hand out are left, to it alone until it is
         closed.
@@ -317,11 +336,12 @@ class Ledger:
             unused[held] -= n
         for held, n in unused.items():
             budget.give_back(acc.Repeated(held, n))
+        known: tuple[acc.Event, ...] = () if event is None else (event,)
         if isinstance(budget, acc.Budget):
+            known = known or tuple(budget.admitted)
             rule, spent = "plan", acc.epsilon(self.event, budget.delta, budget.relation).upper
-            known = budget.admitted if event is None else (event,)
         else:
-            rule, spent, known = "filter", budget.spent(), () if event is None else (event,)
+            rule, spent = "filter", budget.spent()
         steps = sum(budget.fits(each, 10**12) * each.block for each in known)
         asked = rule == "plan" or event is not None
         return Left(rule, steps if asked else None, spent, budget.epsilon, budget.delta)
@@ -378,6 +398,12 @@ class Ledger:
         self._open()
         self._rows.append(row)
         return name, self._begun[name]
+
+    @alone
+    def begin_model(self, stream: str, model: str) -> None:
+        """Writes down that a trainer's stream belongs to this model, one of several."""
+        self._open()
+        self._rows.append({"model": model, "stream": stream})
 
     @alone
     def charge(
@@ -597,6 +623,7 @@ class Ledger:
             **{kind: sorted(said) for kind, said in self._noted.items()},
             "seen": self._seen,
             "begun": list(self._begun),
+            "models": self._models,
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
                 for name, states in tuple(self._shown.items())
@@ -616,6 +643,7 @@ class Ledger:
         for kind in ledger._noted:
             ledger._noted[kind] = set(content.get(kind, ()))
         ledger._begun = {name: place for place, name in enumerate(content.get("begun", ()))}
+        ledger._models = dict(content.get("models", {}))
         for name, found in content.get("shown", {}).items():
             states = [(found, None)] if isinstance(found, int) else found
             for step, past in states:
@@ -697,6 +725,12 @@ class Ledger:
         self._shown: dict[str, list[Shown]] = {}
         self._ended: dict[str, int] = {}  # by stream: where its last issuer has ended it
         self._fixed = ""  # the budget that it was begun with
+        self._models: dict[str | None, str] = {}  # by stream, where it is not the first
+        # The stream that the last row which names one names: up to each head, and now; and the
+        # last head with a row that names it.
+        self._named: dict[bytes, str] = {}
+        self._last_named = ""
+        self._head_of: dict[str, bytes] = {}
         self._start = b""  # the head at the last line "begun"
         self.renewed = b""  # the head at the first line of this format in a file of an older one
 
@@ -714,6 +748,8 @@ class Ledger:
                 elif "shown" in row:
                     past = bytes.fromhex(row["past"]) if "past" in row else None
                     self._see(row["stream"], int(row["shown"]), past)
+                elif "model" in row:
+                    self._models[row["stream"]] = str(row["model"])
                 elif "seen" in row:
                     self._seen.update({name: list(n) for name, n in row["seen"].items()})
                     self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
@@ -734,6 +770,9 @@ class Ledger:
                         self._check_budget()
                         self._budget.charge(acc.Repeated(entry.event, n))
                     self._streams.insert(entry)
+                if name := row.get("stream", row.get("begun")):
+                    self._last_named, self._head_of[name] = name, head
+                self._named[head] = self._last_named
             except acc.BudgetExceededError:
                 raise
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -31,8 +31,8 @@ def _united(books: dict[str, Book], first: int, held: Streams, seen: Seen) -> li
         held: the steps of the rows before that were neither ended nor shown there.
         seen: what these rows say of each stream.
     """
-    some, found, ended = next(iter(books.values())), [], {}
-    end = first
+    found: list[Row] = []
+    some, end, ended = next(iter(books.values())), first, dict[str | None, int]()
     while all(end < len(book) and book[end][0] == some[end][0] for book in books.values()):
         end += 1
 

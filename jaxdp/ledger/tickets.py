@@ -292,7 +292,7 @@ class Issuer:
         self.guard = ledger.guard
         # The step that is handed out next, and the end of what this issuer has reserved: between
         # them lie steps that are charged and that nobody has.
-        self.next = self._end = self._first = arguments.integer("first_step", first_step, least=0)
+        self.next = self._end = self.first = arguments.integer("first_step", first_step, least=0)
         self._ahead = arguments.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
@@ -330,7 +330,13 @@ class Issuer:
             ahead = step + self._ahead
             self._charge(ahead if until is None else min(ahead, max(until, step + 1)), until)
         self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
-        return Ticket(self, step, multipliers, first=step == self._first)
+        return Ticket(self, step, multipliers, first=step == self.first)
+
+    @alone
+    def begin_at(self, step: int) -> None:
+        """Makes this the first step; nothing may be reserved yet."""
+        assert self.next == self._end == self.first
+        self.next = self._end = self.first = step
 
     @alone
     def reserve(self, until: int, whole: bool = False) -> None:
@@ -403,9 +409,9 @@ class Issuer:
             if fit < entry.steps:
                 break
         if start == first:
-            of = "" if asked is None else f" of {asked - self._first}"
+            of = "" if asked is None else f" of {asked - self.first}"
             raise acc.BudgetExceededError(
-                f"{first - self._first}{of} steps fit the budget, and no further one: "
+                f"{first - self.first}{of} steps fit the budget, and no further one: "
                 + self.ledger._refusal(event)
             )
         self._end = start

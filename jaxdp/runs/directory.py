@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from jaxdp import arguments
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import open_locked, write_atomically
@@ -73,6 +74,8 @@ class RunState(Written):
         place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
             versions.
         until_enough: of format 2: True where releases decide the number of steps.
+        frozen: what is not trained, in words, and a hash of its paths and numbers; None for a run
+            that trains everything.
         head: of the ledger after the last line that says what was shown, hexadecimal.
     """
 
@@ -85,6 +88,7 @@ class RunState(Written):
         "branch",
         "place",
         "until_enough",
+        "frozen",
         "head",
     )
 
@@ -104,6 +108,7 @@ class RunState(Written):
     branch: tuple[str, ...] | None = None
     place: str | None = None
     until_enough: bool | None = None
+    frozen: tuple[str, str] | None = None
     head: str | None = None
 
 
@@ -125,10 +130,12 @@ class RunDirectory:
             wins over it.
 
     Raises:
-        ValueError: an empty path, which would scatter a run over the working directory.
+        ValueError: no path, or an empty one, which would scatter a run over the working directory.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, str | os.PathLike):
+            raise ValueError(f"folder must be a path, got {arguments.described(path)}")
         if not os.fspath(path):
             raise ValueError("out must name a folder, got ''")
         self.path = Path(path)

@@ -54,11 +54,23 @@ def write(report: "Report", directory: RunDirectory) -> Path:
         with reading(path):
             report = dataclasses.replace(report, audited=load(path).audited)
     with writing(directory.path / "report.*"):
-        write_atomically(path, json.dumps(report.to_dict(), indent=1))
         write_atomically(directory.path / "report.md", to_markdown(report))
         save_plots(report, directory.path)
         write_atomically(page, to_html(report, directory.path))
+        # Last: by its rows ``is_written`` knows that the others are of the same steps.
+        write_atomically(path, json.dumps(report.to_dict(), indent=1))
     return page
+
+
+def is_written(directory: RunDirectory, step: int) -> bool:
+    """True if the folder has a page of exactly this many steps."""
+    path = directory.path / "report.json"
+    with reading(path):
+        try:
+            rows = json.loads(path.read_bytes().decode())["history"]
+            return bool(rows[-1]["step"] == step)
+        except (FileNotFoundError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+            return False
 
 
 def write_own(
@@ -68,9 +80,11 @@ def write_own(
     delta: float,
     relation: acc.Relation,
     *,
-    params: PyTree,
+    trained: PyTree,
+    frozen: str,
     date: str,
     about: dict[str, str],
+    anew: bool = False,
 ) -> Path:
     """Writes the report of a ``jaxdp.Run``; returns the path of the page.
 
@@ -80,20 +94,29 @@ def write_own(
         history: the rows that were shown.
         delta: of the guarantee.
         relation: of the guarantee.
-        params: pytree like the model's parameters, for their number.
+        trained: pytree like the trained parameters, for their number.
+        frozen: what is not trained, in words; "" for nothing.
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
+        anew: the owner asked for another page in the place of one that is there; it keeps the date
+            of that one, and says so.
     """
     from jaxdp.runs.report import build
+    from jaxdp.runs.report.schema import load
     from jaxdp.runs.report.subject import Subject, own_training
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    if frozen:
+        training.append(("Not trained", frozen))
     last = [
         f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
     ]
     if last:
         training.append(("Evaluated last", ", ".join(last)))
+    if anew and (directory.path / "report.json").exists():
+        training.append(("Rendered anew", f"{date}, by run.report(), from the same releases"))
+        date = load(directory.path / "report.json").date or date
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
@@ -109,7 +132,7 @@ def write_own(
     report = build(
         subject,
         history=history,
-        params=params,
+        params=trained,
         ledger=directory.checked_ledger(),
         reproducible=reproducible,
         ledger_file=directory.ledger,
@@ -120,11 +143,13 @@ def write_own(
 
 def numbers(found: Mapping[str, float]) -> dict[str, float]:
     """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
-    if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
-        raise ValueError(
-            "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
-            f"{arguments.described(found)}"
-        )
+    expected = "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
+    if not isinstance(found, Mapping):
+        raise ValueError(expected + arguments.described(found))
+    for name, value in found.items():
+        if np.size(value) != 1 or np.asarray(value).dtype.kind in "OSTUMm":
+            kind = f"{type(value).__name__} of {np.size(value)} values, not one number"
+            raise ValueError(f"{expected}for {name!r} a {kind}")
     if taken := sorted(set(found) & set(OF_EVERY_ROW)):
         raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
     return {str(name): float(np.asarray(value).item()) for name, value in found.items()}

@@ -8,15 +8,15 @@ draws and with other noise, within the charge that they had. docs/releases.md pr
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,8 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -38,7 +39,9 @@ from jaxdp.runs import bar, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.export import Only, export_params
 from jaxdp.runs.files import writing
+from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
@@ -172,6 +175,8 @@ class Run:
             that is taken up again knows its records by what it reads. Augment by
             ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
+        trainable: what to train, as for ``jaxdp.Trainer``. What is frozen is written to the folder
+            once; a run that goes on must freeze the same, with the same numbers.
         constants: as for ``jaxdp.Trainer``: arrays that are declared public.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -202,6 +207,7 @@ class Run:
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
             reason is, and changes nothing.
+        clipping: ``engine``, ``microbatch_size``, ``rng_name``, as for ``jaxdp.Trainer``.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
@@ -217,6 +223,7 @@ class Run:
         source: PyTree = None,
         *,
         params: PyTree,
+        trainable: Any = None,
         constants: PyTree = None,
         evaluate: Evaluate | None = None,
         every: int | None = None,
@@ -233,21 +240,37 @@ class Run:
         report: bool = True,
         set_aside_unreadable: bool = False,
         _parts: Parts | None = None,
+        **clipping: Unpack[ClippingOptions],
     ):
+        check_option_names("jaxdp.Run", clipping)
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
+        check_arrays(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+                raise ValueError(
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
+                    "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
+                )
         self._params = jax.tree.map(np.asarray, params)
         # On a mesh they stay sharded as they are.
         self._given = self._params if resolve_placement(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
+        if "rng_name" in clipping:  # from here on the loss says by itself where its key goes
+            loss_fn = losses.named_key(loss_fn, clipping.pop("rng_name"))
         if constants is not None:
             declared = losses.declared_constants(constants, loss_fn).arrays
             loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
         self._loss_fn = loss_fn
+        self._gradient: dict[str, Any] = {"trainable": trainable, **clipping}
+        grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
+        self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
+        self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
@@ -267,7 +290,7 @@ class Run:
         if canary.asked(canaries):
             records = (self._params, self.source, physical_batch_size)
             self._canaries = canary.found(
-                canaries, self._relation, self.algorithm, loss_fn, *records
+                canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records
             )
         self._parts = _parts or Parts()
         # Asked now, for how long steps take is private.
@@ -275,6 +298,21 @@ class Run:
         self.history: list[Row] = []
         self.params: PyTree = None
         self.result: Result | None = None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> OpenedRun:
+        """Returns what a run's folder tells, finished or not: ``params``, ``history``, ``epsilon``.
+
+        No model and no records are needed, nothing is written, and a process that trains there is
+        not disturbed.
+
+        Args:
+            folder: of a run of ``jaxdp.Run`` or ``jaxdp train``.
+
+        Raises:
+            ValueError: the folder holds no run.
+        """
+        return OpenedRun(folder)
 
     @property
     def path(self) -> Path:
@@ -284,6 +322,9 @@ class Run:
     def fit(self, steps: int | None = None) -> PyTree:
         """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
 
+        Of a run that has taken them it returns what is there, and changes nothing of what the
+        folder shows.
+
         Args:
             steps: of the whole run; None takes those that the noise was calibrated for.
 
@@ -291,12 +332,15 @@ class Run:
             The parameters after the last step, or their average.
 
         Raises:
-            ValueError: more steps than the noise was calibrated for; see the class.
+            ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
+                the class.
         """
         self.result = self._train(steps_within(self.algorithm.mechanism.steps, steps))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
-            self.report()
+            step = self.history[-1]["step"]
+            if self.result.steps_run or not reporting.is_written(self.directory, step):
+                self._write_report()
         return self.params
 
     def epsilon(
@@ -322,9 +366,15 @@ class Run:
     def report(self) -> Path:
         """Writes report.html, .md, .json and plots; returns the path of report.html.
 
+        A page that is there is rendered anew, with this program's ``about``, and says so.
+
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        return self._write_report(anew=True)
+
+    def _write_report(self, anew: bool = False) -> Path:
+        """Writes the page; one that takes another's place on purpose says so."""
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
         self.history = self.directory.load_history() or self.history
@@ -344,9 +394,11 @@ class Run:
             self.history,
             self._delta,
             self._relation,
-            params=self._params,
+            trained=self._trained_of(self._params),
+            frozen="" if self._frozen is None else self._frozen[0],
             date=self._date,
             about=self._about,
+            anew=anew,
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -378,12 +430,23 @@ class Run:
         audit.into_report(self.directory, row)
         return found
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
-        if self.params is None:
-            raise ValueError("params must be trained to be exported: call fit() first")
-        with writing(Path(path)):
-            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes the parameters that ``fit`` returned, or else those that were shown last.
+
+        Nothing else of the run is written. ``jaxdp.load`` brings them back.
+
+        Args:
+            path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at
+                once; or a new folder of Orbax, without an ending or with ``.orbax``.
+            only: "trained" leaves out what ``trainable=`` froze; None writes all.
+
+        Raises:
+            ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
+        """
+        params = self.params
+        if params is not None and only == "trained":
+            params = self._trained_of(params)
+        export_params(self.directory, path, params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
@@ -399,6 +462,8 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            if (found := self._finished(kept, steps)) is not None:
+                return found
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
@@ -450,17 +515,13 @@ class Run:
                     progress(step, row)
 
                 self.history = self.directory.load_history()
-                with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+                with contextlib.closing(
+                    Checkpoints(self.directory.checkpoints, self._trained_of)
+                ) as checkpoints:
                     # Restore: the last checkpoint that may be gone on from, or the beginning. One
                     # that nobody can read is given up, if its owner says so: first written down as
                     # shown, by its step alone, for somebody may have read it.
-                    first = _first_state(
-                        algorithm,
-                        loss_fn,
-                        self._given,
-                        None if self._mesh is None else placement(self._mesh, self._data_axes),
-                        traceable=parts.config is not None and self._mesh is None,
-                    )
+                    first = self._first(algorithm, loss_fn)
                     state = TrainState(*first, 0, np.frombuffer(start.ledger.head, np.uint32))
                     use = functools.partial(start.use_of, mechanism=mechanism)
                     state, rows = checkpoints.restore(
@@ -575,6 +636,59 @@ class Run:
         finally:
             self.directory.unlock()
 
+    def _finished(self, kept: RunState, steps: int) -> Result | None:
+        """The result of a run that has taken its steps, as it was shown; None where some are left.
+
+        Nothing is written, not even the start. A run whose history or last checkpoint is not that
+        of the state shown last goes on by the way of all others, which mends what it can.
+
+        Raises:
+            ValueError: it has taken more steps.
+        """
+        parts, canaries = self._parts, self._canaries
+
+        def last_shown() -> str:
+            if not self.directory.exists():
+                return ""
+            shown, rows = self.directory.last_shown(), self.directory.load_history()
+            if shown is None or not shown.past or not rows or rows[-1]["step"] != shown.step:
+                return ""
+            ends = parts.enough is not None and parts.enough(rows[-1])
+            return f"{shown.step} {shown.past.hex()}" if ends or shown.step >= steps else ""
+
+        # Process 0 says whether it is finished, and each reads its own shards.
+        step, _, past = processes.from_process_0(last_shown).partition(" ")
+        if not step or self._set_aside_unreadable:
+            return None
+        algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
+        like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
+        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+            state = checkpoints.state(int(step), like)
+        if state is None or past_of(state).hex() != past:
+            return None
+        if state.step > steps:
+            planned = self.algorithm.mechanism.steps
+            raise ValueError(
+                f"steps must be at least the {state.step} that the run in {self.path} has taken"
+                f"{', with which it is finished' if state.step == planned else ''}, got {steps}: "
+                f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
+            )
+        self.history, ledger = self.directory.load_history(), self.directory.checked_ledger()
+        released = algorithm.released(state.params, state.opt_state)
+        seeded = kept.secret.reproducible
+        return Result(released, ledger, self.history, seeded, 0.0, 0)
+
+    def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
+        """The parameters and the optimizer's state before the first step, on their devices."""
+        return _first_state(
+            algorithm,
+            loss_fn,
+            self._given,
+            None if self._mesh is None else placement(self._mesh, self._data_axes),
+            traceable=self._parts.config is not None and self._mesh is None,
+            options=self._gradient,
+        )
+
     def _trainer(
         self,
         start: Start,
@@ -605,6 +719,7 @@ class Run:
             mesh=self._mesh,
             data_axes=self._data_axes,
             issuer=start.issuer(algorithm.mechanism, state.step),
+            **self._gradient,
         )
         if rows == "auto":
             trainer.choose_physical_batch_size(state.params)
@@ -654,6 +769,7 @@ class Run:
                 delta=self._delta,
                 relation=self._relation.value,
                 config=None if config is None else config.to_dict(),
+                frozen=self._frozen,
             )
 
         # What is charged to the ledger of a run must be this run: its configuration, or where a
@@ -677,6 +793,7 @@ class Run:
                 "digits, give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
             )
         self._check_guarantee(kept)
+        self._check_frozen(kept)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -695,6 +812,23 @@ class Run:
                     "others"
                 )
 
+    def _check_frozen(self, kept: RunState) -> None:
+        """Raises ValueError where other parameters are frozen, or the same with other numbers."""
+        if kept.frozen == self._frozen:
+            return
+        none = "nothing (all is trained)", ""
+        (before, _), (now, _) = kept.frozen or none, self._frozen or none
+        if before != now:
+            raise ValueError(
+                f"trainable must freeze what it froze when the run in {self.path} began: {before}; "
+                f"got {now}. Give the run's trainable=, or begin another run"
+            )
+        raise ValueError(
+            f"params must have, where they are frozen, the paths and numbers with which the run in "
+            f"{self.path} was begun, got others: {now}. What was trained so far was trained for "
+            "those. Hand over the same again, or begin another run"
+        )
+
     def _mechanism(self) -> str:
         """A text of what is charged, kept with the run."""
         described = repr((self.algorithm.mechanism, self.algorithm.energy))
@@ -708,7 +842,8 @@ class Run:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        traced = _programs(self.algorithm, self._loss_fn, self._params, self.source.example)
+        given = self.algorithm, self._loss_fn, self._params, self.source.example
+        traced = _programs(*given, self._gradient)
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
@@ -723,6 +858,25 @@ class Run:
 def public(row: Row) -> Row:
     """A row without its un-noised statistics, which no guarantee covers, and without a hash."""
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
+
+
+def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
+    """Words for what is not trained, and a hash of its paths, types and numbers; None for nothing.
+
+    Args:
+        params: the parameters.
+        trained: the same, with None where they are frozen.
+    """
+    structure: Any = jax.tree.structure(params)
+    flags = [leaf is not None for leaf in structure.flatten_up_to(trained)]
+    if all(flags):
+        return None
+    words = "; ".join(filter(None, dict.fromkeys(options.describe_frozen(params, flags))))
+    found = hashlib.blake2b(digest_size=16)
+    for path, leaf, flag in zip(options.paths(params), jax.tree.leaves(params), flags, strict=True):
+        if not flag:
+            found.update(f"{path} {leaf.dtype} {leaf.shape} {shards.hashed(leaf)}|".encode())
+    return words, found.hexdigest()
 
 
 def steps_within(planned: int | None, steps: int | None) -> int:
@@ -756,6 +910,7 @@ def _first_state(
     params: PyTree,
     place: Placement | None,
     traceable: bool,
+    options: dict[str, Any],
 ) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step, on their devices.
 
@@ -765,8 +920,9 @@ def _first_state(
         params: before the first step.
         place: of the mesh that was asked for.
         traceable: whether both can be made by one compilation.
+        options: of the clipped gradient.
     """
-    step = PrivateStep.of(algorithm, loss_fn)
+    step = PrivateStep.of(algorithm, loss_fn, **options)
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
@@ -794,14 +950,21 @@ def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
 
 
-def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
+def _programs(
+    algorithm: Algorithm,
+    loss_fn: LossFn,
+    params: PyTree,
+    example: PyTree,
+    options: dict[str, Any],
+) -> str:
     """The programs of a step as text: of the gradients and of what comes after the noise.
 
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the
     arrays that they captured.
     """
-    links = PrivateStep.of(algorithm, loss_fn)
+    links = PrivateStep.of(algorithm, loss_fn, **options)
     _, after = links.init(params)
+    trained = links.grad_fn.trained(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
     key = (
         jax.random.key(0, impl="threefry2x32")
@@ -809,7 +972,7 @@ def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: Py
         else None
     )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        update = jax.make_jaxpr(links.after.update)(params, after, params)
+        update = jax.make_jaxpr(links.after.update)(trained, after, trained)
     loss, numbers = "", [params, after, update.consts]
     if isinstance(links.grad_fn, ClippedGrad):
         norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
