@@ -281,11 +281,12 @@ class Run:
         """The folder."""
         return self.directory.path
 
-    def fit(self, steps: int | None = None) -> PyTree:
+    def fit(self, steps: int | None = None, *, beyond: bool = False) -> PyTree:
         """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
 
         Args:
             steps: of the whole run; None takes those that the noise was calibrated for.
+            beyond: True lets them be more than that; epsilon grows, and counts everything.
 
         Returns:
             The parameters after the last step, or their average.
@@ -293,7 +294,10 @@ class Run:
         Raises:
             ValueError: more steps than the noise was calibrated for; see the class.
         """
-        self.result = self._train(steps_within(self.algorithm.mechanism.steps, steps))
+        mechanism = self.algorithm.mechanism
+        steps = steps_within(mechanism.steps, steps, beyond)
+        mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
+        self.result = self._train(steps)
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             self.report()
@@ -725,18 +729,26 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
 
 
-def steps_within(planned: int | None, steps: int | None) -> int:
+def steps_within(planned: int | None, steps: int | None, beyond: bool = False) -> int:
     """The steps to train: those asked for, or else those that the noise was calibrated for.
+
+    Args:
+        planned: that the noise was calibrated for; None for none.
+        steps: that were asked for.
+        beyond: True where they may be more.
 
     Raises:
         ValueError: there are neither, or more were asked for than calibrated.
     """
+    if beyond and steps is None:
+        raise ValueError("steps must be given with beyond=True, those of the whole run; got None")
     steps = planned if steps is None else arguments.integer("steps", steps, least=1)
     if steps is None:
         raise ValueError("steps must be given: the noise was not calibrated for any; got None")
-    if planned is not None and steps > planned:
+    if planned is not None and steps > planned and not beyond:
         raise ValueError(
-            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
+            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}; "
+            f"fit({steps}, beyond=True) takes more, and epsilon grows"
         )
     return steps
 
