@@ -62,7 +62,8 @@ def launch(
     if processes.index():  # process 0 prints the summary
         return
     report = _report(result, directory, dataset, date, given)
-    reporting.write(report, directory)
+    if result.steps_run or not reporting.is_written(directory, result.history[-1]["step"]):
+        reporting.write(report, directory)
     if as_json:
         click.echo(json.dumps(public_numbers(report, directory), allow_nan=False))
         return

@@ -194,6 +194,26 @@ class Checkpoints:
         self._put_aside(bad, then)
         return found
 
+    def state(self, step: int, like: TrainState) -> TrainState | None:
+        """The state of one step, shaped like another; None without a whole checkpoint of it.
+
+        Nothing is moved, and no other checkpoint stands in for it.
+
+        Raises:
+            StorageError: it cannot be read, or is of other parameters or another optimizer.
+        """
+        if processes.count() > 1:
+            _ = self._manager  # made by all together
+        whole = processes.from_process_0(
+            lambda: str(step in self._steps() and not self._damage(step))
+        )
+        if whole == "False":
+            return None
+        try:
+            return self._read(step, like)[0]
+        except Exception as error:
+            raise self._unread(step, error) from error
+
     def params(self, last: int) -> tuple[int, bytes, PyTree] | None:
         """The latest step up to ``last`` that has a checkpoint, its past, its parameters as dicts.
 
@@ -247,9 +267,9 @@ class Checkpoints:
         """Waits for what is being written, and releases the manager's threads."""
         with deferred():
             try:
-                if self._in_use:
+                if self._in_use:  # a reader changes nothing
                     self._manager.close()
-                make_private(self._folder)
+                    make_private(self._folder)
             except Exception:
                 # `wait` raised it before, or what ended the run is of more interest.
                 logging.getLogger(__name__).debug("closing", exc_info=True)

@@ -25,7 +25,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
         ValueError: there is no run or no checkpoint, or the last one cannot be read; the target
             cannot be written.
     """
-    step, params = _found(directory)
+    step, params = shown_params(directory)
     try:
         target.write_bytes(flax.serialization.to_bytes(params))
     except OSError as error:
@@ -33,9 +33,15 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     return step
 
 
-def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
-    """Step and parameters of the last checkpoint that was shown."""
+def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
+    """Step and parameters of the last checkpoint that was shown; nothing is written.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
     shown = directory.last_shown()
+    if not directory.checkpoints.is_dir():  # a reader makes no folder
+        raise _missing(directory, shown, None)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
         found = checkpoints.params(0 if shown is None else shown.step)
@@ -51,7 +57,7 @@ def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
             raise
     finally:
         checkpoints.close()
-    return _found(directory, again=False)
+    return shown_params(directory, again=False)
 
 
 def _missing(

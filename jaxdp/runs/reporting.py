@@ -54,11 +54,23 @@ def write(report: "Report", directory: RunDirectory) -> Path:
         with reading(path):
             report = dataclasses.replace(report, audited=load(path).audited)
     with writing(directory.path / "report.*"):
-        write_atomically(path, json.dumps(report.to_dict(), indent=1))
         write_atomically(directory.path / "report.md", to_markdown(report))
         save_plots(report, directory.path)
         write_atomically(page, to_html(report, directory.path))
+        # Last: by its rows ``is_written`` knows that the others are of the same steps.
+        write_atomically(path, json.dumps(report.to_dict(), indent=1))
     return page
+
+
+def is_written(directory: RunDirectory, step: int) -> bool:
+    """True if the folder has a page of exactly this many steps."""
+    path = directory.path / "report.json"
+    with reading(path):
+        try:
+            rows = json.loads(path.read_bytes().decode())["history"]
+            return bool(rows[-1]["step"] == step)
+        except (FileNotFoundError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+            return False
 
 
 def write_own(
@@ -71,6 +83,7 @@ def write_own(
     params: PyTree,
     date: str,
     about: dict[str, str],
+    anew: bool = False,
 ) -> Path:
     """Writes the report of a ``jaxdp.Run``; returns the path of the page.
 
@@ -83,8 +96,11 @@ def write_own(
         params: pytree like the model's parameters, for their number.
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
+        anew: the owner asked for another page in the place of one that is there; it keeps the date
+            of that one, and says so.
     """
     from jaxdp.runs.report import build
+    from jaxdp.runs.report.schema import load
     from jaxdp.runs.report.subject import Subject, own_training
 
     steps = int(history[-1]["step"])
@@ -94,6 +110,9 @@ def write_own(
     ]
     if last:
         training.append(("Evaluated last", ", ".join(last)))
+    if anew and (directory.path / "report.json").exists():
+        training.append(("Rendered anew", f"{date}, by run.report(), from the same releases"))
+        date = load(directory.path / "report.json").date or date
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),

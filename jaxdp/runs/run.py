@@ -39,6 +39,7 @@ from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
 from jaxdp.runs.files import writing
+from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
@@ -276,6 +277,21 @@ class Run:
         self.params: PyTree = None
         self.result: Result | None = None
 
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> OpenedRun:
+        """Returns what a run's folder tells, finished or not: ``params``, ``history``, ``epsilon``.
+
+        No model and no records are needed, nothing is written, and a process that trains there is
+        not disturbed.
+
+        Args:
+            folder: of a run of ``jaxdp.Run`` or ``jaxdp train``.
+
+        Raises:
+            ValueError: the folder holds no run.
+        """
+        return OpenedRun(folder)
+
     @property
     def path(self) -> Path:
         """The folder."""
@@ -283,6 +299,9 @@ class Run:
 
     def fit(self, steps: int | None = None, *, beyond: bool = False) -> PyTree:
         """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
+
+        Of a run that has taken them it returns what is there, and changes nothing of what the
+        folder shows.
 
         Args:
             steps: of the whole run; None takes those that the noise was calibrated for.
@@ -292,7 +311,8 @@ class Run:
             The parameters after the last step, or their average.
 
         Raises:
-            ValueError: more steps than the noise was calibrated for; see the class.
+            ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
+                the class.
         """
         mechanism = self.algorithm.mechanism
         steps = steps_within(mechanism.steps, steps, beyond)
@@ -300,7 +320,9 @@ class Run:
         self.result = self._train(steps)
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
-            self.report()
+            step = self.history[-1]["step"]
+            if self.result.steps_run or not reporting.is_written(self.directory, step):
+                self._write_report()
         return self.params
 
     def epsilon(
@@ -326,9 +348,15 @@ class Run:
     def report(self) -> Path:
         """Writes report.html, .md, .json and plots; returns the path of report.html.
 
+        A page that is there is rendered anew, with this program's ``about``, and says so.
+
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        return self._write_report(anew=True)
+
+    def _write_report(self, anew: bool = False) -> Path:
+        """Writes the page; one that takes another's place on purpose says so."""
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
         self.history = self.directory.load_history() or self.history
@@ -351,6 +379,7 @@ class Run:
             params=self._params,
             date=self._date,
             about=self._about,
+            anew=anew,
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -403,6 +432,8 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            if (found := self._finished(kept, steps)) is not None:
+                return found
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
@@ -458,13 +489,7 @@ class Run:
                     # Restore: the last checkpoint that may be gone on from, or the beginning. One
                     # that nobody can read is given up, if its owner says so: first written down as
                     # shown, by its step alone, for somebody may have read it.
-                    first = _first_state(
-                        algorithm,
-                        loss_fn,
-                        self._given,
-                        None if self._mesh is None else placement(self._mesh, self._data_axes),
-                        traceable=parts.config is not None and self._mesh is None,
-                    )
+                    first = self._first(algorithm, loss_fn)
                     state = TrainState(*first, 0, np.frombuffer(start.ledger.head, np.uint32))
                     use = functools.partial(start.use_of, mechanism=mechanism)
                     state, rows = checkpoints.restore(
@@ -578,6 +603,58 @@ class Run:
                 return Result(released, start.ledger, self.history, seeded, seconds, count)
         finally:
             self.directory.unlock()
+
+    def _finished(self, kept: RunState, steps: int) -> Result | None:
+        """The result of a run that has taken its steps, as it was shown; None where some are left.
+
+        Nothing is written, not even the start. A run whose history or last checkpoint is not that
+        of the state shown last goes on by the way of all others, which mends what it can.
+
+        Raises:
+            ValueError: it has taken more steps.
+        """
+        parts, canaries = self._parts, self._canaries
+
+        def last_shown() -> str:
+            if not self.directory.exists():
+                return ""
+            shown, rows = self.directory.last_shown(), self.directory.load_history()
+            if shown is None or not shown.past or not rows or rows[-1]["step"] != shown.step:
+                return ""
+            ends = parts.enough is not None and parts.enough(rows[-1])
+            return f"{shown.step} {shown.past.hex()}" if ends or shown.step >= steps else ""
+
+        # Process 0 says whether it is finished, and each reads its own shards.
+        step, _, past = processes.from_process_0(last_shown).partition(" ")
+        if not step or self._set_aside_unreadable:
+            return None
+        algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
+        like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
+        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+            state = checkpoints.state(int(step), like)
+        if state is None or past_of(state).hex() != past:
+            return None
+        if state.step > steps:
+            planned = self.algorithm.mechanism.steps
+            raise ValueError(
+                f"steps must be at least the {state.step} that the run in {self.path} has taken"
+                f"{', with which it is finished' if state.step == planned else ''}, got {steps}: "
+                f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
+            )
+        self.history, ledger = self.directory.load_history(), self.directory.checked_ledger()
+        released = algorithm.released(state.params, state.opt_state)
+        seeded = kept.secret.reproducible
+        return Result(released, ledger, self.history, seeded, 0.0, 0)
+
+    def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
+        """The parameters and the optimizer's state before the first step, on their devices."""
+        return _first_state(
+            algorithm,
+            loss_fn,
+            self._given,
+            None if self._mesh is None else placement(self._mesh, self._data_axes),
+            traceable=self._parts.config is not None and self._mesh is None,
+        )
 
     def _trainer(
         self,

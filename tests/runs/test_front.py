@@ -260,13 +260,13 @@ def test_a_damaged_or_lost_history_stops_no_run_and_other_files_are_named(six):
     history.unlink()
     one.fit(9)
     assert [row["step"] for row in json.loads(history.read_text())] == [3, 6, 7, 9]
-    for path, words in (
-        (six / "report.json", "must be a report that jaxdp wrote"),
-        (directory.coins, "must hold coins"),
-        (directory.state_file, "it is damaged"),
+    for path, words, steps in (
+        (six / "report.json", "must be a report that jaxdp wrote", 10),
+        (directory.coins, "must hold coins", 12),
+        (directory.state_file, "it is damaged", 12),
     ):
         path.write_text("[" * 100_000)
-        refused(words, again(six, report=True).fit, 12)
+        refused(words, again(six, report=True).fit, steps)
 
 
 def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
@@ -457,7 +457,7 @@ def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
     assert mechanism.epsilon(4 + 4 + 4, 1e-5).upper == pytest.approx(2.923, abs=5e-4)
     shutil.move(tmp_path / "first", tmp_path / "third")
     moved = run(tmp_path / "third", records, mechanism, delta=1e-5)
-    moved.fit(8)
+    moved.fit(9)
     assert moved.unverified() == [MOVED]
 
 
@@ -466,11 +466,11 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "r")
     one = run("link")
-    one.fit(3)
+    one.fit(4)
     state = one.directory.load_state()
     one.directory.save_state(dataclasses.replace(state, place=None))  # of an older version
     one = run("r")
-    one.fit(3)
+    one.fit(5)
     assert one.unverified() == []
     # A copy that is put back at the old path. File systems use the number of a folder that was
     # removed again, for the next one.
@@ -484,5 +484,5 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
         return os.stat_result((found[0], number, *found[2:])) if self.name == "r" else found
 
     monkeypatch.setattr(Path, "stat", same)
-    one.fit(3)
+    one.fit(6)
     assert one.unverified() == [MOVED]
