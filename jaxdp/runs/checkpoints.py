@@ -473,6 +473,35 @@ def _named(name: str, tree: PyTree) -> Any:
     return next((part for part in found if part is not None), None)
 
 
+def shaped_like(named: PyTree, like: PyTree) -> PyTree:
+    """Arrays by name, as a checkpoint gives them, in the structure of another tree.
+
+    Raises:
+        ValueError: an array is missing, or is of another shape or type.
+    """
+
+    def found(path: Any, leaf: Any) -> np.ndarray:
+        part = named
+        for key in path:
+            name = getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+            try:
+                part = part[name] if isinstance(part, list | tuple) else part[str(name)]
+            except (KeyError, IndexError, TypeError):
+                part = None
+                break
+        where = jax.tree_util.keystr(path)
+        got = "none" if part is None else f"{np.shape(part)} {np.asarray(part).dtype}"
+        expected = f"{np.shape(leaf)} {np.asarray(leaf).dtype}"
+        if got != expected:
+            raise ValueError(
+                f"params must be like those that the run has released: {where} must be {got}, got "
+                f"{expected}"
+            )
+        return np.asarray(part)
+
+    return jax.tree_util.tree_map_with_path(found, like)
+
+
 def _or_empty(like: ArrayLike, loaded: ArrayLike) -> Any:
     return loaded if np.size(like) else like
 

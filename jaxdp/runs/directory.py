@@ -156,8 +156,7 @@ class RunDirectory:
             raise ValueError("out must name a folder, got ''")
         if stage and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}", stage):
             raise ValueError(
-                "extend must name a stage by letters, digits, '_', '.', ' ' and '-', got "
-                f"{stage!r}"
+                f"extend must name a stage by letters, digits, '_', '.', ' ' and '-', got {stage!r}"
             )
         self.path, self.stage = Path(path), stage
         self.remembered: dict[str, str] = {}
@@ -188,6 +187,18 @@ class RunDirectory:
             names = [path.parent.name for path in first.secret.glob("stages/*/run.json")]
         later = [RunDirectory(self.path, name) for name in names]
         return [first, *sorted(later, key=lambda each: each.load_state().before or 0)]
+
+    @property
+    def latest(self) -> "RunDirectory":
+        """The directory of the stage that began last."""
+        return (self.stages() or [self])[-1]
+
+    @property
+    def later(self) -> list["RunDirectory"]:
+        """The directories of the stages after this one."""
+        found = self.stages()
+        names = [each.stage for each in found]
+        return found[names.index(self.stage) + 1 :] if self.stage in names else []
 
     def open_ledger(self, state: RunState, given: Ledger | None = None) -> Ledger:
         """The ledger that the run is charged to.

@@ -25,7 +25,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
         ValueError: there is no run or no checkpoint, or the last one cannot be read; the target
             cannot be written.
     """
-    step, params = shown_params(directory)
+    step, params = shown_params(directory.latest)
     try:
         target.write_bytes(flax.serialization.to_bytes(params))
     except OSError as error:
@@ -40,6 +40,10 @@ def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTr
         ValueError: there is none, or it cannot be read.
     """
     shown = directory.last_shown()
+    if directory.stage and (shown is None or not shown.step):  # it begins with those before it
+        stages = [each.stage for each in directory.stages()]
+        return shown_params(directory.stages()[stages.index(directory.stage) - 1])
+    before = directory.load_state().before or 0
     if not directory.checkpoints.is_dir():  # a reader makes no folder
         raise _missing(directory, shown, None)
     checkpoints = Checkpoints(directory.checkpoints)
@@ -48,7 +52,7 @@ def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTr
         # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
-            return found[0], found[2]
+            return before + found[0], found[2]
         if not again:
             raise _missing(directory, shown, found)
     except StorageError:

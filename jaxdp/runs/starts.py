@@ -280,6 +280,8 @@ def begin(
     """
     secret = state.secret.restored()
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
+        if directory.stage:
+            directory.create()
         directory.save_state(state)
     with contextlib.ExitStack() as ends:
         ledger = directory.open_ledger(state, shared)
@@ -302,7 +304,10 @@ def begin(
             for number, other in enumerate(found):
                 ledger.take_over(other, f"{AFTER}{name_of(state)} {number}")
             taken = tuple(other.head.hex() for other in found)
-        elif after and tuple(each.checked_ledger().head.hex() for each in after) != taken:
+        elif any(
+            each.exists() and each.checked_ledger().head.hex() != head
+            for each, head in zip(after, taken or (), strict=True)
+        ):
             ledger.trust(WENT_ON)
 
         # What was chosen by looking at releases is written down before it has any of its own.
