@@ -71,7 +71,7 @@ def bound() -> dict[str, Any]:
             grad_fn = jaxdp.clipped_grad(
                 lambda p, b, f=loss_fn: 1e3 * f(p, b), jaxdp.clip(CLIP), engine
             )
-            one = jax.jit(lambda p, b, m, g=grad_fn: _value(g(p, b, m)[0]))
+            one = jax.jit(lambda p, b, m, g=grad_fn: _value(g(p, b, m)))
             worst = 0.0
             for record in range(16):
                 value, l2 = one(params, batch, np.arange(16) == record)

@@ -279,7 +279,7 @@ def _check_loss(
         with losses.inspecting(lambda traced, public: None):
             coupled = _check_independence(grad_fn, params, near.records_of(source, _ROWS))
         found += [coupled] if coupled else []
-    return found, [entry.assumed for entry in plan if entry.assumed]
+    return found, list(dict.fromkeys(entry.assumed for entry in plan if entry.assumed))
 
 
 def _trace_loss(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:

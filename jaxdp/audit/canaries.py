@@ -23,6 +23,7 @@ from scipy import special
 from jaxdp import arguments
 from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.clipping.losses import form_of, with_constants
+from jaxdp.clipping.options import paths
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -66,14 +67,14 @@ class Canaries:
         rows: int [m], the coordinate of each candidate's gradient, all different; or a pytree of
             NumPy arrays [m, ...], records like those of the source, and none of them among these:
             one would be in the sum twice.
-        leaf: position of the parameters' largest leaf, which holds all the coordinates; None of
-            records, which have
+        leaf: path of the largest trained leaf, which holds all the coordinates; None of records,
+            which have
         loss_fn: their loss, that of the run, and
         params: the parameters before the first step; frozen leaves stay as they are here.
     """
 
     rows: PyTree
-    leaf: int | None = None
+    leaf: str | None = None
     loss_fn: LossFn | None = None
     params: PyTree = None
 
@@ -189,7 +190,7 @@ class Canaries:
     def _leaf_of(self, tree: PyTree) -> jax.Array:
         """The leaf that holds all the coordinates, flat."""
         assert self.leaf is not None
-        return jnp.ravel(jax.tree.leaves(tree)[self.leaf])
+        return jnp.ravel(jax.tree.leaves(tree)[paths(tree).index(self.leaf)])
 
     def _compare_records(
         self, mechanism: Mechanism, updates: PyTree, params: PyTree, moved: PyTree
@@ -288,14 +289,17 @@ def dirac_canaries(count: int, params: PyTree) -> Canaries:
 
     Args:
         count: m.
-        params: pytree of the parameters' shapes.
+        params: pytree of the trained parameters' shapes, None where they are frozen.
 
     Raises:
         ValueError: more candidates than the largest leaf has coordinates.
     """
     count = arguments.integer("canaries", count, least=1)
-    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
-    leaf = int(np.argmax(sizes))
+    sizes = {
+        path: int(np.prod(leaf.shape))
+        for path, leaf in zip(paths(params), jax.tree.leaves(params), strict=True)
+    }
+    leaf = max(sizes, key=lambda path: sizes[path])
     if count > sizes[leaf]:
         raise ValueError(
             f"canaries must be at most the {sizes[leaf]} coordinates of the largest parameter, "

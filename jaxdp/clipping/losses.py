@@ -510,6 +510,18 @@ def with_constants(
     return loss_fn
 
 
+def named_key(
+    loss_fn: Callable[..., PyTree], rng_name: str | Sequence[str] | None
+) -> Callable[..., PyTree]:
+    """The loss as ``(params, example)`` or ``(params, example, rng)``; ``rng_name`` as there."""
+    form = form_of(loss_fn, rng_name)
+    if form.rng is None:
+        named: Any = lambda params, example: form(loss_fn, params, example)  # noqa: E731
+    else:
+        named = lambda params, example, rng: form(loss_fn, params, example, rng)  # noqa: E731
+    return with_constants(named, inner=loss_fn)
+
+
 @contextlib.contextmanager
 def inspecting(look: Callable[[core.ClosedJaxpr, Constants], None]) -> Iterator[None]:
     """Calls ``look(traced loss, arrays declared public)`` for every loss that is traced inside.

@@ -1,8 +1,8 @@
 """Checks of all that the clipping engine is given, from shapes alone (so also inside ``jit``)."""
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,25 @@ LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 # A hashable choice of trained parameters: a function of a leaf's path, or the leaves and structure
 # of a prefix of the parameters' tree; None trains all.
 Trainable = Callable[[str], bool] | tuple[tuple[bool, ...], jax.tree_util.PyTreeDef] | None
+
+
+class ClippingOptions(TypedDict, total=False):
+    """Further options of ``jaxdp.clipped_grad``, which describes them, for a trainer or a run."""
+
+    engine: str
+    microbatch_size: int | None
+    rng_name: str | Sequence[str] | None
+
+
+def check_option_names(of: str, given: ClippingOptions) -> None:
+    """Raises TypeError for an argument that neither ``of`` nor its clipped gradient takes."""
+    names = sorted(ClippingOptions.__optional_keys__)
+    for name in given:
+        if name not in names:
+            raise TypeError(
+                f"{of} takes no argument {name!r}: there are those of its signature, and of "
+                f"jaxdp.clipped_grad {', '.join(names)}"
+            )
 
 
 def checked_trainable(choice: PyTree | Callable[[str], bool] | None) -> Trainable:
@@ -56,6 +75,43 @@ def trained_flags(choice: Trainable, params: PyTree) -> list[bool]:
 def paths(params: PyTree) -> list[str]:
     """The path of every leaf."""
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def describe_frozen(params: PyTree, flags: Sequence[bool]) -> list[str]:
+    """For every leaf that is not trained, words for it and those in its subtree; "" for others.
+
+    A subtree begins at the first key in which the leaves' paths differ; where that gives more than
+    a page takes, all are one.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    keys = [[jax.tree_util.keystr((key,)) for key in path] for path, _ in leaves]
+    first, groups = len(_shared(keys)), dict[str, list[int]]()
+    for at, flag in enumerate(flags):
+        if not flag:
+            groups.setdefault("".join(keys[at][: first + 1]), []).append(at)
+    if len(groups) > 8:
+        groups = {"": [at for at, flag in enumerate(flags) if not flag]}
+    words = [""] * len(leaves)
+    for group in groups.values():
+        where = "".join(_shared([keys[at] for at in group]))
+        numbers = sum(int(np.size(leaves[at][1])) for at in group)
+        said = f"the frozen parameter {where}"
+        if len(group) > 1:
+            under = f" under {where}" if where else ""
+            said = f"the frozen parameters{under} ({len(group)} arrays, {numbers:,} numbers)"
+        for at in group:
+            words[at] = said
+    return words
+
+
+def _shared(paths: Sequence[Sequence[str]]) -> list[str]:
+    """The keys that all paths begin with."""
+    found = []
+    for level in zip(*paths, strict=False):
+        if len(set(level)) > 1:
+            break
+        found.append(level[0])
+    return found
 
 
 def describe_shapes(example: PyTree) -> str:

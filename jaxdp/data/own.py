@@ -11,6 +11,7 @@ from jaxdp import arguments
 from jaxdp.data.load import Dataset
 from jaxdp.data.specs import DatasetSpec
 from jaxdp.sampling.files import arrays_in
+from jaxdp.sampling.source import kept_dtype
 
 _ARRAYS = (
     "x [n, ...] and y [n] (whole numbers from 0) of the training records, and perhaps x_test and "
@@ -76,6 +77,8 @@ def _checked(
     num_classes: int,
     shape: tuple[int, ...] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
+    for name, array in ((x_name, x), (y_name, y)):
+        kept_dtype(array.dtype, name)  # text is refused in words that say how to encode it
     if x.ndim < 2 or x.dtype.kind not in "fiub":
         raise ValueError(f"{x_name} must be numbers [n, ...], got {x.dtype} of {x.ndim} axes")
     if shape is not None and x.shape[1:] != shape:

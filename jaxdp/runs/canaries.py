@@ -24,7 +24,7 @@ from jaxdp.runs.files import reading, save_array, writing
 from jaxdp.sampling import Source, as_source
 from jaxdp.training.physical_batch import default_rows
 from jaxdp.training.start import inspect_loss
-from jaxdp.types import LossFn, PyTree
+from jaxdp.types import LossFn, PyTree, filled
 
 NOTE = (
     "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
@@ -55,6 +55,7 @@ def found(
     relation: Relation,
     algorithm: Algorithm,
     loss_fn: LossFn,
+    grad_fn: Any,
     params: PyTree,
     source: Source,
     rows: int | Literal["auto"] | None,
@@ -66,6 +67,7 @@ def found(
         relation: of the run's guarantee.
         algorithm: of the run.
         loss_fn: of one example.
+        grad_fn: its clipped gradient, which knows what is trained.
         params: before the first step.
         source: the records.
         rows: the physical batch size, as the run was given it.
@@ -84,7 +86,6 @@ def found(
     if processes.count() > 1:
         raise ValueError(f"canaries must be 0 in several processes, got {shown}")
     require_auditable(algorithm, records=not counted)
-    grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows
         size = size or default_rows(algorithm.mechanism, source)
@@ -98,10 +99,12 @@ def found(
         return Canaries(rows, loss_fn=loss_fn, params=params)
 
     # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
-    made = dirac_canaries(given, params)
+    trained = grad_fn.trained(params)
+    made = dirac_canaries(given, trained)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), source.example)
-    slopes = jax.jit(jax.grad(loss_value(made.loss(loss_fn)), allow_int=True))
-    gradient = jax.tree.leaves(slopes(params, (zeros, jnp.zeros((), jnp.int32))))
+    value = loss_value(made.loss(loss_fn))
+    slopes = jax.jit(jax.grad(lambda own, params, row: value(filled(own, params), row)))
+    gradient = jax.tree.leaves(slopes(trained, params, (zeros, jnp.zeros((), jnp.int32))))
     floats = [leaf for leaf in gradient if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
         raise ValueError(

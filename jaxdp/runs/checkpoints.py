@@ -20,7 +20,7 @@ from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
 from jaxdp.runs.files import broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, filled
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -49,12 +49,17 @@ class Checkpoints:
     their digests written down before orbax gives the checkpoint its final name. Only the empty sign
     of that name's commit is orbax's own, until ``wait``.
 
+    Parameters that are not trained stay as they were: they are written once, beside them, for those
+    who read a checkpoint without having the model.
+
     Args:
         folder: where they lie; the two latest are kept.
+        trained: from the parameters to the same with None where they are not trained.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder.absolute()
+    def __init__(self, folder: Path, trained: Callable[[PyTree], PyTree] = lambda params: params):
+        self._folder, self._trained = folder.absolute(), trained
+        self._frozen = self._folder.with_name("frozen")
         with private(), self._in_words():
             self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -93,7 +98,7 @@ class Checkpoints:
         self.wait()
         import orbax.checkpoint as ocp
 
-        arrays = jax.tree.map(_copied, _stored(state))
+        arrays = jax.tree.map(_copied, _stored(self._saved(state)))
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
             history=ocp.args.JsonSave([dict(row) for row in history]),
@@ -102,6 +107,7 @@ class Checkpoints:
             for left in self._mine(_UNFINISHED):  # by a crash, or a disk that was full
                 shutil.rmtree(left)
             with private():
+                self._save_frozen(state.params)
                 self._manager.save(state.step, args=args)
 
     def wait(self) -> None:
@@ -330,14 +336,26 @@ class Checkpoints:
 
         with ocp.StandardCheckpointer() as reader:
             kept = reader.restore(self._folder / str(step) / "state")
+            if self._frozen.exists():
+                if file := broken_seal(self._frozen, _SEAL, _CHANGING):
+                    raise OSError(f"{self._frozen} is damaged ({file})")
+                frozen = reader.restore(self._frozen)["params"]
         average = _named("average_of_params", kept["opt_state"])
-        past = np.asarray(kept["past"], np.uint32).tobytes()
-        return step, past, kept["params"] if average is None else average
+        params = kept["params"] if average is None else average
+        if self._frozen.exists():
+            params = jax.tree.map(
+                lambda own, other: other if own is None else own,
+                params,
+                frozen,
+                is_leaf=lambda leaf: leaf is None,
+            )
+        return step, np.asarray(kept["past"], np.uint32).tobytes(), params
 
     def _read(self, step: int, like: TrainState) -> Restored:
         import orbax.checkpoint as ocp
 
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _stored(like))
+        saved = self._saved(like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _stored(saved))
         with ocp.StandardCheckpointer() as reader:
             described = reader.metadata(self._folder / str(step) / "state").item_metadata
         if described is None:
@@ -351,9 +369,33 @@ class Checkpoints:
             history=ocp.args.JsonRestore(),
         )
         loaded = self._manager.restore(step, args=args)
-        arrays = jax.tree.map(_or_empty, _arrays(like), loaded["state"])
-        state = TrainState(arrays["params"], arrays["opt_state"], step, np.asarray(arrays["past"]))
+        arrays = jax.tree.map(_or_empty, _arrays(saved), loaded["state"])
+        params = filled(arrays["params"], like.params)
+        state = TrainState(params, arrays["opt_state"], step, np.asarray(arrays["past"]))
         return state, loaded["history"]
+
+    def _saved(self, state: TrainState) -> TrainState:
+        """The state that a checkpoint holds, without what is not trained."""
+        return state._replace(params=self._trained(state.params))
+
+    def _save_frozen(self, params: PyTree) -> None:
+        """Writes the parameters that are not trained, unless they are there, sealed and whole."""
+        import orbax.checkpoint as ocp
+
+        frozen = jax.tree.map(
+            lambda leaf, own: leaf if own is None else None,
+            params,
+            self._trained(params),
+            is_leaf=lambda leaf: leaf is None,
+        )
+        there = processes.from_process_0(lambda: str((self._frozen / _SEAL).exists()))
+        if not jax.tree.leaves(frozen) or there == "True":
+            return
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(self._frozen, {"params": frozen}, force=True)
+        if not processes.index():
+            seal(self._frozen, _SEAL, _CHANGING)
+            sync_directory(self._frozen.parent)
 
     def _put_aside(self, bad: "list[_Bad]", then: str) -> None:
         """Moves checkpoints out of the way, in process 0; all others go on when it has.

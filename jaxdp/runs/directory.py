@@ -74,6 +74,8 @@ class RunState(Written):
         place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
             versions.
         until_enough: of format 2: True where releases decide the number of steps.
+        frozen: what is not trained, in words, and a hash of its paths and numbers; None for a run
+            that trains everything.
         head: of the ledger after the last line that says what was shown, hexadecimal.
         steps: that the last start was asked for.
         planned: the most steps that were asked for, or calibrated, before any was shown.
@@ -92,6 +94,7 @@ class RunState(Written):
         "branch",
         "place",
         "until_enough",
+        "frozen",
         "head",
         "steps",
         "planned",
@@ -117,6 +120,7 @@ class RunState(Written):
     branch: tuple[str, ...] | None = None
     place: str | None = None
     until_enough: bool | None = None
+    frozen: tuple[str, str] | None = None
     head: str | None = None
     steps: int | None = None
     planned: int | None = None

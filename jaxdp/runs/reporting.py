@@ -85,7 +85,8 @@ def write_own(
     delta: float,
     relation: acc.Relation,
     *,
-    params: PyTree,
+    trained: PyTree,
+    frozen: str,
     date: str,
     about: dict[str, str],
     anew: bool = False,
@@ -98,7 +99,8 @@ def write_own(
         history: the rows that were shown.
         delta: of the guarantee.
         relation: of the guarantee.
-        params: pytree like the model's parameters, for their number.
+        trained: pytree like the trained parameters, for their number.
+        frozen: what is not trained, in words; "" for nothing.
         date: on which training began or was resumed.
         about: further facts by name, in the caller's words.
         anew: the owner asked for another page in the place of one that is there; it keeps the date
@@ -115,6 +117,8 @@ def write_own(
     )
     more = {k: v for k, v in about.items() if k != "Title"}
     training = own_training(algorithm, steps, more, kept.before or 0)
+    if frozen:
+        training.append(("Not trained", frozen))
     last = [
         f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
     ]
@@ -140,7 +144,7 @@ def write_own(
     report = build(
         subject,
         history=history,
-        params=params,
+        params=trained,
         ledger=ledger,
         reproducible=kept.secret.reproducible,
         ledger_file=directory.ledger,

@@ -8,13 +8,14 @@ draws and with other noise, within the charge that they had. docs/releases.md pr
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, Unpack
 
 import flax.serialization
 import jax
@@ -25,7 +26,8 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp.clipping.options import ClippingOptions, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -178,6 +180,8 @@ class Run:
             that is taken up again knows its records by what it reads. Augment by
             ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
+        trainable: what to train, as for ``jaxdp.Trainer``. What is frozen is written to the folder
+            once; a run that goes on must freeze the same, with the same numbers.
         constants: as for ``jaxdp.Trainer``: arrays that are declared public.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -218,6 +222,7 @@ class Run:
             its released parameters (``params`` gives their structure) it trains with what is given
             here. Steps, rows and the ledger go on, the optimizer's state begins anew. A stage of
             this name that has begun goes on.
+        clipping: ``engine``, ``microbatch_size``, ``rng_name``, as for ``jaxdp.Trainer``.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
@@ -233,6 +238,7 @@ class Run:
         source: PyTree = None,
         *,
         params: PyTree,
+        trainable: Any = None,
         constants: PyTree = None,
         evaluate: Evaluate | None = None,
         every: int | None = None,
@@ -252,7 +258,9 @@ class Run:
         after: "Earlier | Sequence[Earlier]" = (),
         extend: str | None = None,
         _parts: Parts | None = None,
+        **clipping: Unpack[ClippingOptions],
     ):
+        check_option_names("jaxdp.Run", clipping)
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         if extend is not None:
@@ -282,10 +290,16 @@ class Run:
         # On a mesh they stay sharded as they are.
         self._given = self._params if resolve_placement(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
+        if "rng_name" in clipping:  # from here on the loss says by itself where its key goes
+            loss_fn = losses.named_key(loss_fn, clipping.pop("rng_name"))
         if constants is not None:
             declared = losses.declared_constants(constants, loss_fn).arrays
             loss_fn = losses.with_constants(functools.partial(loss_fn), declared)
         self._loss_fn = loss_fn
+        self._gradient: dict[str, Any] = {"trainable": trainable, **clipping}
+        grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
+        self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
+        self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
@@ -313,7 +327,7 @@ class Run:
                 )
             records = (self._params, self.source, physical_batch_size)
             self._canaries = canary.found(
-                canaries, self._relation, self.algorithm, loss_fn, *records
+                canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records
             )
         self._parts = _parts or Parts()
         # Asked now, for how long steps take is private.
@@ -428,7 +442,8 @@ class Run:
             self.history,
             self._delta,
             self._relation,
-            params=self._params,
+            trained=self._trained_of(self._params),
+            frozen="" if self._frozen is None else self._frozen[0],
             date=self._date,
             about=self._about,
             anew=anew,
@@ -486,6 +501,8 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            before = kept.before or 0  # steps of the stages before this one
+            earlier = self._begin_with_released(before) if before else []
             if (found := self._finished(kept, steps)) is not None:
                 return found
             if self.directory.later:
@@ -493,7 +510,6 @@ class Run:
                     f"extend must name the last stage of the run in {self.path}, "
                     f"{self.directory.latest.stage!r}, to go on, got {self.directory.stage!r}"
                 )
-            before = kept.before or 0  # steps of the stages before this one
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
@@ -548,13 +564,9 @@ class Run:
                     progress(before + step, row)
 
                 self.history = self.directory.load_history()
-                with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
-                    # A stage begins with what the one before it has released, and shown.
-                    earlier: list[Row] = []
-                    if before and (
-                        checkpoints.durable_step() is None or self._set_aside_unreadable
-                    ):
-                        earlier = self._begin_with_released(before)
+                with contextlib.closing(
+                    Checkpoints(self.directory.checkpoints, self._trained_of)
+                ) as checkpoints:
                     # Restore: the last checkpoint that may be gone on from, or the beginning. One
                     # that nobody can read is given up, if its owner says so: first written down as
                     # shown, by its step alone, for somebody may have read it.
@@ -583,9 +595,8 @@ class Run:
                         if parts.stepper is None
                         else parts.stepper(start, state)
                     )
-                    if state.step and start.restarted_since(
-                        state
-                    ):  # its row knows less of the cost
+                    # Its row knows less of the cost.
+                    if state.step and start.restarted_since(state):
                         rows[-1] |= describe(state)
                     if state.step and canaries is not None:
                         canary.publish(self.directory, rows[-1])
@@ -710,7 +721,9 @@ class Run:
             return None
         algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
         like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
-        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+        with contextlib.closing(
+            Checkpoints(self.directory.checkpoints, self._trained_of)
+        ) as checkpoints:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
@@ -735,11 +748,18 @@ class Run:
     def _begin_with_released(self, before: int) -> list[Row]:
         """Takes the parameters that the stage before has released; returns the rows up to there.
 
+        A stage that has checkpoints has them there, but for what is frozen.
+
         Args:
             before: steps of the stages before this one.
         """
-        stages = [each for each in self.directory.stages() if each.stage != self.directory.stage]
-        step, found = shown_params(stages[-1])
+        saved = any(path.name.isdecimal() for path in self.directory.checkpoints.glob("*"))
+        if saved and self._frozen is None and not self._set_aside_unreadable:
+            return []
+        stages = self.directory.stages()
+        names = [each.stage for each in stages]
+        here = names.index(self.directory.stage) if self.directory.stage in names else len(names)
+        step, found = shown_params(stages[here - 1])
         rows = [row for row in self.directory.load_history() if row["step"] <= before]
         if step != before or not rows or rows[-1]["step"] != before:
             raise ValueError(
@@ -758,6 +778,7 @@ class Run:
             self._given,
             None if self._mesh is None else placement(self._mesh, self._data_axes),
             traceable=self._parts.config is not None and self._mesh is None,
+            options=self._gradient,
         )
 
     def _trainer(
@@ -790,6 +811,7 @@ class Run:
             mesh=self._mesh,
             data_axes=self._data_axes,
             issuer=start.issuer(algorithm.mechanism, state.step),
+            **self._gradient,
         )
         if rows == "auto":
             trainer.choose_physical_batch_size(state.params)
@@ -845,6 +867,7 @@ class Run:
                 config=None if config is None else config.to_dict(),
                 before=before,
                 **self._ledger_given(),
+                frozen=self._frozen,
             )
 
         # What is charged to the ledger of a run must be this run: its configuration, or where a
@@ -872,6 +895,7 @@ class Run:
                 "noise_multiplier=...)"
             )
         self._check_guarantee(kept)
+        self._check_frozen(kept)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -970,6 +994,23 @@ class Run:
                     "others"
                 )
 
+    def _check_frozen(self, kept: RunState) -> None:
+        """Raises ValueError where other parameters are frozen, or the same with other numbers."""
+        if kept.frozen == self._frozen:
+            return
+        none = "nothing (all is trained)", ""
+        (before, _), (now, _) = kept.frozen or none, self._frozen or none
+        if before != now:
+            raise ValueError(
+                f"trainable must freeze what it froze when the run in {self.path} began: {before}; "
+                f"got {now}. Give the run's trainable=, or begin another run"
+            )
+        raise ValueError(
+            f"params must have, where they are frozen, the paths and numbers with which the run in "
+            f"{self.path} was begun, got others: {now}. What was trained so far was trained for "
+            "those. Hand over the same again, or begin another run"
+        )
+
     def _mechanism(self) -> str:
         """A text of what is charged, kept with the run."""
         described = repr((self.algorithm.mechanism, self.algorithm.energy))
@@ -983,7 +1024,8 @@ class Run:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        traced = _programs(self.algorithm, self._loss_fn, self._params, self.source.example)
+        given = self.algorithm, self._loss_fn, self._params, self.source.example
+        traced = _programs(*given, self._gradient)
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
@@ -998,6 +1040,25 @@ class Run:
 def public(row: Row) -> Row:
     """A row without its un-noised statistics, which no guarantee covers, and without a hash."""
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
+
+
+def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
+    """Words for what is not trained, and a hash of its paths, types and numbers; None for nothing.
+
+    Args:
+        params: the parameters.
+        trained: the same, with None where they are frozen.
+    """
+    structure: Any = jax.tree.structure(params)
+    flags = [leaf is not None for leaf in structure.flatten_up_to(trained)]
+    if all(flags):
+        return None
+    words = "; ".join(filter(None, dict.fromkeys(options.describe_frozen(params, flags))))
+    found = hashlib.blake2b(digest_size=16)
+    for path, leaf, flag in zip(options.paths(params), jax.tree.leaves(params), flags, strict=True):
+        if not flag:
+            found.update(f"{path} {leaf.dtype} {leaf.shape} {shards.hashed(leaf)}|".encode())
+    return words, found.hexdigest()
 
 
 def steps_within(planned: int | None, steps: int | None, beyond: bool = False) -> int:
@@ -1058,6 +1119,7 @@ def _first_state(
     params: PyTree,
     place: Placement | None,
     traceable: bool,
+    options: dict[str, Any],
 ) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step, on their devices.
 
@@ -1067,8 +1129,9 @@ def _first_state(
         params: before the first step.
         place: of the mesh that was asked for.
         traceable: whether both can be made by one compilation.
+        options: of the clipped gradient.
     """
-    step = PrivateStep.of(algorithm, loss_fn)
+    step = PrivateStep.of(algorithm, loss_fn, **options)
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
@@ -1096,14 +1159,21 @@ def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
 
 
-def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
+def _programs(
+    algorithm: Algorithm,
+    loss_fn: LossFn,
+    params: PyTree,
+    example: PyTree,
+    options: dict[str, Any],
+) -> str:
     """The programs of a step as text: of the gradients and of what comes after the noise.
 
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the
     arrays that they captured.
     """
-    links = PrivateStep.of(algorithm, loss_fn)
+    links = PrivateStep.of(algorithm, loss_fn, **options)
     _, after = links.init(params)
+    trained = links.grad_fn.trained(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
     key = (
         jax.random.key(0, impl="threefry2x32")
@@ -1111,7 +1181,7 @@ def _programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: Py
         else None
     )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        update = jax.make_jaxpr(links.after.update)(params, after, params)
+        update = jax.make_jaxpr(links.after.update)(trained, after, trained)
     loss, numbers = "", [params, after, update.consts]
     if isinstance(links.grad_fn, ClippedGrad):
         norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731

@@ -124,7 +124,8 @@ def as_source(data: PyTree, *, example: PyTree | None = None) -> Source:
             if hasattr(part, "iloc") or (hasattr(part, "columns") and converts):
                 raise ValueError(
                     f"data must hold arrays or records, got {_kind(part)}: give frame.to_numpy(), "
-                    "or a dict of columns, {name: frame[name].to_numpy() for name in names}"
+                    "or a dict of columns, {name: frame[name].to_numpy() for name in names}, those "
+                    "of text as integers, by a public list of categories"
                 )
         if isinstance(data, (str, bytes, bytearray)):
             raise ValueError(
@@ -210,7 +211,8 @@ class ArraySource:
             if len(leaf.shape) == 0:
                 raise ValueError(
                     f"data must hold arrays [N, ...], got an array without axes in {name}: "
-                    "constants belong into the loss function"
+                    "constants belong into the loss function; a list that is a column becomes an "
+                    "array by np.asarray"
                 )
             if held and leaf.shape[0] != held[0].shape[0]:
                 raise ValueError(
@@ -435,10 +437,16 @@ def kept_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     wide = found.kind in "fc" and found.itemsize > (8 if found.kind == "f" else 16)
     if number and found.kind != "m" and not wide:
         return np.dtype(jax.dtypes.canonicalize_dtype(found.newbyteorder("=")))
-    text = "turn text into token ids first, and bytes into arrays by decoding them"
+    text = (
+        "give categories as integers, by a public list of them (one read off the records would be "
+        "a release of its own), np.array([codes.get(word, len(codes)) for word in column]) with "
+        "codes = {word: code for code, word in enumerate(CATEGORIES)}; free text as token ids; "
+        "numbers by column.astype(np.float32); bytes by decoding them"
+    )
     # NumPy's name of a dtype of text holds the length of the longest text.
     word, remedy = {
         "S": ("bytes", text),
+        "T": ("text", text),
         "U": ("text", text),
         "V": (
             "a structured dtype",
@@ -447,7 +455,7 @@ def kept_dtype(dtype: DTypeLike, name: str) -> np.dtype:
         "O": (
             "object",
             "records of unlike length (pad them: jaxdp.sampling.padded_text), missing values, or "
-            "Python objects cannot be stacked",
+            f"Python objects cannot be stacked. If it is text, {text}",
         ),
     }.get(found.kind, (str(found), "convert it to float32 or int32"))
     raise ValueError(f"data must hold numbers or bools, got {word} in {name}: {remedy}")

@@ -6,7 +6,7 @@ import functools
 import os
 import secrets
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import with_mesh
-from jaxdp.clipping.options import check_arrays
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
@@ -129,8 +129,9 @@ class Trainer:
         reserve: int | None = None,
         average: float | None = None,
         issuer: Issuer | None = None,
-        **clipping: Any,
+        **clipping: Unpack[ClippingOptions],
     ):
+        check_option_names("jaxdp.Trainer", clipping)
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         given: Any = None if self._to_fit else physical_batch_size
         if given is not None:

@@ -21,6 +21,7 @@ from jaxdp.audit.canaries import Canaries, dirac_canaries, split_parts
 from jaxdp.audit.guesses import audit_one_run
 from jaxdp.audit.one_run import audit_canaries
 from jaxdp.clipping import rounding
+from jaxdp.clipping.options import paths
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
 from jaxdp.runs.canaries import found
@@ -87,7 +88,7 @@ def test_every_form_of_a_loss_takes_canaries(loss_fn):
 
 def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
     found = dirac_canaries(20, PARAMS)
-    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
+    assert found._leaf_of(PARAMS).size == 20
     assert sorted(found.rows) == list(range(20))
     np.testing.assert_array_equal(found.rows[:7], dirac_canaries(7, PARAMS).rows)
     # A real record keeps its loss and gradient.
@@ -104,7 +105,9 @@ def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
     both, real = opened(grad)(PARAMS, batch)[0], opened(plain)(PARAMS, DATA)[0]
     added = jax.tree.leaves(jax.tree.map(jnp.subtract, both, real))
     expected = [np.zeros(leaf.shape) for leaf in added]
-    expected[found.leaf].ravel()[found.rows[coins]] = -0.3 * (1.0 - rounding.MARGIN)
+    expected[paths(PARAMS).index(found.leaf)].ravel()[found.rows[coins]] = -0.3 * (
+        1.0 - rounding.MARGIN
+    )
     for mine, wanted in zip(added, expected, strict=True):
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
 
@@ -135,7 +138,7 @@ def test_watching_changes_nothing_and_sees_the_noisy_sum(name):
     noise = plain.mechanism.privatize()
     zero = Summed(jax.tree.map(jnp.zeros_like, PARAMS), l2)
     drawn, _ = noise.update(zero, noise.init(PARAMS), key=keys[1])
-    expected = np.ravel(jax.tree.leaves(drawn)[SEVEN.leaf])[SEVEN.rows] * -2 / l2
+    expected = SEVEN._leaf_of(drawn)[SEVEN.rows] * -2 / l2
     np.testing.assert_allclose(ends[1][1][1].seen, expected, rtol=1e-5)
 
 
@@ -337,8 +340,9 @@ def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
 def test_what_cannot_be_a_canary_or_be_watched_is_refused():
     source = as_source(DATA)
     zero_over_zero = lambda p, x, y: jnp.sum(ravel_pytree(p)[0]) / jnp.sum(x)  # noqa: E731
+    records = PARAMS, source, None
     asked = lambda given, loss: found(  # noqa: E731
-        given, Relation.ADD_OR_REMOVE_ONE, ALGORITHM, loss, PARAMS, source, None
+        given, Relation.ADD_OR_REMOVE_ONE, ALGORITHM, loss, ALGORITHM.clipped_grad(loss), *records
     )
     np.testing.assert_array_equal(asked(7, LOSS).rows, SEVEN.rows)
     np.testing.assert_array_equal(asked((CX, CY), LOSS).rows[0], CX)

@@ -147,6 +147,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         ({"x": np.zeros(20)}, r"x must be numbers \[n, ...\]"),
         ({"x": np.zeros((20, 5))}, "x_test must have rows of shape"),
         ({"y": np.zeros(20)}, r"y must be whole numbers \[n\]"),
+        ({"y": np.array(["secret"] * 20)}, "got text in y: give categories as integers"),
     ):
         arrays = {name: value for name, value in {**right, **changes}.items() if value is not None}
         np.savez(path, **arrays)

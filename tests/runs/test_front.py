@@ -10,6 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -92,12 +93,16 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
         ({"canaries": 61}, 3, "canaries must be at most the 60 coordinates"),
         ({"canaries": 4, "relation": "replace_one"}, 3, "canaries must be 0 but under add_or_rem"),
         ({"delta": 2.0}, 3, "delta must be"),
+        ({"engine": "ghots"}, 3, "engine must be"),
+        ({"trainable": {"v": True}}, 3, "trainable must be a prefix"),
         ({"canaries": (X[:, :2], Y)}, 3, "canaries must be records like"),
         # Before: the run trained, and refused at its resume: "got others".
         ({"data": Augmenting()}, 12, r"same record each time.*jaxdp\.augmented.*Nothing was"),
     ):
         refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
     refused("folder must name a folder", run, "")
+    words = "jaxdp.Run takes no argument 'detla'.*engine, microbatch_size, rng_name"
+    refused(words, run, tmp_path / "r", detla=1e-5, error=TypeError)
     # Nor a search of records that read differently each time.
     make = lambda given: (MECHANISM, optax.sgd(given["rate"]))  # noqa: E731
     options = {"params": {"w": jnp.zeros((20, 3))}, "space": {"rate": [0.1, 0.2]}, "delta": 1e-3}
@@ -247,6 +252,58 @@ def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp
     with stopping_before(0, monkeypatch):
         run(tmp_path / "q").fit(3)
     assert "checkpoint that was shown" in exported(tmp_path / "q")
+
+
+PARTS = {"base": {"w": jnp.ones((20, 3)), "v": jnp.arange(3.0)}, "lora": jnp.zeros(3)}
+
+
+def adapted(folder, **options):
+    """A run of three adapters, whose 63 other numbers are frozen; its loss names its key itself."""
+
+    def loss(params, x, y, *, dropout_key):
+        kept = params["base"]["w"][0] * 0.1 + params["base"]["v"]
+        return jnp.square(x @ (kept + params["lora"]) - y) * jax.random.uniform(dropout_key)
+
+    given = {"params": PARTS, "trainable": {"base": False, "lora": True}, "canaries": 2}
+    given |= {"rng_name": "dropout_key", "engine": "vmap", "microbatch_size": 8, "report": True}
+    return run(folder, loss=loss, optimizer=optax.sgd(0.1, 0.9), **{**given, **options})
+
+
+@undrawn()
+def test_a_run_that_trains_a_part_goes_on_keeps_the_rest_once_and_is_whole(tmp_path):
+    folder, path = tmp_path / "r", re.escape("under ['base'] (2 arrays, 63 numbers)")
+    with pytest.raises(Stop):
+        adapted(folder, progress=crash_at(8), average=0.5).fit()
+    other = {"base": {"w": jnp.ones((20, 3)), "v": jnp.ones(3)}, "lora": jnp.zeros(3)}
+    for words, changed in (
+        (rf"trainable must freeze .*{path}; got nothing", {"trainable": None}),
+        (
+            rf"trainable must freeze .*{path}; got the frozen",
+            {"trainable": lambda at: "w" not in at},
+        ),
+        (rf"params must have, where they are frozen, .*{path}", {"params": other}),
+    ):
+        refused(words, adapted(folder, average=0.5, **changed).fit)
+    one = adapted(folder, average=0.5)
+    params = one.fit()
+    assert np.abs(params["lora"]).min() > 0
+    jax.tree.map(np.testing.assert_array_equal, params["base"], PARTS["base"])
+    assert one.epsilon().upper == MECHANISM.epsilon(12, 1e-3).upper
+    assert one.audit().canaries == 2
+    assert [said for said in one.unverified() if re.search(path, said)]
+    assert report_of(folder)["parameters"] == 3
+    assert "Not trained | the frozen parameters under" in pages(folder)[0]
+
+    # What is frozen is in none of the checkpoints, and in what is exported without the model.
+    kept = json.loads((folder / "secret/checkpoints/12/state/_METADATA").read_text())
+    kinds = {at: each["value_metadata"]["value_type"] for at, each in kept["tree_metadata"].items()}
+    assert [kinds[f"('params', 'base', '{name}')"] for name in "vw"] == ["None", "None"]
+    one.export(tmp_path / "a.msgpack")
+    called("export", folder, "--to", tmp_path / "b.msgpack")
+    assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
+    kept = next(each for each in (folder / "secret/frozen").rglob("*") if each.stat().st_size > 240)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert "frozen is damaged" in called("export", folder, "--to", tmp_path / "c.msgpack")
 
 
 # Files that are damaged, lost, or cannot be written.

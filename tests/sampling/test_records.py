@@ -200,8 +200,11 @@ def test_what_is_no_source_is_refused_without_showing_how_many_or_which_records_
         (r"leaf \['y'\] than in leaf \['x'\]", {"x": on, "y": off}),
         ("another number of", (jnp.ones(23), jnp.ones(22))),
         ("np.asarray", {"x": [1, 2, 3]}, {"x": on, "y": list(range(23))}, {"x": object()}),
-        ("text in the array: turn text into token ids", np.array(["secret"] * 23)),
-        ("bytes", np.array([b"secret"] * 23)),
+        # A column of a table: a public list of categories, in words.
+        ("text in the array: give categories as integers, by a public list",
+         np.array(["secret"] * 23), np.array(["secret"] * 23, np.dtypes.StringDType())),
+        ("object in the array.*a public list", np.array(["secret"] * 23, object)),
+        ("bytes.*a public list", np.array([b"secret"] * 23)),
         ("fields of a structured array", np.zeros(23, [("a", "f4"), ("b", "i4")])),
         ("float32 or int32", np.zeros(23, "M8[s]"), np.zeros(23, "m8[s]")),
         ("masked", np.ma.masked_array(on, np.ones(23, bool))),

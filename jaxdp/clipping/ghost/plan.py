@@ -249,7 +249,7 @@ class Plan(tuple[LeafPlan, ...]):
 def plan_leaves(
     paths: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
-    trained: Sequence[bool],
+    frozen: Sequence[str],
     uses: Uses,
     batch_size: int,
     engine: str,
@@ -259,16 +259,16 @@ def plan_leaves(
     Args:
         paths: where every leaf stands in the tree.
         shapes: of every leaf.
-        trained: for every leaf, True if it is trained.
+        frozen: for every leaf, what its freezing assumes, in words; "" if it is trained.
         uses: the uses of every leaf.
         batch_size: rows m of the physical batch.
         engine: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
             never does.
     """
     found = []
-    for leaf, (path, shape, flag) in enumerate(zip(paths, shapes, trained, strict=True)):
-        if not flag:
-            found.append(LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}"))
+    for leaf, (path, shape, assumed) in enumerate(zip(paths, shapes, frozen, strict=True)):
+        if assumed:
+            found.append(LeafPlan(path, "frozen", "not trained", assumed))
             continue
         if why := _reason_for_vmap(leaf, uses, engine):
             size = math.prod(shape)

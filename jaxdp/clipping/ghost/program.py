@@ -43,8 +43,12 @@ class Node:
         """The operands that a ``scan`` hands on from iteration to iteration; none elsewhere."""
         if self.name != SCAN:
             return slice(0, 0)
-        first = self.eqn.params["num_consts"]
-        return slice(first, first + self.eqn.params["num_carry"])
+        params = self.eqn.params
+        if "ft_in" in params:  # from JAX 0.11 on
+            first, count = (len(part) for part in params["ft_in"].unpack()[:2])
+        else:
+            first, count = params["num_consts"], params["num_carry"]
+        return slice(first, first + count)
 
     def shape_of(self, operand: int) -> tuple[int, ...]:
         """Shape of an operand."""

@@ -50,7 +50,7 @@ def build(
     Args:
         subject: the run's public facts.
         history: the rows that were shown, numbers by name.
-        params: the released parameters.
+        params: the trained parameters.
         ledger: what was charged.
         reproducible: whether a person chose the seed.
         ledger_file: of the ledger, for its hash.

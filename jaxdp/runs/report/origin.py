@@ -62,5 +62,5 @@ def versions() -> dict[str, str]:
 
 
 def parameters(params: PyTree) -> int:
-    """The number of parameters of the model."""
+    """The number of parameters."""
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))

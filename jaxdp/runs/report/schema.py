@@ -369,7 +369,7 @@ class Report(Written):
         assumed: assumptions of every run.
         outside_the_guarantee: what no run's guarantee covers.
         history: one row for each block of steps.
-        parameters: number of parameters of the model.
+        parameters: number of parameters that are trained.
         epochs: number of times that a record is used, on average.
         date: UTC, on which training began or was resumed; no time of day.
         command: that gives the run.
