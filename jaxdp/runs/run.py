@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, Unpack
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,9 +37,9 @@ from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.runs import bar, reporting
 from jaxdp.runs import canaries as canary
-from jaxdp.runs.checkpoints import Checkpoints, shaped_like
+from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
-from jaxdp.runs.export import shown_params
+from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -478,12 +477,23 @@ class Run:
         audit.into_report(self.directory, row)
         return found
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
-        if self.params is None:
-            raise ValueError("params must be trained to be exported: call fit() first")
-        with writing(Path(path)):
-            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes the parameters that ``fit`` returned, or else those that were shown last.
+
+        Nothing else of the run is written. ``jaxdp.load`` brings them back.
+
+        Args:
+            path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at
+                once; or a new folder of Orbax, without an ending or with ``.orbax``.
+            only: "trained" leaves out what ``trainable=`` froze; None writes all.
+
+        Raises:
+            ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
+        """
+        params = self.params
+        if params is not None and only == "trained":
+            params = self._trained_of(params)
+        export_params(self.directory, path, params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
@@ -739,6 +749,13 @@ class Run:
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
 
+    def _like_released(self, found: PyTree, like: PyTree) -> PyTree:
+        """What the stage before has released in the structure of the parameters that were given."""
+        try:
+            return in_structure_of(like, found, f"the finished run in {self.path}")
+        except ValueError as error:
+            raise ValueError(f"params must be like those released: {error}") from error
+
     def _own_history(self) -> list[Row]:
         """The rows that were shown of this stage and those before it."""
         rows, later = self.directory.load_history(), self.directory.later
@@ -767,7 +784,7 @@ class Run:
                 f"before stage {self.directory.stage!r}, got {step} steps and "
                 f"{rows[-1]['step'] if rows else 'no rows'}: put back what the run left"
             )
-        self._given = placed_like(shaped_like(found, self._params), self._given)
+        self._given = self._like_released(found, self._given)
         return rows
 
     def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
@@ -981,7 +998,7 @@ class Run:
                 f"source must hold the records that the run in {self.path} was trained on, got "
                 "others: begin another run in a new folder, with after="
             )
-        shaped_like(shown_params(last)[1], self._params)  # before anything is written
+        self._like_released(shown_params(last)[1], self._params)  # before anything is written
         return first, (kept.before or 0) + shown.step
 
     def _check_guarantee(self, kept: RunState) -> None:
@@ -1105,12 +1122,6 @@ def changed(then: str, now: str) -> str:
         if found:
             return ", ".join(found)
     return f"{then} then, {now} now"
-
-
-def placed_like(tree: PyTree, like: PyTree) -> PyTree:
-    """Arrays of the host where those of another tree are."""
-    put = lambda new, old: jax.device_put(new, old.sharding) if isinstance(old, jax.Array) else new  # noqa: E731
-    return jax.tree.map(put, tree, like)
 
 
 def _first_state(

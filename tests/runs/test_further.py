@@ -97,7 +97,7 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
         ("source must hold the records that the run in", {"data": (X[:-1], Y[:-1])}),
         ("delta must stay that of the run", {"delta": 1e-4}),
         ("relation must stay that of the run", {"relation": "replace_one"}),
-        ("params must be like those that the run has released", {"params": bad, "loss": flat}),
+        ("params must be like those released", {"params": bad, "loss": flat}),
         ("extend must name a stage by letters", {"extend": "../more"}),
         ("extend must name a stage, without after", {"after": finished}),
         ("canaries must be 0 with extend=, ledger= or after=", {"canaries": 3}),
