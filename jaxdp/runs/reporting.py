@@ -203,9 +203,8 @@ def charged_parts(
         epsilon = acc.epsilon(event, delta, relation).upper if proven else math.inf
         end = after.get(name)
         row = next((row for row in history if row["step"] == end), {})
-        found_there = {"epsilon_after": row.get("epsilon"), "steps": end}
-        releases = sum(entry.steps for entry in entries)
-        parts.append(ChargedPart(name, releases, event.describe(), epsilon, **found_there))
+        told, releases = row.get("epsilon"), sum(entry.steps for entry in entries)
+        parts.append(ChargedPart(name, releases, event.describe(), epsilon, told, end))
     return tuple(parts)
 
 

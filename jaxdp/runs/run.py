@@ -268,11 +268,14 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            folder = RunDirectory(folder, extend)
+            path = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(path, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
-        self._ledger = ledger.path if isinstance(ledger, Ledger) else ledger and Path(ledger)
+        self._ledger: Path | None = None
+        if ledger is not None:
+            self._ledger = ledger.path if isinstance(ledger, Ledger) else Path(ledger)
         if ledger is not None and self._ledger is None:
             raise ValueError(
                 "ledger must be a file for a Run, a path or Ledger(path), got Ledger()"
@@ -750,7 +753,7 @@ class Run:
         return Result(released, ledger, self.history, seeded, 0.0, 0)
 
     def _like_released(self, found: PyTree, like: PyTree) -> PyTree:
-        """What the stage before has released in the structure of the parameters that were given."""
+        """Released parameters in the structure of those that were given."""
         try:
             return in_structure_of(like, found, f"the finished run in {self.path}")
         except ValueError as error:
@@ -868,7 +871,7 @@ class Run:
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
         if self._parts.is_new or (self._parts.is_new is None and not exists):
             self._check_after()
-            first, before = self._finished_before()
+            (first, before), (path, key) = self._finished_before(), self._ledger_given()
             secret = self._secret or Secret.new()
             if first is not None:
                 secret = first.secret.restored().child(f"stage {self.directory.stage}")
@@ -883,7 +886,8 @@ class Run:
                 relation=self._relation.value,
                 config=None if config is None else config.to_dict(),
                 before=before,
-                **self._ledger_given(),
+                ledger=path,
+                ledger_key=key,
                 frozen=self._frozen,
             )
 
@@ -929,23 +933,26 @@ class Run:
                 f"{self.path}, whose rows count {len(kept.after or ())}: begin another run, in "
                 "another folder"
             )
-        given = self._ledger_given()
-        if given and not self.directory.stage and kept.ledger is not None:
-            return dataclasses.replace(kept, **given)  # it may have been moved
-        if given and given["ledger"] != self.directory.first.load_state().ledger:
-            raise ValueError(
-                f"ledger must stay that of the run in {self.path}, "
-                f"{self.directory.first.load_state().ledger or self.directory.ledger}, got "
-                f"{given['ledger']}"
-            )
+        if self._ledger is not None and kept.ledger and not self.directory.stage:
+            path, key = self._ledger_given()  # it may have been moved
+            return dataclasses.replace(kept, ledger=path, ledger_key=key)
+        self._check_ledger()
         return kept
 
-    def _ledger_given(self) -> dict[str, str | None]:
-        """The fields of the secret state that say which ledger of several runs is charged."""
-        if self._ledger is None or self.directory.stage:
-            return {}
+    def _ledger_given(self) -> tuple[str | None, str | None]:
+        """Path and key, hexadecimal, of a ledger of several runs; None where there is none."""
         key = None if self._shared is None else self._shared.key
-        return {"ledger": str(self._ledger.resolve()), "ledger_key": key and key.hex()}
+        path = None if self._ledger is None else str(self._ledger.resolve())
+        return path, key.hex() if key else None
+
+    def _check_ledger(self) -> None:
+        """Raises ValueError for a ledger that is not the one that the run was begun with."""
+        own = self.directory.first.load_state().ledger
+        if self._ledger is not None and self._ledger_given()[0] != own:
+            raise ValueError(
+                f"ledger must stay that of the run in {self.path}, {own or self.directory.ledger}, "
+                f"got {self._ledger}"
+            )
 
     def _check_after(self) -> None:
         """Raises ValueError for a run that this one cannot be begun after, before any charge."""
@@ -993,6 +1000,7 @@ class Run:
                 "program again that trains it"
             )
         self._check_guarantee(first)
+        self._check_ledger()
         if first.data != self._fingerprint(first.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was trained on, got "

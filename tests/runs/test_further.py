@@ -98,6 +98,7 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
         ("delta must stay that of the run", {"delta": 1e-4}),
         ("relation must stay that of the run", {"relation": "replace_one"}),
         ("params must be like those released", {"params": bad, "loss": flat}),
+        ("ledger must stay that of the run", {"ledger": tmp_path / "other.jsonl"}),
         ("extend must name a stage by letters", {"extend": "../more"}),
         ("extend must name a stage, without after", {"after": finished}),
         ("canaries must be 0 with extend=, ledger= or after=", {"canaries": 3}),
@@ -188,7 +189,7 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     first = World(tmp_path / "first", LEVELS)
     first.start()
     folder = first.directory.path
-    for effect in range(1, 30):
+    for effect in range(1, 60, 2):
         world = begun_after(tmp_path / str(effect), folder)
         ends = not world.start(effect)
         world.start()

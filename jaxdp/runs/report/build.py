@@ -84,7 +84,7 @@ def build(
         + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
         history=rows,
         parameters=origin.parameters(params),
-        epochs=subject.epochs,
+        epochs=subject.epochs if subject.parts is None else None,
         parts=subject.parts,
         date=date,
         command=subject.command,

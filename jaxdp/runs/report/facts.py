@@ -143,7 +143,7 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
 
 
 def _describe_part(part: ChargedPart) -> str:
-    """What a part released, its own epsilon, and that of everything by its end."""
+    """A part's releases, its own epsilon, and that of everything by its end."""
     alone = show_epsilon(part.epsilon)
     text = f"{part.in_words}; epsilon {alone} alone"
     if part.steps is not None:

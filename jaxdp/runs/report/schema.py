@@ -370,7 +370,7 @@ class Report(Written):
         outside_the_guarantee: what no run's guarantee covers.
         history: one row for each block of steps.
         parameters: number of parameters that are trained.
-        epochs: number of times that a record is used, on average.
+        epochs: number of times that a record is used, on average; null where there are ``parts``.
         date: UTC, on which training began or was resumed; no time of day.
         command: that gives the run.
         ledger_sha256: hexadecimal hash of ledger.jsonl.

@@ -89,10 +89,8 @@ class Subject:
         return self.algorithm.mechanism.batch_size
 
     @property
-    def epochs(self) -> float | None:
-        """The number of times that a record is used, on average; None where stages differ."""
-        if self.parts is not None:
-            return None
+    def epochs(self) -> float:
+        """The number of times that a record is used, on average."""
         return self.steps * self.batch_size / self.dataset_size
 
     @property
