@@ -871,10 +871,10 @@ class Run:
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
         if self._parts.is_new or (self._parts.is_new is None and not exists):
             self._check_after()
-            (first, before), (path, key) = self._finished_before(), self._ledger_given()
-            secret = self._secret or Secret.new()
-            if first is not None:
-                secret = first.secret.restored().child(f"stage {self.directory.stage}")
+            path, key = self._ledger_given()
+            secret, before, place = self._secret or Secret.new(), None, None
+            if self.directory.stage:
+                secret, before, place = self._finished_before()
             count = 0 if self._canaries is None else self._canaries.count
             return RunState(
                 secret=KeptSecret.of(secret),
@@ -886,6 +886,7 @@ class Run:
                 relation=self._relation.value,
                 config=None if config is None else config.to_dict(),
                 before=before,
+                place=place,
                 ledger=path,
                 ledger_key=key,
                 frozen=self._frozen,
@@ -976,14 +977,12 @@ class Run:
                         "says of a user is not known"
                     )
 
-    def _finished_before(self) -> tuple[RunState | None, int | None]:
-        """The first stage's state, and the steps of those before a new one; None in a new run.
+    def _finished_before(self) -> tuple[Secret, int, str | None]:
+        """The secret of a new stage, the steps before it, and where the folder was by then.
 
         Raises:
             ValueError: the run is not finished, or is none that can be extended.
         """
-        if not self.directory.stage:
-            return None, None
         processes.require_single_process("extend=")
         last = self.directory.latest
         kept, shown = last.load_state(), last.last_shown()
@@ -1007,7 +1006,8 @@ class Run:
                 "others: begin another run in a new folder, with after="
             )
         self._like_released(shown_params(last)[1], self._params)  # before anything is written
-        return first, (kept.before or 0) + shown.step
+        secret = first.secret.restored().child(f"stage {self.directory.stage}")
+        return secret, (kept.before or 0) + shown.step, kept.place
 
     def _check_guarantee(self, kept: RunState) -> None:
         """Raises ValueError for another delta or relation than that of the rows' epsilons."""
