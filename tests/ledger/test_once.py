@@ -298,7 +298,9 @@ def test_what_a_loss_captured_is_named_and_the_data_set_refused(rows, source):
     public, data = jnp.asarray([0.1, 0.2, 0.3, 0.4]), jnp.asarray(X)
     train = trainer(lambda p, x: loss_fn(p, x - public), source, physical_batch_size=rows)
     trained(train)
-    words = "assumed to be public, computed from no record: a captured array float32 [4]"
+    words = (
+        "assumed to be public, or made from what this ledger released: a captured array float32 [4]"
+    )
     assert train.unverified() == [words]
     train.close()
     train = trainer(lambda p, x: loss_fn(p, x - data.mean(0)), source, physical_batch_size=rows)
