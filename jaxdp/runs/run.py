@@ -26,7 +26,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import ClippedGrad, losses, options
-from jaxdp.clipping.options import ClippingOptions, check_option_names
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -255,6 +255,14 @@ class Run:
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
+        check_arrays(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+                raise ValueError(
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
+                    "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
+                )
         self._params = jax.tree.map(np.asarray, params)
         # On a mesh they stay sharded as they are.
         self._given = self._params if resolve_placement(None, params) is None else params

@@ -439,6 +439,7 @@ def test_frozen_arrays_that_this_ledger_released_are_not_on_the_list(rows):
         ((first.ledger, made, []), (first.ledger, made * 0.9, said), (None, made, said))
     ):
         parts = {"trainable": {"student": True, "teacher": False}, "physical_batch_size": rows}
+        parts["another"] = ledger is not None
         train = trainer(None, of_two, positive(1), ledger=ledger, **parts)
         state = train.init({"student": jnp.ones(3), "teacher": jnp.asarray(teacher)})
         for batch in train.batches(2):
