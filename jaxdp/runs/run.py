@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
@@ -35,7 +34,7 @@ from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs import bar, reporting
+from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
@@ -208,6 +207,10 @@ class Run:
             public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
+        same_program: True goes on although optimizer, loss or first parameters are not those that
+            the run was begun with, which ``unverified`` and the page then say. False refuses them,
+            and names what changed. Under other versions, or on another machine, where they cannot
+            be compared, a run goes on with a warning.
         set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
@@ -244,6 +247,7 @@ class Run:
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
+        same_program: bool = False,
         set_aside_unreadable: bool = False,
         _parts: Parts | None = None,
         **clipping: Unpack[ClippingOptions],
@@ -283,7 +287,8 @@ class Run:
         self._log = log
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
-        self._set_aside_unreadable = set_aside_unreadable
+        self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
+        self._traced: program.Program | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             arguments.fraction("delta", delta)
@@ -380,6 +385,9 @@ class Run:
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        if self.directory.exists():  # a page of another mechanism or program would not be its own
+            kept = self._kept_state()
+            self._require_same_program(kept)
         return self._write_report(anew=True)
 
     def _write_report(self, anew: bool = False) -> Path:
@@ -431,6 +439,7 @@ class Run:
             what = "canaries" if self._canaries is None else "delta"
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
+            self._kept_state()
             self.directory.checked_ledger()
         count = self._canaries.count
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
@@ -471,15 +480,18 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            unsure = self._require_same_program(kept)
             if (found := self._finished(kept, steps)) is not None:
                 return found
+            if not self.directory.exists():
+                self._keep_program()  # before the state, which says that there is a run
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
                 begin(
                     self.directory,
                     kept,
-                    self._configuration,
+                    lambda: self._configuration(kept.secret.restored()),
                     steps=steps,
                     every=every,
                     whole=parts.enough is not None,
@@ -487,6 +499,11 @@ class Run:
                 ) as start,
                 self._bar(steps) as progress,
             ):
+                # What could not be compared is written down before it counts as the run's.
+                for sentence in unsure:
+                    start.ledger.trust(sentence)
+                self._keep_program()
+
                 # The coins of the canaries are on disk before anything is charged. Records may have
                 # to be projected by a release, which is charged here, and shown, once and for all.
                 if count and not start.ledger.entries:
@@ -646,6 +663,10 @@ class Run:
         finally:
             self.directory.unlock()
 
+    def _keep_program(self) -> None:
+        if self._traced is not None and processes.index() == 0:
+            program.keep(self.directory, self._traced)
+
     def _finished(self, kept: RunState, steps: int) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
@@ -672,7 +693,8 @@ class Run:
             return None
         algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
         like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
-        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+        folder = Checkpoints(self.directory.checkpoints, self._trained_of)
+        with contextlib.closing(folder) as checkpoints:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
@@ -684,6 +706,8 @@ class Run:
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
         self.history, ledger = self.directory.load_history(), self.directory.checked_ledger()
+        with self._bar(steps) as progress:
+            progress(state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
@@ -754,7 +778,7 @@ class Run:
             options=(self._every, self._physical_batch_size, self._delta, self._relation),
             source=self._fingerprint(found.secret.restored()),
             params=shards.hashed(self._params),
-            program=self._configuration(),
+            program=self._configuration(found.secret.restored()),
         )
         return found
 
@@ -797,10 +821,12 @@ class Run:
         # A strategy is calculated from the configuration, perhaps to other digits elsewhere.
         is_calculated = config is None or getattr(config, "strategy", None) is not None
         if is_calculated and kept.mechanism != self._mechanism():
+            changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
-                f"{self._mechanism()}. Where another version or machine calculated it to other "
-                "digits, give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
+                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
+                "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
+                "noise_multiplier=...)"
             )
         self._check_guarantee(kept)
         self._check_frozen(kept)
@@ -848,13 +874,34 @@ class Run:
         """A keyed hash of the records as they were given."""
         return (self._parts.fingerprint or functools.partial(fingerprint, self.source))(secret)
 
-    def _configuration(self) -> str:
+    def _configuration(self, secret: Secret) -> str:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        given = self.algorithm, self._loss_fn, self._params, self.source.example
-        traced = _programs(*given, self._gradient)
-        return f"{self._mechanism()} {self.path.resolve()} {traced}"
+        traced = self._program(secret)
+        return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
+
+    def _program(self, secret: Secret) -> program.Program | None:
+        """The form of this program, traced once; None where a configuration says what it is."""
+        if self._parts.config is not None:
+            return None
+        if self._traced is None:
+            step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
+            given = self._params, self.source.example, secret.key("program")
+            self._traced = program.program_of(step, *given)
+        return self._traced
+
+    def _require_same_program(self, kept: RunState) -> list[str]:
+        """Sentences for ``unverified`` on a program that could not be compared; see ``program``."""
+        traced = self._program(kept.secret.restored())
+
+        def once() -> str:
+            if traced is None or not self.directory.exists():
+                return "[]"
+            return json.dumps(program.require_same(self.directory, traced, self._same_program))
+
+        found: list[str] = json.loads(processes.from_process_0(once))
+        return found
 
     def _hand_to_log(self, row: Row) -> None:
         """Calls the user's ``log`` in process 0; all processes end where it raises.
@@ -978,35 +1025,3 @@ def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
     }
     count = max(1, int(mask.sum()))
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
-
-
-def _programs(
-    algorithm: Algorithm,
-    loss_fn: LossFn,
-    params: PyTree,
-    example: PyTree,
-    options: dict[str, Any],
-) -> str:
-    """The programs of a step as text: of the gradients and of what comes after the noise.
-
-    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
-    arrays that they captured.
-    """
-    links = PrivateStep.of(algorithm, loss_fn, **options)
-    _, after = links.init(params)
-    trained = links.grad_fn.trained(params)
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
-    key = (
-        jax.random.key(0, impl="threefry2x32")
-        if getattr(links.grad_fn, "takes_rng", False)
-        else None
-    )
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        update = jax.make_jaxpr(links.after.update)(trained, after, trained)
-    loss, numbers = "", [params, after, update.consts]
-    if isinstance(links.grad_fn, ClippedGrad):
-        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
-        traced = jax.make_jaxpr(norms)(params, batch)
-        loss, numbers = str(traced), [*numbers, traced.consts]
-    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
-    return f"{text} {shards.hashed(numbers)}"
