@@ -129,7 +129,9 @@ def test_the_exact_accountant_is_no_filter_where_the_next_event_is_chosen_after_
         acc.RandomizedResponse(2 / (1 + math.exp(a)), 2): lambda e: sum(
             np.maximum(0, 1 - np.exp(e - loss)) / (1 + math.exp(-loss)) for loss in (a, -a)
         ),
-        acc.EpsilonDelta(0.0, d): lambda e: d + (1 - d) * np.maximum(0, 1 - np.exp(e)),
+        acc.EpsilonDelta(0.0, d, relation=relation): lambda e: (
+            d + (1 - d) * np.maximum(0, 1 - np.exp(e))
+        ),
     }
     x = np.linspace(-10, 10, 20_001)  # what the first one shows, over its noise
     weights = np.exp(-((x - 0.5) ** 2) / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
