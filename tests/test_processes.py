@@ -50,7 +50,7 @@ def said(folder):
 
 def test_two_processes_charge_draw_and_refuse_alike(said):
     """What they find by themselves they assert; a scenario that fails ends both."""
-    assert len(said[0]) == 10
+    assert len(said[0]) == 11
     assert said[0] == said[1]
 
 

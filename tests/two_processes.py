@@ -4,6 +4,7 @@ Prints one line of JSON for every scenario, by name; the test compares the two p
 devices each. First those of ledgers and samplers, then what the two train together.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -192,6 +194,34 @@ def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
         ledger = jaxdp.Ledger(FOLDER / "run" / "ledger.jsonl")
         told.append((ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]))
     return found, told
+
+
+def an_own_loop_goes_on_from_a_checkpoint_by_orbax():
+    """As docs/howto/own_loop.md has it: killed after step 5 of 8, and saved after step 4."""
+    mechanism = dataclasses.replace(MECH, steps=8, delta=1e-5)
+    folder = FOLDER / "own"
+    processes.from_process_0(lambda: str(folder.mkdir()))
+
+    def program(stop=None):
+        options = {"mesh": mesh(), "ledger": folder / "ledger.jsonl", "reserve": 1}
+        train = jaxdp.Trainer(loss_of, mechanism, SGD, X, **options)
+        state = train.init(PARAMS)
+        with ocp.CheckpointManager(folder / "checkpoints") as kept:
+            if kept.latest_step() is not None:
+                state = kept.restore(kept.latest_step(), args=ocp.args.StandardRestore(state))
+            for batch in train.batches(state=state):
+                state, _ = train.step(state, batch)
+                if state.step % 2 == 0:
+                    kept.save(int(state.step), args=ocp.args.StandardSave(state))
+                if state.step == stop:
+                    break
+        train.close()
+        return int(state.step), train.ledger.steps, listed(state.params)
+
+    assert program(5)[:2] == (5, 5)
+    found = program()
+    assert found[:2] == (7, 8)
+    return found
 
 
 def trainers_of_what_differs_are_refused():
