@@ -20,7 +20,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import with_mesh
-from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names, is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
@@ -502,6 +502,11 @@ class Trainer:
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""
+        if is_donated(state):
+            raise ValueError(
+                "state must be the last one, got one whose memory a step has reused: write "
+                "state, info = trainer.step(state, batch)"
+            )
         return self.algorithm.released(state.params, state.opt_state)
 
     def epsilon(
@@ -629,6 +634,11 @@ _HOOK = (
 
 def _valued(public_value: Any) -> dict[str, Any]:
     """The extra argument by which the optimizer is passed a public value, once it is checked."""
+    if is_donated(public_value):
+        raise ValueError(
+            "public_value must be a number that is there, got an array whose memory a step has "
+            "reused: compute it from the state that the last step returned"
+        )
     kind = getattr(public_value, "dtype", type(public_value))
     is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
     if np.shape(public_value) or not is_real:

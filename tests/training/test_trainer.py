@@ -16,6 +16,7 @@ from jaxdp.clipping import rounding
 from jaxdp.papers.pigdo import pigdo_as_published
 from tests.laws import are_uncorrelated
 from tests.ledger.small import at_once
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -30,7 +31,7 @@ def loss_fn(params, example):
 
 
 def trainer(secret=None, loss_fn=loss_fn, data=DATA, optimizer=SGD, **options):
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+    mech = sgd_of(1.0, 1.0, 20, 60)
     return jaxdp.Trainer(loss_fn, mech, optimizer, data, secret=secret, **options)
 
 
@@ -125,7 +126,7 @@ def test_randomness_of_the_loss_differs_between_steps(rows):
         return jnp.vdot(params["w"], jax.random.normal(rng, (3,))) + 0.0 * example
 
     # Everybody, no noise and no momentum: nothing else could differ.
-    mech = jaxdp.dp_sgd(0.0, 1.0, 60, 60, "full_batch")
+    mech = sgd_of(0.0, 1.0, 60, 60, "full_batch")
     chosen = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
     train = jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), jnp.zeros(60), **chosen)
     _, norms = steps(train, 4, {"w": jnp.zeros(3)})
@@ -180,7 +181,7 @@ def test_a_state_stands_for_its_charges_and_a_batch_or_state_of_another_trainer_
 
 
 def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
-    mech = dataclasses.replace(jaxdp.dp_sgd(3.0, 1.0, 20, 60), steps=6, delta=1e-5)
+    mech = dataclasses.replace(sgd_of(3.0, 1.0, 20, 60), steps=6, delta=1e-5)
     kept = {"ledger": tmp_path / "l", "secret": jaxdp.Secret.new()}
     first = jaxdp.Trainer(loss_fn, mech, SGD, DATA, **kept)
     state, _ = steps(first, 4)
@@ -301,6 +302,34 @@ def test_models_that_share_a_ledger_go_on_each_with_its_own_state(tmp_path):
         taken[which] = 6
         ledger.close()
     assert ledger.epsilon(1e-5).upper == trains[0].mechanism.epsilon(18, 1e-5).upper
+
+
+def test_memory_that_a_step_has_reused_is_named_with_the_remedy():
+    train = trainer()
+    old = train.init(PARAMS)
+    inside = jnp.ones(2)
+
+    def captures(params, example):
+        return loss_fn(params, example) + jnp.vdot(params["b"], inside)
+
+    other = trainer(loss_fn=captures, constants=inside)
+    its = other.init(PARAMS)
+    state = one_step(train, old)
+    (one,), (two,) = train.batches(1), other.batches(1)
+    jax.jit(jnp.negative, donate_argnums=0)(inside)
+    gone = {**state.params, "b": old.params["b"]}
+    all_refused(
+        [
+            (r"state\.params\['b'\] must .*copy from before", lambda: train.step(state._replace(params=gone), one)),
+            ("write state, info = trainer.step", lambda: train.step(old, one), "whole"),
+            ("copied before a step", lambda: copy.deepcopy(old)),
+            ("state must be the last one", lambda: train.released(old)),
+            ("public_value must be", lambda: train.step(state, one, public_value=inside)),
+            ("capture arrays that are there", lambda: trainer(loss_fn=captures).init(PARAMS), "traced"),
+            ("capture arrays that are there", lambda: other.step(its, two), "compiled"),
+        ]
+    )  # fmt: skip
+    train.step(state, one)
 
 
 def test_two_loops_of_one_ledger_at_a_time_are_two_models():
