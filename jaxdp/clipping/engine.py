@@ -177,7 +177,7 @@ class ClippedGrad:
             )
         if not isinstance(data, Batch) or (ticket := data.ticket) is None:
             return summed, info
-        losses.note_assumed(ticket, info.plan)
+        losses.note_assumed(ticket, info.plan, params)
         options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
         return summed.carrying(ticket, passes=frozenset([data.number])), info
 
@@ -260,7 +260,7 @@ class ClippedGrad:
             infos += [info] if return_info else []
 
         # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
-        losses.note_assumed(draw.ticket, engines)
+        losses.note_assumed(draw.ticket, engines, params)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with placement.using_mesh(mesh):
@@ -515,7 +515,7 @@ def clipped_grad(
         microbatch_size: rows worked on at a time inside one call, to bound the memory; None: all.
         trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
             leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
-            everything. Frozen leaves are **assumed public**, computed from no record.
+            everything. Frozen leaves are **assumed public**, or made from noisy releases.
         constants: pytree of arrays and numbers that ``loss_fn`` captures, declared **public**
             (JAX's by identity, NumPy's by content, numbers by value). Others are assumed public,
             and named so by the plan and the ledger; one that holds the batch's rows, or a statistic

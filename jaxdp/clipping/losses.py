@@ -34,6 +34,7 @@ from jaxdp import arguments
 from jaxdp.clipping import options, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import inner_jaxprs
+from jaxdp.ledger.returned import find_past
 from jaxdp.ledger.tickets import Ticket
 from jaxdp.sampling import User
 from jaxdp.types import PyTree
@@ -630,12 +631,23 @@ def is_readable(value: PyTree) -> bool:
     return isinstance(value, np.ndarray | np.generic | bool | int | float)
 
 
-def note_assumed(ticket: Ticket | None, plan: Sequence[LeafPlan]) -> None:
-    """Notes in the ledger of a draw what the draw's sum assumes to be public."""
-    if ticket is not None:
-        for entry in plan:
-            if entry.assumed:
-                ticket.note("assumed", entry.assumed)
+def note_assumed(ticket: Ticket | None, plan: Sequence[LeafPlan], params: PyTree) -> None:
+    """Notes in the ledger of a draw what the draw's sum assumes to be public.
+
+    Frozen leaves that jaxdp returned from steps of this very ledger are none of that: what they
+    were computed from is charged there, or was noted at the first of these steps.
+    """
+    if ticket is None:
+        return
+    # The plan has an entry for every leaf, then one for every captured array.
+    holds, leaves = ticket.issuer.ledger.holds, jax.tree.leaves(params)
+    assumed = {
+        entry.assumed
+        for entry, leaf in itertools.zip_longest(plan, leaves[: len(plan)])
+        if entry.assumed and not holds(find_past(leaf) or b"")
+    }
+    for what in sorted(assumed):
+        ticket.note("assumed", what)
 
 
 def _identity(array: ArrayLike) -> Any:
@@ -659,7 +671,7 @@ def augmented(
 
     Args:
         loss_fn: in one of the forms of ``jaxdp.clipped_grad``.
-        augment: ``(example, key) -> example`` of the same shapes; it sees one record only.
+        augment: ``(example, key)`` to what ``loss_fn`` takes; it sees one record only.
         multiplicity: how many views K ≥ 1.
 
     Returns:

@@ -123,7 +123,7 @@ _UNSEEN = (
     "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
     "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
 )
-_ASSUMED = "assumed to be public, computed from no record: "
+_ASSUMED = "assumed to be public, or made from what this ledger released: "
 
 
 class Shown(NamedTuple):

@@ -143,11 +143,13 @@ def write_own(
 
 def numbers(found: Mapping[str, float]) -> dict[str, float]:
     """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
-    if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
-        raise ValueError(
-            "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
-            f"{arguments.described(found)}"
-        )
+    expected = "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
+    if not isinstance(found, Mapping):
+        raise ValueError(expected + arguments.described(found))
+    for name, value in found.items():
+        if np.size(value) != 1 or np.asarray(value).dtype.kind in "OSTUMm":
+            kind = f"{type(value).__name__} of {np.size(value)} values, not one number"
+            raise ValueError(f"{expected}for {name!r} a {kind}")
     if taken := sorted(set(found) & set(OF_EVERY_ROW)):
         raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
     return {str(name): float(np.asarray(value).item()) for name, value in found.items()}

@@ -504,7 +504,7 @@ class CompiledUpdate:
         # The ledger of every ticket is told what was seen while the program was traced.
         if ticket is not None:
             self._record.require_charged(ticket.step, ticket.multipliers)
-            losses.note_assumed(ticket, plan)
+            losses.note_assumed(ticket, plan, params)
             if self._record.others:
                 ticket.note("trusted", OTHERS)
 

@@ -498,7 +498,9 @@ class Trainer:
         self.inspect_loss(state.params, first=state.step == 0, resumed=True)
         self._check_optimizer(state.params, state.opt_state, {})
         past = np.asarray(state.past, np.uint32).tobytes()
-        record_returned((state.params, state.opt_state), past)
+        # What is frozen is the user's, and was released by no step.
+        record_returned(state.params, self._start)
+        record_returned((self._grad_fn.trained(state.params), state.opt_state), past)
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""

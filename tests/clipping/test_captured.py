@@ -220,7 +220,7 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     assert ledger.unverified() == []
     for _ in range(3):
         grad_fn(params, data, sampler.draw())
-    words = "assumed to be public, computed from no record: "
+    words = "assumed to be public, or made from what this ledger released: "
     named = ["a captured array float32 [2, 3]", "the frozen parameter ['mean']"]
     said = [words + name for name in named]
     unseen, *assumed = ledger.unverified()

@@ -290,7 +290,7 @@ def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path)
         ledger.assume("the frozen parameter ['a']")
         ledger.assume("the frozen parameter ['b']")
     ledger.charge(STEP, stream="a", first_step=1, source="mechanism")
-    words = "assumed to be public, computed from no record: the frozen parameter"
+    words = "assumed to be public, or made from what this ledger released: the frozen parameter"
     said = [f"{words} ['{name}']" for name in "ab"]
     assert ledger.unverified() == said
     assert len(path.read_bytes().splitlines()) == 5

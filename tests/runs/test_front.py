@@ -102,6 +102,10 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
     ):
         refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
     refused("folder must name a folder", run, "")
+    refused("folder must be a path, got <function loss_fn", run, loss_fn)  # it was forgotten
+    # A model that was not split, as a Trainer says it.
+    refused("eqx.partition", run, tmp_path / "r", params={"w": jnp.zeros(3), "of": jnp.tanh})
+    refused("nnx.split", run, tmp_path / "r", params={"w": jnp.zeros(3), "rng": jax.random.key(0)})
     words = "jaxdp.Run takes no argument 'detla'.*engine, microbatch_size, rng_name"
     refused(words, run, tmp_path / "r", detla=1e-5, error=TypeError)
     # Nor a search of records that read differently each time.
@@ -429,6 +433,9 @@ def test_the_rows_of_a_run_have_one_delta_and_one_relation_and_their_own_numbers
         one = run(tmp_path / "p", evaluate=lambda params, name=name: {name: 0.01})
         refused(f"evaluate must name no number '{name}'", one.fit, 6)
         assert not (tmp_path / "p/history.json").exists()
+    for wrong in (np.ones(3), "high"):
+        one = run(tmp_path / "p", evaluate=lambda params, wrong=wrong: {"recall": wrong})
+        refused("got for 'recall' a .* not one number", one.fit, 6)
     given = {"mechanism": WHOLE, "delta": 1e-3}
     one = run(tmp_path / "r", **given)
     one.fit(3)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.clipping import rounding
+from jaxdp.clipping import options, rounding
 from jaxdp.papers.pigdo import pigdo_as_published
 from tests.laws import are_uncorrelated
 from tests.ledger.small import at_once
@@ -457,6 +457,48 @@ def test_arrays_that_no_step_returned_are_on_the_list_and_those_of_steps_are_not
     assert [line[: len(words)] for line in found] == [words]
 
 
+@in_passes_and_in_one
+def test_frozen_arrays_that_this_ledger_released_are_not_on_the_list(rows):
+    """Generators, target networks; a mean of releases, and what another ledger holds, are."""
+    first = jaxdp.Trainer(squared, sgd_of(2.0, 1.0, 20, 60), SGD, source=positive())
+    made = one_step(first, first.init(jnp.zeros(3))).params
+    assumed = "assumed to be public, or made from what this ledger released: "
+    said = [f"{assumed}the frozen parameter ['teacher']"]
+    for n, (ledger, teacher, told) in enumerate(
+        ((first.ledger, made, []), (first.ledger, made * 0.9, said), (None, made, said))
+    ):
+        parts = {"trainable": {"student": True, "teacher": False}, "physical_batch_size": rows}
+        parts["another"] = ledger is not None
+        train = trainer(None, of_two, positive(1), ledger=ledger, **parts)
+        state = train.init({"student": jnp.ones(3), "teacher": jnp.asarray(teacher)})
+        for batch in train.batches(2):
+            state, _ = train.step(state, batch)
+        assert train.unverified() == told, n
+
+
+def test_a_subtree_that_is_frozen_has_one_line():
+    """Before: 28 lines for LoRA in two layers, one for each array."""
+    layers = [{"w": jnp.ones((3, 3)), "lora": {"a": jnp.ones((3, 1)), "b": jnp.zeros((1, 3))}}] * 2
+    params = {"params": {"embed": jnp.ones(3), "layers": layers, "ln": {"s": jnp.ones(3)}}}
+    flat = {f"h.{n}": jnp.ones((2, n)) for n in range(9)} | {"lora": jnp.ones(3)}
+    lora = lambda path: "lora" in path  # noqa: E731
+    for tree, words in (
+        (
+            params,
+            [
+                "the frozen parameter ['params']['embed']",
+                "the frozen parameter ['params']['ln']['s']",
+                "the frozen parameters under ['params']['layers'] (2 arrays, 18 numbers)",
+            ],
+        ),
+        (flat, ["the frozen parameters (9 arrays, 72 numbers)"]),
+    ):
+        flags = [lora(path) for path in options.paths(tree)]
+        said = options.describe_frozen(tree, flags)
+        assert sorted(set(said) - {""}) == words
+        assert [not each for each in said] == flags
+
+
 @jax.numpy_dtype_promotion("standard")  # optax mixes its counter with the value
 @in_passes_and_in_one
 def test_a_public_value_reaches_the_optimizer_and_is_on_the_list(rows):
@@ -499,7 +541,8 @@ def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, 
     assert not batch.draw.ticket.spent
     box["centre"] = jnp.asarray([0.217, 1.3, -5.2])
     state = train.step_with_info(state, batch, told)[0]
-    said = ["assumed to be public, computed from no record: a captured array float32 [3]"]
+    assumed = "assumed to be public, or made from what this ledger released: "
+    said = [f"{assumed}a captured array float32 [3]"]
     assert train.unverified() == said
     if rows is None:  # a second program, compiled anew for its info, is compared too
         box["centre"] = jnp.asarray(data.mean(0))
