@@ -91,9 +91,14 @@ def correlated_mechanism(case: Correlated) -> jaxdp.Mechanism:
             )
         else:
             made = jaxdp.dp_mf(
-                noise_multiplier=case.noise, l2_clip_norm=1.0, batch_size=rule.batch_size, dataset_size=case.records, sampling="fixed_order",
-                strategy="square_root", **common,
-            )  # fmt: skip
+                noise_multiplier=case.noise,
+                l2_clip_norm=1.0,
+                batch_size=rule.batch_size,
+                dataset_size=case.records,
+                sampling="fixed_order",
+                strategy="square_root",
+                **common,
+            )
     if made.sampling != rule:
         raise ValueError(f"sampling must be what dp_mf makes of it, {made.sampling}, got {rule}")
     return made
