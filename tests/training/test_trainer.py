@@ -229,7 +229,7 @@ def test_each_of_three_models_on_one_ledger_has_all_its_steps(models, capsys):
     total = ledger.epsilon(1e-5).upper
     assert (total <= 3.0) == (models == 3)
     assert said[0] == ""
-    assert f"holds 18 steps once it is trained: epsilon {total:.2f} at delta 1e-05" in said[2]
+    assert f"holds 18 steps in the end: epsilon {total:.2f} at delta 1e-05" in said[2]
     assert ("dp_sgd(..., models=3)" in said[2]) == (models == 1)
     assert train.mechanism.models == models
     assert "models" not in repr(train.mechanism)  # which names runs, and goes into keys
@@ -238,7 +238,7 @@ def test_each_of_three_models_on_one_ledger_has_all_its_steps(models, capsys):
     assert "these are 4" in capsys.readouterr().err
 
 
-def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path):
+def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path, capsys):
     """The first was killed after four of six steps, and its checkpoint is of two."""
     path = tmp_path / "ledger.jsonl"
     begun = of_six(path)
@@ -273,7 +273,15 @@ def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path):
     assert not batch.draw.ticket.spent
     new.step(new.init(PARAMS), batch)
     # Other noise is another mechanism, of which the ledger holds nothing.
-    assert len(other.batches()) == 6
+    capsys.readouterr()
+    assert len(other.batches(state=two)) == 6
+    words = (
+        "another mechanism, whose steps are no steps of this one: on this ledger, which holds 10"
+    )
+    assert words in capsys.readouterr().err
+    late = at_work()
+    assert len(late.batches(state=late.init(PARAMS))) == 2
+    assert "holds 4 steps of its model: 2 are taken" in capsys.readouterr().err
     # A new model after a crash of the first is charged as one.
     assert len(new.batches()) == 5
     assert new.ledger.steps == 5
