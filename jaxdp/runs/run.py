@@ -40,6 +40,7 @@ from jaxdp.runs import bar, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -263,6 +264,13 @@ class Run:
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
         self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
+        for name, given, what in (
+            ("evaluate", evaluate, "from the parameters to numbers by name"),
+            ("progress", progress, rows),
+        ):
+            if given is not None and not callable(given):
+                raise ValueError(f"{name} must be a function {what}; got {given!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
@@ -327,7 +335,8 @@ class Run:
             ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
                 the class.
         """
-        self.result = self._train(steps_within(self.algorithm.mechanism.steps, steps))
+        count = steps_within(self.algorithm.mechanism.steps, steps)
+        self.result = in_words(self.path, functools.partial(self._train, count))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
