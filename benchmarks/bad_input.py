@@ -58,7 +58,7 @@ COMMANDS = [
     ([*TRAIN, "--resume"], "out must hold a run to resume"),
     (["train", "--dataset", "pums", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "write it with"),
     (["train", "--out", "{tmp}/file"], "out must be a folder to write to"),
-    (["export", "{tmp}"], "out must hold a run to resume"),
+    (["export", "{tmp}"], "folder must hold a run, with its secret/"),
     (["data", "prepare", "mnist", "--source", "{tmp}/no", "--data-dir", "{tmp}"], "source must be"),
     (["data", "prepare", "pums", "--source", "{tmp}", "--data-dir", "{tmp}"], "is missing"),
     (["data", "prepare", "digits", "--source", "{tmp}", "--data-dir", "{tmp}"], "is embedded"),

@@ -128,7 +128,8 @@ def live_trainer(folder, _):
         with np.load(kept) as saved:
             leaves = [saved[f"arr_{i}"] for i in range(len(leaves))]
         state = jax.tree.unflatten(structure, leaves)._replace(step=int(leaves[-2]))
-    for batch in trainer.batches(STEPS - state.step) if state.step < STEPS else ():
+    left = max(0, STEPS - state.step)
+    for batch in trainer.batches(left, state=state):
         before = np.array(state.params["w"])
         state, _ = trainer.step(state, batch)
         note(folder / "seen", ledger, state.step, np.array(state.params["w"]) - before)

@@ -27,7 +27,7 @@ kept = Path(folder) / "state"
 for stop in (14, 30):  # two processes; the first is killed after step 14
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(1.0), train, ledger=f"{folder}/ledger")
     state = pickle.loads(kept.read_bytes()) if kept.exists() else trainer.init(params)
-    for batch in trainer.batches():  # those that are left: steps 11 to 14 stay charged
+    for batch in trainer.batches(state=state):  # what is left: steps 11 to 14 stay charged
         state, _ = trainer.step(state, batch)
         if state.step == 10:
             kept.write_bytes(pickle.dumps(jax.device_get(state)))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
+    from jaxdp.runs.export import load
     from jaxdp.runs.run import Run
     from jaxdp.runs.tuning import tune
     from jaxdp.training.step import compile_update
@@ -52,6 +53,7 @@ _HOME = {
     "coordinate_box": "clipping",
     "dp_mf": "mechanism",
     "dp_sgd": "mechanism",
+    "load": "runs.export",
     "normalize": "clipping",
     "per_layer": "clipping",
     "privatize": "noise",
@@ -86,7 +88,7 @@ _ROOM = {
     "preprocess": "recipes.preprocess",
 }
 
-_OF_AN_EXTRA = {"Run", "models", "runs", "tune"}
+_OF_AN_EXTRA = {"Run", "load", "models", "runs", "tune"}
 
 __all__ = [
     "Algorithm",
@@ -110,6 +112,7 @@ __all__ = [
     "coordinate_box",
     "dp_mf",
     "dp_sgd",
+    "load",
     "normalize",
     "per_layer",
     "privatize",

@@ -87,6 +87,7 @@ class Mechanism:
             ``jaxdp.noise.NOISES``.
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
+        models: how many models, of ``steps`` steps each, the noise was calibrated for together.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -104,8 +105,10 @@ class Mechanism:
     records_per_user: int | None = None
     strategy: Strategy | None = None
     noise: str = "gaussian"
-    # Not in the text: that goes into keys and names a run, and is the same under every relation.
+    # Not in the text: that goes into keys and names a run, and is the same under every relation,
+    # and of however many models.
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
+    models: int = dataclasses.field(default=1, repr=False)
 
     def sampler(
         self,
@@ -455,7 +458,7 @@ class Mechanism:
             raise ValueError(
                 "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
             )
-        for name in ("records_per_user", "steps"):
+        for name in ("records_per_user", "steps", "models"):
             if (value := getattr(self, name)) is not None:
                 arguments.integer(name, value, least=1)
         if self.delta is not None:
@@ -608,6 +611,7 @@ def dp_sgd(
     epsilon: float | None = None,
     delta: float | None = None,
     steps: int | None = None,
+    models: int = 1,
     schedule: NoiseSchedule | None = None,
     relation: acc.Relation | str | None = None,
     noise: str = "gaussian",
@@ -634,6 +638,8 @@ def dp_sgd(
         epsilon: the budget of all steps.
         delta: of the budget.
         steps: how many steps the budget is for; rounded up to the epochs that are charged whole.
+        models: how many models the budget is for together, each of ``steps`` steps of its own, by
+            trainers on one ledger (``jaxdp.Trainer(..., ledger=ledger, another=True)``).
         schedule: the shape of the noise over the steps, to be scaled to the budget.
         relation: the neighbouring relation of the budget, kept for every epsilon that is asked of
             the mechanism, its trainers and its runs; None takes ``Mechanism.neighbours``:
@@ -681,10 +687,10 @@ def dp_sgd(
         relation=None if relation is None else acc.Relation(relation),
     )
     if epsilon is None:
-        if delta is not None or steps is not None or schedule is not None:
+        if delta is not None or steps is not None or schedule is not None or models != 1:
             raise ValueError(
-                "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
-                f"with noise_multiplier, got {budget}"
+                "delta, steps, models and schedule belong to a budget (epsilon=), which must not "
+                f"be given with noise_multiplier, got {budget | {'models': models}}"
             )
         return made
 
@@ -693,16 +699,20 @@ def dp_sgd(
         missing = "delta" if delta is None else "steps"
         raise ValueError(f"{missing} must be given with epsilon={epsilon!r}, got None")
     length = arguments.integer("steps", steps, least=1)
+    models = arguments.integer("models", models, least=1)
     if schedule is None:
         length = whole_epochs(length, made.event_at(0).block, stacklevel=3)
     elif schedule.steps < length:
         raise ValueError(f"schedule must cover the {length} steps, got one of {schedule.steps}")
     scaled = (lambda noise: noise) if schedule is None else schedule.times
     found = acc.calibrate(
-        lambda noise: made.total(length, scaled(noise)), epsilon, delta, made.neighbours
+        lambda noise: acc.Repeated(made.total(length, scaled(noise)), models),
+        epsilon,
+        delta,
+        made.neighbours,
     )
     return dataclasses.replace(
-        made, noise_multiplier=scaled(found), steps=length, delta=float(delta)
+        made, noise_multiplier=scaled(found), steps=length, delta=float(delta), models=models
     )
 
 
@@ -721,6 +731,7 @@ def dp_mf(
     rule: Rule | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    models: int = 1,
     relation: acc.Relation | str | None = None,
     noise: str = "gaussian",
 ) -> Mechanism:
@@ -755,6 +766,7 @@ def dp_mf(
         rule: as for ``jaxdp.dp_sgd``.
         epsilon: the budget of all steps.
         delta: of the budget.
+        models: as for ``jaxdp.dp_sgd``.
         relation: of the budget; None takes add_or_remove_one, or replace_special in fixed order.
         noise: as for ``jaxdp.Mechanism``; "grid" takes "banded", "square_root" and "identity", each
             with its coefficients rounded by ``jaxdp.noise.dyadic``.
@@ -788,6 +800,9 @@ def dp_mf(
         )
     if (delta is None) != (epsilon is None):
         raise ValueError(f"delta must be given with epsilon, got {delta!r} and {epsilon!r}")
+    models = arguments.integer("models", models, least=1)
+    if epsilon is None and models != 1:
+        raise ValueError(f"models must be given with a budget (epsilon=), got {models} without")
     first = 1.0
     if noise_multiplier is not None:
         first = arguments.positive("noise_multiplier", noise_multiplier)
@@ -823,9 +838,12 @@ def dp_mf(
         if epsilon is None or delta is None:
             return start
         found = acc.calibrate(
-            lambda noise: start.events(0, steps, noise)[0][0], epsilon, delta, covered
+            lambda noise: acc.Repeated(start.events(0, steps, noise)[0][0], models),
+            epsilon,
+            delta,
+            covered,
         )
-        return dataclasses.replace(start, noise_multiplier=found, delta=float(delta))
+        return dataclasses.replace(start, noise_multiplier=found, delta=float(delta), models=models)
 
     if isinstance(strategy, Strategy):
         if bands is not None:

@@ -71,10 +71,8 @@ def test_a_run_is_one_event_charged_whole_at_its_first_step_and_another_one_as_m
     assert trainer.epsilon(1e-5, ZERO_OUT).upper == whole
     assert np.isfinite(state.params).all()
     assert trainer.unverified() == []
-    again = trainer_of(mechanism, ledger=ledger)
-    with pytest.warns(UserWarning, match="no step is left"):
-        assert list(again.batches()) == []
-    (batch,) = again.batches(1, beyond=True)
+    again = trainer_of(mechanism, ledger=ledger, another=True)
+    (batch,) = again.batches(1)
     refused("after 18 steps for the draw of step 0", again.step, state, batch)
     again.step(again.init(PARAMS), batch)
     twice = acc.epsilon(acc.Repeated(mechanism.event, 2), 1e-5, ZERO_OUT).upper
@@ -86,6 +84,9 @@ def test_noise_is_calibrated_to_the_budget(make):
     mechanism = make(None, epsilon=2.0, delta=1e-5)
     assert 1.999 < mechanism.epsilon(STEPS, 1e-5, ZERO_OUT).upper <= 2.0
     assert (mechanism.steps, mechanism.delta) == (STEPS, 1e-5)
+    several = make(None, epsilon=2.0, delta=1e-5, models=3)
+    assert 1.999 < acc.epsilon(acc.Repeated(several.event, 3), 1e-5, ZERO_OUT).upper <= 2.0
+    assert several.models == 3
     if make is amplified:  # it costs what Poisson samples of a group cost
         event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(2.0), 3 * BATCH / N), 6)
         assert make(2.0).epsilon(STEPS, 1e-5).upper == acc.epsilon(event, 1e-5).upper

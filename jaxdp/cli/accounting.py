@@ -5,23 +5,25 @@ import decimal
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp import accounting as acc
+from jaxdp.cli.options import ACCOUNTANTS, RELATIONS
 
-_RELATIONS = [r.value for r in acc.Relation]
+if TYPE_CHECKING:
+    from jaxdp.accounting import Event, Gaussian
+
 _relation = click.option(
     "--relation",
-    type=click.Choice(_RELATIONS),
-    default=_RELATIONS[0],
+    type=click.Choice(RELATIONS),
+    default=RELATIONS[0],
     show_default=True,
     help="Which two data sets count as neighbours.",
 )
 _accountant = click.option(
     "--accountant",
-    type=click.Choice(list(acc.queries.ACCOUNTANTS)),
+    type=click.Choice(ACCOUNTANTS),
     default="auto",
     show_default=True,
     help="Which accountant to ask.",
@@ -105,6 +107,8 @@ def epsilon(
     if claims and sampling != "poisson":
         raise click.UsageError("--claims must come with --sampling poisson: papers assume it")
     given = {name: value for name, value in numbers.items() if value is not None}
+    from jaxdp import accounting as acc
+
     event = _sampled(sampling, acc.Gaussian(noise_multiplier), steps, given)
     bound = acc.epsilon(event, delta, acc.Relation(relation), accountant)
     answer: dict[str, Any] = {
@@ -160,6 +164,8 @@ def calibrate(
         raise click.UsageError(
             "give exactly two of --sampling-prob, --steps and --noise-multiplier"
         )
+    from jaxdp import accounting as acc
+
     kind = acc.Relation(relation)
     known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     find: Any = {
@@ -186,8 +192,8 @@ def calibrate(
 
 
 def _sampled(
-    sampling: str, released: acc.Gaussian, steps: int, given: Mapping[str, float]
-) -> acc.Event:
+    sampling: str, released: "Gaussian", steps: int, given: Mapping[str, float]
+) -> "Event":
     """The event of `steps` steps with the numbers of their sampling, and no others."""
     options = {name: f"--{name.replace('_', '-')}" for name in given}
     optional = ("participations",) if sampling == "allocation" else ()
@@ -199,6 +205,8 @@ def _sampled(
     for name, option in options.items():
         if name not in (*_NEEDED[sampling], *optional):
             raise click.UsageError(f"{option} must not come with --sampling {sampling}")
+    from jaxdp import accounting as acc
+
     makes: dict[str, Any] = {
         "poisson": acc.PoissonSampled,
         "fixed_size": acc.FixedSizeSampled,

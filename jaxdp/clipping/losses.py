@@ -671,7 +671,7 @@ def augmented(
 
     Args:
         loss_fn: in one of the forms of ``jaxdp.clipped_grad``.
-        augment: ``(example, key) -> example`` of the same shapes; it sees one record only.
+        augment: ``(example, key)`` to what ``loss_fn`` takes; it sees one record only.
         multiplicity: how many views K ≥ 1.
 
     Returns:

@@ -234,6 +234,25 @@ class Ledger:
         heads = self._rows.chain.heads
         return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
 
+    def head_of(self, *streams: str) -> bytes:
+        """The head up to which the last row that names a stream names one of these.
+
+        So a state of one of several models says which one it is. Without any: the head.
+        """
+        head = self.head
+        if not streams or self._named.get(head) in streams:
+            return head
+        heads = (self._head_of[stream] for stream in streams if stream in self._head_of)
+        return max(heads, key=self._rows.chain.heads.__getitem__, default=head)
+
+    def stream_at(self, head: bytes) -> str:
+        """The stream that the last row up to this head names; "" where none does."""
+        return self._named.get(head, "")
+
+    def model_of(self, stream: str | None) -> str:
+        """The model that a trainer's stream belongs to; "" for the first one."""
+        return self._models.get(stream, "")
+
     @property
     def begun(self) -> tuple[str, ...]:
         """The names of the streams, and of a run's starts, in the order in which they began."""
@@ -326,6 +345,12 @@ class Ledger:
         self._open()
         self._rows.append(row)
         return name, self._begun[name]
+
+    @alone
+    def begin_model(self, stream: str, model: str) -> None:
+        """Writes down that a trainer's stream belongs to this model, one of several."""
+        self._open()
+        self._rows.append({"model": model, "stream": stream})
 
     @alone
     def charge(
@@ -511,6 +536,7 @@ class Ledger:
             **{kind: sorted(said) for kind, said in self._noted.items()},
             "seen": self._seen,
             "begun": list(self._begun),
+            "models": self._models,
             "shown": {
                 name: [[s.step, None if s.past is None else s.past.hex()] for s in states]
                 for name, states in tuple(self._shown.items())
@@ -530,6 +556,7 @@ class Ledger:
         for kind in ledger._noted:
             ledger._noted[kind] = set(content.get(kind, ()))
         ledger._begun = {name: place for place, name in enumerate(content.get("begun", ()))}
+        ledger._models = dict(content.get("models", {}))
         for name, found in content.get("shown", {}).items():
             states = [(found, None)] if isinstance(found, int) else found
             for step, past in states:
@@ -564,6 +591,12 @@ class Ledger:
         self._seen_on_disk: dict[str | None, list[int]] = {}
         self._begun: dict[str, int] = {}  # name: place
         self._shown: dict[str, list[Shown]] = {}
+        self._models: dict[str | None, str] = {}  # by stream, where it is not the first
+        # The stream that the last row which names one names: up to each head, and now; and the
+        # last head with a row that names it.
+        self._named: dict[bytes, str] = {}
+        self._last_named = ""
+        self._head_of: dict[str, bytes] = {}
         self._start = b""  # the head at the last line "begun"
         self.renewed = b""  # the head at the first line of this format in a file of an older one
 
@@ -581,6 +614,8 @@ class Ledger:
                 elif "shown" in row:
                     past = bytes.fromhex(row["past"]) if "past" in row else None
                     self._see(row["stream"], int(row["shown"]), past)
+                elif "model" in row:
+                    self._models[row["stream"]] = str(row["model"])
                 elif "seen" in row:
                     self._seen.update({name: list(n) for name, n in row["seen"].items()})
                     self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
@@ -596,6 +631,9 @@ class Ledger:
                     if self._budget is not None:
                         self._spend(self._budget, entry)
                     self._streams.insert(entry)
+                if name := row.get("stream", row.get("begun")):
+                    self._last_named, self._head_of[name] = name, head
+                self._named[head] = self._last_named
             except acc.BudgetExceededError:
                 raise
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

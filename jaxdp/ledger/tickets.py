@@ -290,7 +290,7 @@ class Issuer:
         self.guard = ledger.guard
         # The step that is handed out next, and the end of what this issuer has reserved: between
         # them lie steps that are charged and that nobody has.
-        self.next = self._end = self._first = arguments.integer("first_step", first_step, least=0)
+        self.next = self._end = self.first = arguments.integer("first_step", first_step, least=0)
         self._ahead = arguments.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
@@ -327,7 +327,13 @@ class Issuer:
             ahead = step + self._ahead
             self._charge(ahead if until is None else min(ahead, max(until, step + 1)))
         self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
-        return Ticket(self, step, multipliers, first=step == self._first)
+        return Ticket(self, step, multipliers, first=step == self.first)
+
+    @alone
+    def begin_at(self, step: int) -> None:
+        """Makes this the first step; nothing may be reserved yet."""
+        assert self.next == self._end == self.first
+        self.next = self._end = self.first = step
 
     @alone
     def reserve(self, until: int, whole: bool = False) -> None:

@@ -220,10 +220,11 @@ class Checkpoints:
         except Exception as error:
             raise self._unread(step, error) from error
 
-    def params(self, last: int) -> tuple[int, bytes, PyTree] | None:
+    def params(self, last: int, trained: bool = False) -> tuple[int, bytes, PyTree] | None:
         """The latest step up to ``last`` that has a checkpoint, its past, its parameters as dicts.
 
-        Of a run that averages its parameters, the average. For readers: nothing is moved, and no
+        Of a run that averages its parameters, the average; where ``trained``, with None in the
+        place of those that are not trained. For readers: nothing is moved, and no
         older checkpoint stands in for one that cannot be read.
 
         Raises:
@@ -239,7 +240,7 @@ class Checkpoints:
                 "the checkpoint before, and charges the steps behind that one again"
             )
         try:
-            return self._read_params(step)
+            return self._read_params(step, trained)
         except Exception as error:
             raise self._unread(step, error) from error
 
@@ -331,18 +332,18 @@ class Checkpoints:
             "--set-aside-unreadable` moves it out of the way and charges its steps anew"
         )
 
-    def _read_params(self, step: int) -> tuple[int, bytes, PyTree]:
+    def _read_params(self, step: int, trained: bool) -> tuple[int, bytes, PyTree]:
         import orbax.checkpoint as ocp
 
         with ocp.StandardCheckpointer() as reader:
             kept = reader.restore(self._folder / str(step) / "state")
-            if self._frozen.exists():
+            if fills := not trained and self._frozen.exists():
                 if file := broken_seal(self._frozen, _SEAL, _CHANGING):
                     raise OSError(f"{self._frozen} is damaged ({file})")
                 frozen = reader.restore(self._frozen)["params"]
         average = _named("average_of_params", kept["opt_state"])
         params = kept["params"] if average is None else average
-        if self._frozen.exists():
+        if fills:
             params = jax.tree.map(
                 lambda own, other: other if own is None else own,
                 params,

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from jaxdp import arguments
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import open_locked, write_atomically
@@ -129,10 +130,12 @@ class RunDirectory:
             wins over it.
 
     Raises:
-        ValueError: an empty path, which would scatter a run over the working directory.
+        ValueError: no path, or an empty one, which would scatter a run over the working directory.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, str | os.PathLike):
+            raise ValueError(f"folder must be a path, got {arguments.described(path)}")
         if not os.fspath(path):
             raise ValueError("out must name a folder, got ''")
         self.path = Path(path)

@@ -1,50 +1,267 @@
-"""Exporting the released parameters of a run."""
+"""Exporting the released parameters of a run, and loading them into a model again.
 
+A file holds arrays by name and nothing else: no key, state, curve, or code. A name is the path of a
+leaf in its pytree, joined by dots, such as ``params.Dense_0.kernel``. ``.safetensors`` keeps it so;
+Flax's ``.msgpack`` and a folder of Orbax nest dicts by it, lists as {"0": ..., "1": ...}.
+"""
+
+import os
 from pathlib import Path
+from typing import Any, Literal
 
 import flax.serialization
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxdp._extras import needed
+from jaxdp.devices import processes, shards
 from jaxdp.ledger.durable import StorageError
 from jaxdp.ledger.ledger import Shown
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.files import first_line, reading, write_bytes_atomically, writing
 from jaxdp.types import PyTree
 
+Only = Literal["trained"]
 
-def export_params(directory: RunDirectory, target: Path) -> int:
-    """Writes the parameters of the last checkpoint that was shown; returns their step.
+_ORBAX = (".orbax", "")
+_ENDINGS = (".msgpack", ".safetensors", *_ORBAX)
+
+
+def export_params(
+    directory: RunDirectory,
+    path: str | os.PathLike[str],
+    params: PyTree = None,
+    only: Only | None = None,
+) -> int | None:
+    """Writes the parameters of a run that were shown last; returns their step where it reads them.
 
     The parameters are a release that the ledger covers; nothing else of the checkpoint is written.
     A checkpoint that is not shown yet may still be lost, and its steps done again within their
     charge: nobody may see it.
 
     Nothing of the run's folder is changed, and no older checkpoint stands in for one that is
-    damaged, missing or cannot be read.
+    damaged, missing or cannot be read. In several processes process 0 writes.
+
+    Args:
+        directory: of the run.
+        path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at once,
+            or a new folder of Orbax, without an ending or with ``.orbax``.
+        params: what ``fit`` returned, without what is frozen if the rest alone is asked for; None
+            reads the last checkpoint that was shown.
+        only: "trained" leaves out what ``trainable=`` froze; None writes all.
 
     Raises:
-        ValueError: there is no run or no checkpoint, or the last one cannot be read; the target
-            cannot be written.
+        ValueError: another ending; a path in ``secret/``; no run, or no checkpoint that was shown.
+        StorageError: the path cannot be written, or the checkpoint cannot be read.
+        MissingExtra: the package of that ending is not installed.
     """
-    step, params = shown_params(directory)
-    try:
-        target.write_bytes(flax.serialization.to_bytes(params))
-    except OSError as error:
-        raise ValueError(f"--to must be a file to write, got {target}: {error}") from error
+    # Refused before any work.
+    path = Path(path)
+    ending = _ending_of(path)
+    if directory.secret.resolve() in (path.resolve(), *path.resolve().parents):
+        raise ValueError(
+            f"path must lie outside {directory.secret}, which is for its owner alone and deleted "
+            f"once the run is finished, got {path}"
+        )
+    if only not in (None, "trained"):
+        raise ValueError(f'only must be "trained" or None, got {only!r}')
+    if ending in _ORBAX and os.path.lexists(path):
+        raise ValueError(f"path must be a new folder, got {path}, which is there already")
+    if processes.count() > 1 and (params is None or ending in _ORBAX):
+        raise ValueError(
+            "path must end in .msgpack or .safetensors, and fit() have returned, to export in "
+            f"several processes, got {path}: in one process `jaxdp export` writes every form"
+        )
+
+    step = None
+    if params is None:
+        step, params = shown_params(directory, only)
+    arrays = _arrays(shards.on_host(params))
+    processes.from_process_0(lambda: _write(path, ending, arrays))
     return step
 
 
-def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
-    """Step and parameters of the last checkpoint that was shown; nothing is written.
+def load(path: str | os.PathLike[str], like: PyTree, *, partial: bool = False) -> PyTree:
+    """The parameters that ``Run.export`` or ``jaxdp export`` wrote, in the structure of ``like``.
+
+    Bit for bit, as JAX arrays; sharded where those of ``like`` are. Nothing in a file is executed.
+
+    Args:
+        path: as it was exported; its ending says how it is read.
+        like: the model's parameters, split as the run trained them: arrays, or
+            ``jax.ShapeDtypeStruct``, whose shapes and dtypes are compared. A leaf that is neither,
+            such as a function in an Equinox module, stays as it is.
+        partial: True where the file holds a part of ``like``, such as adapters; the rest stays.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: the file lacks names of ``like``, holds others, or other shapes or dtypes; it is
+            damaged or of another kind; another ending.
+        StorageError: it is not there, or cannot be read.
+        MissingExtra: the package of that ending is not installed.
     """
+    found = _read(Path(path))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    loaded: list[Any] = []
+    wrong: list[str] = []
+    for keys, leaf in leaves:
+        name, dtype = ".".join(_name(keys)), getattr(leaf, "dtype", None)
+        array = found.pop(name, None)
+        if array is None:
+            if dtype is not None and (not partial or isinstance(leaf, jax.ShapeDtypeStruct)):
+                wrong.append(f"{name} is in like alone")
+            loaded.append(leaf)
+            continue
+
+        # A number of Python's has no dtype of its own.
+        dtype = array.dtype if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+        if (array.shape, array.dtype) != (np.shape(leaf), dtype):
+            there = f"{array.dtype}{list(array.shape)}"
+            wrong.append(f"{name} is {there}, in like {dtype}{list(np.shape(leaf))}")
+        sharding = getattr(leaf, "sharding", None)
+        is_sharded = sharding is not None and len(sharding.device_set) > 1
+        loaded.append(jax.device_put(array, sharding) if is_sharded else jnp.asarray(array))
+
+    wrong += [f"{name} is in the file alone" for name in found]
+    if wrong:
+        more = f"; and {len(wrong) - 6} more" if len(wrong) > 6 else ""
+        raise ValueError(
+            f"like must have the parameters of {path}, got others: {'; '.join(wrong[:6])}{more}. "
+            "Split the model as for the run (variables or variables['params'], nnx.split, "
+            "eqx.partition); partial=True takes a file that holds a part; 64 bits need "
+            "jax_enable_x64"
+        )
+    return jax.tree_util.tree_unflatten(structure, loaded)
+
+
+def _ending_of(path: Path) -> str:
+    """The ending of a path, one of those that are written and read.
+
+    Raises:
+        ValueError: another one.
+        MissingExtra: the package safetensors is asked for, and not installed.
+    """
+    if not path.name or path.suffix not in _ENDINGS:
+        raise ValueError(
+            "path must end in .msgpack, .safetensors, or for a folder of Orbax in .orbax or "
+            f"nothing, got {os.fspath(path)!r}"
+        )
+    if path.suffix == ".safetensors":
+        with needed(f"{path}", "safetensors", "safetensors"):
+            pass
+    return path.suffix
+
+
+def _name(keys: tuple[Any, ...]) -> tuple[str, ...]:
+    """The name of a leaf, from its path in a pytree; that of a bare array is "params"."""
+    found = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in keys)
+    return tuple(map(str, found)) or ("params",)
+
+
+def _arrays(params: PyTree) -> dict[tuple[str, ...], np.ndarray]:
+    """The arrays on the host by name.
+
+    Raises:
+        ValueError: two have one name; some are no numbers, or lie on devices of other processes.
+    """
+    arrays: dict[tuple[str, ...], np.ndarray] = {}
+    joined: set[str] = set()
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = _name(keys)
+        if not getattr(leaf, "is_fully_addressable", True):
+            raise ValueError(
+                f"params must be replicated to be exported by several processes, got {name} "
+                "sharded over them: in one process `jaxdp export` writes it"
+            )
+        if jnp.issubdtype(getattr(leaf, "dtype", np.dtype(float)), jax.dtypes.prng_key):
+            raise ValueError(
+                f"params must be numbers to be exported, got a random key at {'.'.join(name)}: "
+                "keep keys out of what is published"
+            )
+        if ".".join(name) in joined:
+            raise ValueError(f"params must have a name each, got {'.'.join(name)} twice")
+        joined.add(".".join(name))
+        arrays[name] = np.asarray(leaf)
+    return arrays
+
+
+def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -> str:
+    """Writes arrays by the ending of the path, durably: whole, or nothing of them."""
+    nested = flax.traverse_util.unflatten_dict(arrays)
+    with writing(path, "export again"):
+        try:
+            if ending in _ORBAX:
+                import orbax.checkpoint as ocp
+
+                if not path.absolute().parent.is_dir():  # which orbax would make
+                    raise FileNotFoundError(f"no folder {path.parent}")
+                with ocp.StandardCheckpointer() as writer:
+                    writer.save(path.absolute(), nested)
+            elif ending == ".msgpack":
+                write_bytes_atomically(path, flax.serialization.msgpack_serialize(nested))
+            else:
+                import safetensors.numpy
+
+                named = {".".join(name): array for name, array in arrays.items()}
+                write_bytes_atomically(path, safetensors.numpy.save(named))
+        except Exception as error:
+            if isinstance(error, OSError):
+                raise
+            raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
+    return ""
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by name; none of its forms holds code."""
+    ending = _ending_of(path)
+    with reading(path):
+        path.stat()  # that nothing is there is no damage
+        content = path.read_bytes() if ending == ".msgpack" else b""
+        try:
+            if ending in _ORBAX:
+                import orbax.checkpoint as ocp
+
+                with ocp.StandardCheckpointer() as reader:
+                    tree = reader.restore(path.absolute())
+            elif ending == ".msgpack":
+                tree = flax.serialization.msgpack_restore(content)
+            else:
+                import safetensors.flax
+
+                with jax.enable_x64(True):  # NumPy's reader has no bfloat16
+                    tree = safetensors.flax.load_file(path)
+            found = {".".join(name): array for name, array in _arrays(tree).items()}
+        except Exception as error:  # each library has its own
+            raise ValueError(
+                f"path must be whole and of the form of its ending, got {path}: {first_line(error)}"
+            ) from error
+    return found
+
+
+def shown_params(
+    directory: RunDirectory, only: Only | None = None, again: bool = True
+) -> tuple[int, PyTree]:
+    """Step and parameters of the last checkpoint that was shown, as dicts and lists of arrays.
+
+    Args:
+        directory: of the run; nothing is changed there.
+        only: as for ``export_params``; in the place of what is left out stands None.
+        again: True reads once more where a run that goes on has just replaced it.
+
+    Raises:
+        ValueError: none was shown, or the last is not there.
+        StorageError: it is damaged, or cannot be read.
+    """
+    if not directory.exists():
+        raise ValueError(f"folder must hold a run, with its secret/, got {directory.path}")
     shown = directory.last_shown()
     if not directory.checkpoints.is_dir():  # a reader makes no folder
         raise _missing(directory, shown, None)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.params(0 if shown is None else shown.step)
+        found = checkpoints.params(0 if shown is None else shown.step, only == "trained")
         # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
@@ -57,7 +274,7 @@ def shown_params(directory: RunDirectory, again: bool = True) -> tuple[int, PyTr
             raise
     finally:
         checkpoints.close()
-    return shown_params(directory, again=False)
+    return shown_params(directory, only, again=False)
 
 
 def _missing(

@@ -19,11 +19,15 @@ def write_bytes_atomically(path: Path, content: bytes, mode: int = 0o644) -> Non
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        sync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            sync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:  # a full disk: nobody could tell what is left
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""A run's folder, read: nothing is written, and a process that trains there is not disturbed."""
+"""A run's folder, read: nothing in it is written, and who trains there is not disturbed."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp.ledger import Ledger
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.export import shown_params
+from jaxdp.runs.export import Only, export_params, shown_params
 from jaxdp.runs.files import reading
 from jaxdp.types import PyTree
 
@@ -57,6 +57,10 @@ class OpenedRun:
             ValueError: none were shown yet, or their checkpoint is gone or damaged.
         """
         return shown_params(self.directory)[1]
+
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes ``params`` to a file or folder, as ``Run.export``."""
+        export_params(self.directory, path, only=only)
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import ClippedGrad, losses, options
-from jaxdp.clipping.options import ClippingOptions, check_option_names
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -40,6 +39,7 @@ from jaxdp.runs import bar, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.export import Only, export_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
@@ -250,6 +250,14 @@ class Run:
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
+        check_arrays(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+                raise ValueError(
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
+                    "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
+                )
         self._params = jax.tree.map(np.asarray, params)
         # On a mesh they stay sharded as they are.
         self._given = self._params if resolve_placement(None, params) is None else params
@@ -431,12 +439,23 @@ class Run:
         audit.into_report(self.directory, row)
         return found
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
-        if self.params is None:
-            raise ValueError("params must be trained to be exported: call fit() first")
-        with writing(Path(path)):
-            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+    def export(self, path: str | os.PathLike[str], *, only: Only | None = None) -> None:
+        """Writes the parameters that ``fit`` returned, or else those that were shown last.
+
+        Nothing else of the run is written. ``jaxdp.load`` brings them back.
+
+        Args:
+            path: a file that ends in ``.msgpack`` or ``.safetensors``, which is replaced all at
+                once; or a new folder of Orbax, without an ending or with ``.orbax``.
+            only: "trained" leaves out what ``trainable=`` froze; None writes all.
+
+        Raises:
+            ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
+        """
+        params = self.params
+        if params is not None and only == "trained":
+            params = self._trained_of(params)
+        export_params(self.directory, path, params, only)
 
     def _train(self, steps: int) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""

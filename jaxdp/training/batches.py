@@ -13,7 +13,7 @@ from jaxdp import arguments
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.entries import Entry, event_counts
 from jaxdp.ledger.ledger import ProcessLock, alone
 from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.mechanism import Mechanism
@@ -234,8 +234,8 @@ def steps_left(
         if taken >= planned:
             warnings.warn(
                 f"no step is left: the ledger holds all {planned} that the noise was "
-                "calibrated for, and the loop is empty. To train once more, and be charged "
-                f"for that too: batches({planned}, beyond=True)",
+                "calibrated for, and the loop is empty. To train on, and be charged for that too: "
+                f"batches({planned}, beyond=True). A new model: jaxdp.Trainer(..., another=True)",
                 stacklevel=3,
             )
         return max(0, planned - taken)
@@ -249,8 +249,12 @@ def steps_left(
     return steps
 
 
-def charged(ledger: Ledger, events: set[acc.Event], besides: Container[str | None] = ()) -> int:
+def charged(
+    ledger: Ledger, events: set[acc.Event], besides: Container[str | None] = ()
+) -> dict[str, int]:
     """The number of steps of these events that a ledger holds, reserved ones and epochs whole.
+
+    By model: a trainer and those that went on with its state have one.
 
     A new stream begins with an epoch of its own: what is left of the last one is lost.
 
@@ -259,5 +263,11 @@ def charged(ledger: Ledger, events: set[acc.Event], besides: Container[str | Non
         events: of a mechanism.
         besides: streams that are left out.
     """
-    others = [entry for entry in ledger.reserved if entry.stream not in besides]
-    return sum(n * e.block for e, n in event_counts(others).items() if e in events)
+    models: dict[str, list[Entry]] = {}
+    for entry in ledger.reserved:
+        if entry.event in events and entry.stream not in besides:
+            models.setdefault(ledger.model_of(entry.stream), []).append(entry)
+    return {
+        model: sum(n * e.block for e, n in event_counts(entries).items())
+        for model, entries in models.items()
+    }

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import os
 import secrets
+import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
@@ -22,6 +24,7 @@ from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_n
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.seeds import Secret
@@ -72,6 +75,9 @@ class Trainer:
         source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
             ``[index]``; see ``jaxdp.sampling.as_source``.
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
+        another: True trains a new model on a ledger that other models were charged to, from a state
+            that ``init`` returned. It has all steps of the mechanism, and costs as much again; what
+            the ledger then holds is said on stderr before the first step.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, or that are among the parameters, declared public.
@@ -119,6 +125,7 @@ class Trainer:
         source: Any = None,
         *,
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        another: bool = False,
         secret: Secret | None = None,
         trainable: Any = None,
         constants: PyTree = None,
@@ -157,21 +164,25 @@ class Trainer:
         if not is_own(type(self._hook)):
             self._on_trust.append(_HOOK)
         self._takes_rng = bool(getattr(self._grad_fn, "takes_rng", False))
-        # Events and first step, in a ledger that other trainers may charge too; None in a run,
-        # which has looked at its records before audit canaries came to them.
-        self._shared: tuple[set[acc.Event], int] | None = None
+        # The streams of this trainer in a ledger that others may charge too, the events of its
+        # steps, and the model that they belong to; none in a run, which has looked at its records
+        # before audit canaries came to them.
+        self._own: tuple[str, ...] = ()
+        self._events: set[acc.Event] = set()
+        self._model: str | None = None
+        if not isinstance(another, bool):
+            raise ValueError(f"another must be True or False, got {arguments.described(another)}")
+        self._another = another
         if issuer is None:
             self.mechanism.check_source(self.source)
             self.ledger.join()
             usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
             noise = self.mechanism.noise_multiplier
             length = 1 if isinstance(noise, (int, float)) else noise.steps
-            events = {event for event, _, _ in self.mechanism.events(0, length)}
-            # Correlated noise begins anew: what it would go on from is in no ledger.
-            first = 0 if self.mechanism.strategy is not None else charged(self.ledger, events)
-            self._shared = events, first
-            options = {"reserve": usual if reserve is None else reserve, "first_step": first}
-            issuer = issuer_of(self.mechanism, self.ledger, self._secret, **options)
+            self._events = {event for event, _, _ in self.mechanism.events(0, length)}
+            reserve = usual if reserve is None else reserve
+            issuer = issuer_of(self.mechanism, self.ledger, self._secret, reserve=reserve)
+            self._own = issuer.stream, *self._hook.streams  # whose events may be the same
         self._issuer = issuer
         rows = given or default_rows(self.mechanism, self.source)
         rows = self._place.round_up(rows) if self._place else rows
@@ -228,7 +239,7 @@ class Trainer:
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         valued = {} if public_value is None else _valued(public_value)
         self._check_optimizer(params, opt_state, valued)
-        past = np.frombuffer(self.ledger.head, np.uint32)
+        past = np.frombuffer(self.ledger.head_of(*self._own), np.uint32)
         state = self._placed(TrainState(params, opt_state, 0, past))
         own: PyTree = (state.params, state.opt_state)
         record_returned(unknown_arrays(own, self.ledger, self._start), self._start)
@@ -266,7 +277,12 @@ class Trainer:
         self._fused = one and isinstance(self._grad_fn, ClippedGrad)
 
     def batches(
-        self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
+        self,
+        steps: int | None = None,
+        *,
+        epochs: float | None = None,
+        beyond: bool = False,
+        state: TrainState | None = None,
     ) -> Batches:
         """Returns an iterator over charged batches, drawn and gathered ahead of time.
 
@@ -278,22 +294,109 @@ class Trainer:
                 noise was calibrated for.
             epochs: in place of ``steps``: passes over the data set at the expected batch size.
             beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
+            state: where training begins or goes on: from ``init``, or restored. It must be given
+                where the ledger holds steps of this mechanism already, as after a crash: what is
+                left is what nobody charged to that state's model. See ``another``.
 
         Raises:
-            ValueError: more steps than are left, unless ``beyond``; nothing is charged. Processes
-                that are at different steps.
+            ValueError: more steps than are left, unless ``beyond``; a ledger that holds steps of
+                this mechanism, and neither ``state`` nor ``another``; a state of another model;
+                nothing is charged. Processes that are at different steps.
         """
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        first, others = self._issuer.next, 0
-        if self._shared is not None:  # asked at every call: other trainers may have begun
-            events, own = self._shared
-            streams = (self._issuer.stream, *self._hook.streams)  # whose events may be the same
-            others = charged(self.ledger, events, streams) - own
-        count = left_of(self.mechanism, others + first, steps, epochs, beyond)
-        processes.agree(step=first, steps=count)
-        return Batches(self._sampler, self.source, first + count, self._place)
+        issuer, ledger = self._issuer, self.ledger
+        if not self._own:  # a run's
+            count = left_of(self.mechanism, issuer.next, steps, epochs, beyond)
+            processes.agree(step=issuer.next, steps=count)
+            return Batches(self._sampler, self.source, issuer.next + count, self._place)
+
+        # Whose steps these are, and how many of them others have taken: asked at every call, for
+        # they may go on meanwhile.
+        held = charged(ledger, self._events, self._own)
+        model = self._choose_model(held, state)
+        others = held.get(model, 0)
+        first = others if self._model is None else issuer.next
+        taken = others + (0 if self._model is None else issuer.next - issuer.first)
+        count = left_of(self.mechanism, taken, steps, epochs, beyond)
+        processes.agree(step=first, steps=count, model=model)
+        if self._model is None:
+            if model:
+                ledger.begin_model(issuer.stream, model)
+            issuer.begin_at(first)
+            self._model = model
+            if self._another and processes.index() == 0:
+                print(self._described_end(held, count), file=sys.stderr)
+        found = Batches(self._sampler, self.source, first + count, self._place)
+        _loops[found] = self
+        return found
+
+    def _choose_model(self, held: dict[str, int], state: TrainState | None) -> str:
+        """The model in the ledger that this trainer's steps belong to, once it is known which.
+
+        Args:
+            held: the steps of each, of other trainers.
+            state: where training goes on; None where nobody said.
+
+        Raises:
+            ValueError: it is not known, or the state is another model's.
+        """
+        ledger = self.ledger
+        # What other trainers were asked for and did not hand out yet counts as begun.
+        for loop, of in tuple(_loops.items()):
+            if of is not self and of.ledger is ledger and len(loop) and of._events & self._events:
+                held = {of._model or "": 0} | held
+        stream = self._own[0]
+        if state is not None:
+            check_state(state, ledger)
+            stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
+        fresh, of_state = stream in self._own, ledger.model_of(stream)
+        if self._model is not None:
+            if fresh or of_state == self._model:
+                return self._model
+            raise ValueError(_OTHER_MODEL)
+        if self._another:
+            if fresh:
+                return self._own[0]
+            raise ValueError(_NOT_FRESH)
+        if not held:
+            return ""
+        if self.mechanism.strategy is not None:
+            raise ValueError(_CORRELATED)
+        if state is None:
+            left = "" if (planned := self.mechanism.steps) is None else f" of {planned} steps"
+            raise ValueError(_WHOSE.format(sum(held.values()), left))
+        if of_state in held and not fresh:
+            return of_state
+        if len(held) > 1:
+            raise ValueError(_WHICH.format(len(held)))
+        return next(iter(held))
+
+    def _described_end(self, held: dict[str, int], count: int) -> str:
+        """A line on what the ledger will hold once this trainer, and others that live, are done."""
+        ledger, issuer, mechanism = self.ledger, self._issuer, self.mechanism
+        counts = event_counts(ledger.reserved)
+        coming = [(mechanism, issuer.next, count)]
+        for loop, of in tuple(_loops.items()):
+            if of is not self and of.ledger is ledger and len(loop):
+                coming.append((of.mechanism, of._issuer.next, len(loop)))
+        for made, first, steps in coming:
+            for event, _, n in made.events(first, steps) if steps else ():
+                counts[event] = counts.get(event, 0) + -(-n // event.block)
+        total = sum(n * event.block for event, n in counts.items())
+        words = f"jaxdp: another model on this ledger, which holds {total} steps once it is trained"
+        if mechanism.delta is not None and counts:
+            event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
+            found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
+            words += f": epsilon {found:.2f} at delta {mechanism.delta:g}"
+        models = len({*held, issuer.stream})
+        if mechanism.steps is not None and models > mechanism.models:
+            words += (
+                f". The noise is for {mechanism.models}, these are {models}: "
+                f"jaxdp.dp_sgd(..., models={models}) keeps to the budget"
+            )
+        return words
 
     def step(
         self, state: TrainState, batch: ChargedBatch, *, public_value: ArrayLike | None = None
@@ -312,7 +415,7 @@ class Trainer:
 
         Raises:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
-                this trainer's ledger does not hold.
+                this trainer's ledger does not hold, or that is no new model's (``another``).
         """
         return self.step_with_info(state, batch, return_info=False, public_value=public_value)[:2]
 
@@ -331,12 +434,19 @@ class Trainer:
             batch: as for ``step``.
             return_info: False returns none of it.
             public_value: as for ``step``.
+
+        Raises:
+            ValueError: as ``step``.
         """
         # Refused before anything is spent: a batch that is not this trainer's, or was used; a state
         # whose past its ledger does not hold; a loss or an optimizer that cannot be used with it.
         valued = {} if public_value is None else _valued(public_value)
         ticket, mechanism = check_batch(batch, self._issuer), self.mechanism
         check_state(state, self.ledger, batch.draw.step if mechanism.strategy else None)
+        if self._another:
+            past = np.asarray(state.past, np.uint32).tobytes()
+            if self.ledger.stream_at(past) not in self._own:
+                raise ValueError(_NOT_FRESH)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
         # Arrays that no step returned are told by identity, so before they are placed anew.
@@ -373,7 +483,7 @@ class Trainer:
                 return_info=return_info,
             )
         self._stepped = True
-        past = self.ledger.head
+        past = self.ledger.head_of(*self._own)
         record_returned((params, opt_state), past)  # as what the releases in the ledger led to
         moved = TrainState(params, opt_state, state.step + 1, np.frombuffer(past, np.uint32))
         return moved, info, infos
@@ -484,6 +594,35 @@ class Trainer:
         return state._replace(params=params, opt_state=opt_state)
 
 
+# The iterators that live, and whose they are.
+_loops: "weakref.WeakKeyDictionary[Batches, Trainer]" = weakref.WeakKeyDictionary()
+
+_WHOSE = (
+    "state must be given where the ledger holds steps of this mechanism already ({0}), got none. "
+    "Training that goes on, as after a crash: trainer.batches(state=state) with the state that "
+    "training returned, restored from your checkpoint; it has what is left{1}. A new model, which "
+    "costs as much again: jaxdp.Trainer(..., ledger=ledger, another=True)"
+)
+_NOT_FRESH = (
+    "state must be one that trainer.init(params) returned, for a trainer of a new model "
+    "(another=True), got one that other training on this ledger returned. To go on with it make "
+    "the trainer without another=True, and take trainer.batches(state=state)"
+)
+_OTHER_MODEL = (
+    "state must be of the model that this trainer trains, got one of another model on its ledger: "
+    "make another trainer, and take its trainer.batches(state=state)"
+)
+_WHICH = (
+    "state must be one that training returned, where the ledger holds {} models of this mechanism, "
+    "got one of which nobody knows whose it is, as before a first step. A new model: "
+    "jaxdp.Trainer(..., ledger=ledger, another=True)"
+)
+_CORRELATED = (
+    "another must be True where the ledger holds a run of this mechanism already: correlated noise "
+    "goes on from that of the step before, which no ledger holds, so that the run begins anew, and "
+    "costs as much again: jaxdp.Trainer(..., ledger=ledger, another=True). jaxdp.Run goes on after "
+    "an interruption"
+)
 _HOOK = (
     "what the optimizer is passed in each step comes from a hook of the caller's (energy=): that "
     "it charges what it releases was not verified"

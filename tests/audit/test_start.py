@@ -208,7 +208,7 @@ def released(records=200):
 
 def another(x, ledger, loss=estimate):
     mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, len(x))
-    return jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, ledger=ledger)
+    return jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, ledger=ledger, another=True)
 
 
 def test_releases_that_the_ledger_holds_are_no_statistics():

@@ -239,6 +239,8 @@ def test_callable_objects_that_cannot_be_hashed():
 def test_augmentation_and_a_trainer_take_pairs_and_every_step_has_its_keys():
     views = jaxdp.clipping.augmented(noisy, lambda pair, key: pair, 2)
     assert np.isfinite(value(views, (X, Y), KEY)).all()
+    paired = jaxdp.clipping.augmented(noisy, lambda x, key: (x, jnp.zeros(())), 2)  # of a record x
+    assert np.array_equal(value(paired, X, KEY), value(views, (X, jnp.zeros(len(X))), KEY))
     mech = jaxdp.dp_sgd(1e-6, 1e3, 5, 5, "full_batch")
     trainer = jaxdp.Trainer(KEYED["keyword default"], mech, optax.sgd(1.0), (X, Y))
     state, sums = trainer.init(W), []

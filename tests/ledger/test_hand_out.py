@@ -436,7 +436,7 @@ def test_steps_that_releases_decide_about_count_also_where_the_stream_held_them(
 FORKED = """
 import gc, os, signal, sys, threading
 import jaxdp
-from tests.ledger.small import mechanism, trainer
+from tests.ledger.small import P, mechanism, trainer
 number = os.getpid()
 os.getpid = lambda: number  # as every namespace has a number 1
 def in_a_fork(deeds):
@@ -482,7 +482,7 @@ for path in (None, sys.argv[1]):
     drawn.key(), ticket.key()  # the parent goes on
     del ledger._reserve
 train = trainer(ledger=ledger, reserve=4)
-batches = [train.batches(4), train.batches(4)]
+batches = [train.batches(4, state=train.init(P)), train.batches(4)]
 next(batches[0]), next(batches[1])
 batches.pop(0)
 gc.collect()

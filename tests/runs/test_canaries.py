@@ -58,7 +58,7 @@ def test_coins_are_fair_secret_named_take_part_and_cost_nothing_more(tossed, who
     with small.undrawn():
         assert words in to_html(report, directory.path)
     assert canaries.released(directory).shape == (12, M)
-    assert export_params(directory, tmp_path / "model") == 12
+    assert export_params(directory, tmp_path / "p.msgpack") == 12
     for found in (result, small.go(tmp_path / "r", config("noise"))):
         assert found.ledger.event == whole[0].ledger.event
         assert found.config.dataset_size == whole[0].config.dataset_size

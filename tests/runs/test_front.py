@@ -101,6 +101,10 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
     ):
         refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
     refused("folder must name a folder", run, "")
+    refused("folder must be a path, got <function loss_fn", run, loss_fn)  # it was forgotten
+    # A model that was not split, as a Trainer says it.
+    refused("eqx.partition", run, tmp_path / "r", params={"w": jnp.zeros(3), "of": jnp.tanh})
+    refused("nnx.split", run, tmp_path / "r", params={"w": jnp.zeros(3), "rng": jax.random.key(0)})
     words = "jaxdp.Run takes no argument 'detla'.*engine, microbatch_size, rng_name"
     refused(words, run, tmp_path / "r", detla=1e-5, error=TypeError)
     # Nor a search of records that read differently each time.

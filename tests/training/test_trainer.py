@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -186,9 +187,9 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
     saved = jax.tree.map(np.asarray, state)
     first.close()
     second = jaxdp.Trainer(loss_fn, mech, SGD, DATA, **kept)
-    refused("steps must be at most 2, what is left of the 6", second.batches, 3)
+    refused("steps must be at most 2, what is left of the 6", second.batches, 3, state=saved)
     state = jax.tree.map(jnp.asarray, saved)._replace(past=saved.past)
-    for one in second.batches():
+    for one in second.batches(state=state):
         state, _ = second.step(state, one)
     assert state.step == 6
     assert second.ledger.steps == 6
@@ -199,6 +200,117 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
     assert len(list(second.batches(1, beyond=True))) == 1
     assert second.epsilon().upper > second.mechanism.epsilon(6, 1e-5).upper
     second.close()
+
+
+def of_six(ledger, another=False, models=1, **changes):
+    mech = jaxdp.dp_sgd(epsilon=3.0, delta=1e-5, steps=6, l2_clip_norm=1.0, batch_size=20,
+                        dataset_size=60, models=models)  # fmt: skip
+    mech = dataclasses.replace(mech, **changes)
+    return jaxdp.Trainer(loss_fn, mech, SGD, DATA, ledger=ledger, another=another)
+
+
+def on(train, count, state=None):
+    """The state after so many more steps of a trainer."""
+    batches = train.batches(count, state=state)
+    state = train.init(PARAMS) if state is None else state
+    for batch in batches:
+        state, _ = train.step(state, batch)
+    return jax.tree.map(np.asarray, state)  # as a checkpoint gives it back
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_each_of_three_models_on_one_ledger_has_all_its_steps(models, capsys):
+    ledger, said = jaxdp.Ledger(), []
+    for number in range(3):
+        train = of_six(ledger, number > 0, models)
+        assert on(train, None).step == 6
+        said.append(capsys.readouterr().err)
+    total = ledger.epsilon(1e-5).upper
+    assert (total <= 3.0) == (models == 3)
+    assert said[0] == ""
+    assert f"holds 18 steps once it is trained: epsilon {total:.2f} at delta 1e-05" in said[2]
+    assert ("dp_sgd(..., models=3)" in said[2]) == (models == 1)
+    assert train.mechanism.models == models
+    assert "models" not in repr(train.mechanism)  # which names runs, and goes into keys
+    fourth = of_six(ledger, True, models)
+    assert on(fourth, None).step == 6
+    assert "these are 4" in capsys.readouterr().err
+
+
+def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path):
+    """The first was killed after four of six steps, and its checkpoint is of two."""
+    path = tmp_path / "ledger.jsonl"
+    begun = of_six(path)
+    fresh = jax.tree.map(np.asarray, begun.init(PARAMS))
+    two = on(begun, 2, fresh)
+    on(begun, 2, two)
+    begun.close()
+
+    def at_work(another=False, **changes):
+        """A trainer of a copy of the file, where nothing was done since."""
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        shutil.copy(path, file)
+        return of_six(file, another, **changes)
+
+    # What goes on has what is left, also from before the first step.
+    assert len(at_work().batches(state=two)) == len(at_work().batches(state=fresh)) == 2
+    lost = jaxdp.Ledger()
+    stranger = on(of_six(lost), 1)
+    new = at_work(True)
+    (batch, *_), other = new.batches(1), at_work(noise_multiplier=9.0)
+    all_refused(
+        [
+            (r"trainer\.batches\(state=state\).* of 6 steps\..*another=True", at_work().batches),
+            (r"state must be given", lambda: at_work().batches(2, beyond=True), "beyond"),
+            ("whose past the ledger holds", lambda: at_work().batches(state=stranger)),
+            ("must be a TrainState", lambda: at_work().batches(state=PARAMS)),
+            ("one that trainer.init", lambda: at_work(True).batches(state=two), "another"),
+            (r"take trainer\.batches\(state=state\)", lambda: new.step(two, batch), "in a step"),
+            ("another must be True or False", lambda: at_work(1)),
+        ]
+    )
+    assert not batch.draw.ticket.spent
+    new.step(new.init(PARAMS), batch)
+    # Other noise is another mechanism, of which the ledger holds nothing.
+    assert len(other.batches()) == 6
+    # A new model after a crash of the first is charged as one.
+    assert len(new.batches()) == 5
+    assert new.ledger.steps == 5
+
+
+def test_models_that_share_a_ledger_go_on_each_with_its_own_state(tmp_path):
+    """Also where their steps took turns, and two of the three were killed."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    trains = [of_six(ledger, another) for another in (False, True, True)]
+    states = [train.init(PARAMS) for train in trains]
+    taken = [0, 0, 0]
+    for which in (0, 1, 0, 2, 2, 0, 1, 2, 2):
+        states[which] = jax.tree.map(jnp.array, on(trains[which], 1, states[which]))
+        taken[which] += 1
+    refused("state must be of the model", trains[0].batches, state=states[1])
+    refused("state must be of the model", trains[2].batches, state=states[0])
+    ledger.close()
+    for which in (2, 0, 1):  # each in a process of its own
+        ledger = jaxdp.Ledger(path)
+        again = of_six(ledger)
+        refused("holds 3 models of this mechanism", again.batches, state=again.init(PARAMS))
+        left = 6 - taken[which]
+        assert on(again, None, states[which]).step == 6
+        assert again.ledger.steps == sum(taken) + left
+        taken[which] = 6
+        ledger.close()
+    assert ledger.epsilon(1e-5).upper == trains[0].mechanism.epsilon(18, 1e-5).upper
+
+
+def test_two_loops_of_one_ledger_at_a_time_are_two_models():
+    ledger = jaxdp.Ledger()
+    one, two = of_six(ledger), of_six(ledger)
+    first = one.batches()  # of which none was handed out yet
+    refused("state must be given", two.batches)
+    two = of_six(ledger, True)
+    assert len(list(zip(first, two.batches(), strict=True))) == 6
+    assert ledger.steps == 12
 
 
 @in_passes_and_in_one
@@ -327,6 +439,7 @@ def test_frozen_arrays_that_this_ledger_released_are_not_on_the_list(rows):
         ((first.ledger, made, []), (first.ledger, made * 0.9, said), (None, made, said))
     ):
         parts = {"trainable": {"student": True, "teacher": False}, "physical_batch_size": rows}
+        parts["another"] = ledger is not None
         train = trainer(None, of_two, positive(1), ledger=ledger, **parts)
         state = train.init({"student": jnp.ones(3), "teacher": jnp.asarray(teacher)})
         for batch in train.batches(2):

@@ -137,7 +137,7 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         return [then(reshape, shape, labels)]
 
     # Slices: of every result the entries that it has along each axis.
-    whole = [range(size) for size in view.shape]
+    whole, gone = [range(size) for size in view.shape], set[int]()
     if node.name == "slice":
         strides = params["strides"] or [1] * len(whole)
         every = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
@@ -147,6 +147,10 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         ends = zip(sizes, itertools.accumulate(sizes), strict=True)
         parts = [range(end - size, end) for size, end in ends]
         results = [[*whole[:axis], part, *whole[axis + 1 :]] for part in parts]
+    elif node.name == "unstack":  # from JAX 0.11 on: the entries along an axis, without the axis
+        axis, gone = params["axis"], {params["axis"]}
+        parts = [range(i, i + 1) for i in whole[axis]]
+        results = [[*whole[:axis], part, *whole[axis + 1 :]] for part in parts]
     else:
         return None
     found: list[View | Joined] = []
@@ -154,13 +158,14 @@ def rearrange(node: Node, view: View | Joined) -> list[View | Joined] | None:
         cut = [axis for axis, kept in enumerate(ranges) if len(kept) != view.shape[axis]]
         sliced = {axis: Sliced(view.labels[axis], ranges[axis]) for axis in cut}
         labels = [(sliced[i],) if i in sliced else label for i, label in enumerate(view.labels)]
-        take = functools.partial(
-            jax.lax.slice,
-            start_indices=[kept.start for kept in ranges],
-            limit_indices=[kept.stop for kept in ranges],
-            strides=[kept.step for kept in ranges],
-        )
-        found.append(then(take, [len(kept) for kept in ranges], labels, sliced.values()))
+        left = [axis for axis in range(len(ranges)) if axis not in gone]
+
+        def take(leaf: jax.Array, ranges: Sequence[range] = ranges) -> jax.Array:
+            starts, stops, strides = zip(*((r.start, r.stop, r.step) for r in ranges), strict=True)
+            return jax.lax.squeeze(jax.lax.slice(leaf, starts, stops, strides), tuple(gone))
+
+        axes = [len(ranges[axis]) for axis in left]
+        found.append(then(take, axes, [labels[axis] for axis in left], sliced.values()))
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_run_of_before_goes_on_at_the_epsilon_that_it_had(tmp_path, name):
     with zipfile.ZipFile(HERE / f"{name}.zip") as packed:
         packed.extractall(folder)
     # Its lines name no states: the checkpoint of the step that was shown, as then.
-    assert export_params(RunDirectory(folder), tmp_path / "params") in (6, 12)
+    assert export_params(RunDirectory(folder), tmp_path / "p.msgpack") in (6, 12)
     loss_fn = lambda params, x: jnp.square(jnp.vdot(params["w"], x) - 1.0)  # noqa: E731
     given = {"params": {"w": np.zeros(4, np.float32)}, "every": 3, "report": False}
     run = jaxdp.Run(folder, loss_fn, mechanism, optax.sgd(0.1), X, **given)
