@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
-from jaxdp.runs.files import broken_seal, first_line, make_private, private, remedy, seal
+from jaxdp.runs.files import AGAIN, broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree, filled
 
@@ -435,7 +435,7 @@ class Checkpoints:
             raise StorageError(
                 f"{self._folder} must be a folder that checkpoints can be written to, got "
                 f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
-                "charge: make room and continue with --resume"
+                f"charge. {remedy(error)}, and {AGAIN}"
             ) from error
 
 

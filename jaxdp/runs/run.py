@@ -39,6 +39,7 @@ from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
 from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
+from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -320,6 +321,13 @@ class Run:
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
         self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
+        for name, given, what in (
+            ("evaluate", evaluate, "from the parameters to numbers by name"),
+            ("progress", progress, rows),
+        ):
+            if given is not None and not callable(given):
+                raise ValueError(f"{name} must be a function {what}; got {given!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         if log is not None and not callable(log):
             raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
@@ -400,7 +408,7 @@ class Run:
         mechanism = self.algorithm.mechanism
         steps = steps_within(mechanism.steps, steps, beyond)
         mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
-        self.result = self._train(steps)
+        self.result = in_words(self.path, functools.partial(self._train, steps))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
