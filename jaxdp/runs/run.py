@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
@@ -35,7 +34,7 @@ from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs import bar, reporting
+from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
@@ -207,6 +206,10 @@ class Run:
             public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
+        same_program: True goes on although optimizer, loss or first parameters are not those that
+            the run was begun with, which ``unverified`` and the page then say. False refuses them,
+            and names what changed. Under other versions, or on another machine, where they cannot
+            be compared, a run goes on with a warning.
         set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
@@ -252,6 +255,7 @@ class Run:
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
+        same_program: bool = False,
         set_aside_unreadable: bool = False,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         after: "Earlier | Sequence[Earlier]" = (),
@@ -313,7 +317,8 @@ class Run:
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
-        self._set_aside_unreadable = set_aside_unreadable
+        self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
+        self._traced: program.Program | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             arguments.fraction("delta", delta)
@@ -424,6 +429,9 @@ class Run:
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        if self.directory.exists():  # a page of another mechanism or program would not be its own
+            kept = self._kept_state()
+            self._require_same_program(kept)
         return self._write_report(anew=True)
 
     def _write_report(self, anew: bool = False) -> Path:
@@ -480,6 +488,7 @@ class Run:
             what = "canaries" if self._canaries is None else "delta"
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
+            self._kept_state()
             self.directory.checked_ledger()
         count = self._canaries.count
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
@@ -510,6 +519,8 @@ class Run:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
         parts, evaluate, mechanism = self._parts, self._evaluate, self.algorithm.mechanism
         check_repeatable(self.source)
+        if self.directory.stage:
+            processes.require_single_process("extend=")
 
         def take_folder() -> str:
             if self.directory.stage and not self.directory.first.exists():
@@ -524,6 +535,7 @@ class Run:
             kept = self._agreed_state()
             before = kept.before or 0  # steps of the stages before this one
             earlier = self._begin_with_released(before) if before else []
+            unsure = self._require_same_program(kept)
             if (found := self._finished(kept, steps)) is not None:
                 return found
             if self.directory.later:
@@ -531,13 +543,17 @@ class Run:
                     f"extend must name the last stage of the run in {self.path}, "
                     f"{self.directory.latest.stage!r}, to go on, got {self.directory.stage!r}"
                 )
+            if not self.directory.exists():
+                if self.directory.stage:
+                    self.directory.create()
+                self._keep_program()  # before the state, which says that there is a run
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
                 begin(
                     self.directory,
                     kept,
-                    self._configuration,
+                    lambda: self._configuration(kept.secret.restored()),
                     steps=steps,
                     every=every,
                     planned=mechanism.steps,
@@ -548,6 +564,11 @@ class Run:
                 ) as start,
                 self._bar(before + steps) as progress,
             ):
+                # What could not be compared is written down before it counts as the run's.
+                for sentence in unsure:
+                    start.ledger.trust(sentence)
+                self._keep_program()
+
                 # The coins of the canaries are on disk before anything is charged. Records may have
                 # to be projected by a release, which is charged here, and shown, once and for all.
                 if count and not start.ledger.entries:
@@ -711,6 +732,10 @@ class Run:
         finally:
             self.directory.unlock()
 
+    def _keep_program(self) -> None:
+        if self._traced is not None and processes.index() == 0:
+            program.keep(self.directory, self._traced)
+
     def _finished(self, kept: RunState, steps: int) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
@@ -742,9 +767,8 @@ class Run:
             return None
         algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
         like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
-        with contextlib.closing(
-            Checkpoints(self.directory.checkpoints, self._trained_of)
-        ) as checkpoints:
+        folder = Checkpoints(self.directory.checkpoints, self._trained_of)
+        with contextlib.closing(folder) as checkpoints:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
@@ -756,6 +780,8 @@ class Run:
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
         self.history, ledger = self._own_history(), self.directory.checked_ledger()
+        with self._bar(before + steps) as progress:
+            progress(before + state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
@@ -864,7 +890,7 @@ class Run:
             options=(self._every, self._physical_batch_size, self._delta, self._relation),
             source=self._fingerprint(found.secret.restored()),
             params=shards.hashed(self._params),
-            program=self._configuration(),
+            program=self._configuration(found.secret.restored()),
         )
         return found
 
@@ -915,12 +941,10 @@ class Run:
         # A strategy is calculated from the configuration, perhaps to other digits elsewhere.
         is_calculated = config is None or getattr(config, "strategy", None) is not None
         if is_calculated and kept.mechanism != self._mechanism():
+            changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}; changed: "
-                f"{changed(kept.mechanism, self._mechanism())}. Run.open({str(self.path)!r}) reads "
-                "what is there; fit(steps, beyond=True) takes more steps of the same mechanism; "
-                'Run(..., extend="more") trains a finished run further with another; a new folder '
-                "with after= begins another run and counts both. Where another version or machine "
+                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
                 "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
                 "noise_multiplier=...)"
             )
@@ -991,7 +1015,6 @@ class Run:
         Raises:
             ValueError: the run is not finished, or is none that can be extended.
         """
-        processes.require_single_process("extend=")
         last = self.directory.latest
         kept, shown = last.load_state(), last.last_shown()
         first = self.directory.first.load_state()
@@ -1053,13 +1076,34 @@ class Run:
         """A keyed hash of the records as they were given."""
         return (self._parts.fingerprint or functools.partial(fingerprint, self.source))(secret)
 
-    def _configuration(self) -> str:
+    def _configuration(self, secret: Secret) -> str:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        given = self.algorithm, self._loss_fn, self._params, self.source.example
-        traced = _programs(*given, self._gradient)
-        return f"{self._mechanism()} {self.path.resolve()} {traced}"
+        traced = self._program(secret)
+        return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
+
+    def _program(self, secret: Secret) -> program.Program | None:
+        """The form of this program, traced once; None where a configuration says what it is."""
+        if self._parts.config is not None:
+            return None
+        if self._traced is None:
+            step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
+            given = self._params, self.source.example, secret.key("program")
+            self._traced = program.program_of(step, *given)
+        return self._traced
+
+    def _require_same_program(self, kept: RunState) -> list[str]:
+        """Sentences for ``unverified`` on a program that could not be compared; see ``program``."""
+        traced = self._program(kept.secret.restored())
+
+        def once() -> str:
+            if traced is None or not self.directory.exists():
+                return "[]"
+            return json.dumps(program.require_same(self.directory, traced, self._same_program))
+
+        found: list[str] = json.loads(processes.from_process_0(once))
+        return found
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         """The user's progress function, or a bar; in process 0 alone."""
@@ -1127,19 +1171,6 @@ def require_equal_config(old: Config, new: Config) -> None:
         raise ValueError(f"a resumed run must keep its configuration; changed: {', '.join(parts)}")
 
 
-def changed(then: str, now: str) -> str:
-    """The values that differ in two texts of a mechanism, then and now, in words."""
-    before, after = (re.findall(r"(\w+)=(\w+\(|[^\s(),\[\]]+)", each) for each in (then, now))
-    if [name for name, _ in before] == [name for name, _ in after]:
-        pairs = zip(before, after, strict=True)
-        found = [
-            f"{n} ({a.rstrip('(')} then, {b.rstrip('(')} now)" for (n, a), (_, b) in pairs if a != b
-        ]
-        if found:
-            return ", ".join(found)
-    return f"{then} then, {now} now"
-
-
 def _first_state(
     algorithm: Algorithm,
     loss_fn: LossFn,
@@ -1184,35 +1215,3 @@ def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
     }
     count = max(1, int(mask.sum()))
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
-
-
-def _programs(
-    algorithm: Algorithm,
-    loss_fn: LossFn,
-    params: PyTree,
-    example: PyTree,
-    options: dict[str, Any],
-) -> str:
-    """The programs of a step as text: of the gradients and of what comes after the noise.
-
-    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
-    arrays that they captured.
-    """
-    links = PrivateStep.of(algorithm, loss_fn, **options)
-    _, after = links.init(params)
-    trained = links.grad_fn.trained(params)
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
-    key = (
-        jax.random.key(0, impl="threefry2x32")
-        if getattr(links.grad_fn, "takes_rng", False)
-        else None
-    )
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        update = jax.make_jaxpr(links.after.update)(trained, after, trained)
-    loss, numbers = "", [params, after, update.consts]
-    if isinstance(links.grad_fn, ClippedGrad):
-        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
-        traced = jax.make_jaxpr(norms)(params, batch)
-        loss, numbers = str(traced), [*numbers, traced.consts]
-    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
-    return f"{text} {shards.hashed(numbers)}"

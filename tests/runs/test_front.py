@@ -253,6 +253,8 @@ def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp
     shutil.rmtree(checkpoints / "6")
     shutil.copytree(tmp_path / "unseen", checkpoints / "6")
     assert "does not name as shown" in exported(tmp_path / "r")
+    one.fit(6)  # nor is it the finished run's: its steps are done again, and charged anew
+    assert one.directory.checked_ledger().steps == 6 + 3
     with stopping_before(0, monkeypatch):
         run(tmp_path / "q").fit(3)
     assert "checkpoint that was shown" in exported(tmp_path / "q")
