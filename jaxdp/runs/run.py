@@ -279,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            path = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(path, extend)
+            given = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(given, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
