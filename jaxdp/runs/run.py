@@ -279,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            given = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(given, extend)
+            place = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(place, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
@@ -961,7 +961,7 @@ class Run:
         if is_calculated and kept.mechanism != self._mechanism():
             changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"mechanism must stay that of the run in {self.path}; changed: {changed}. "
                 f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
                 "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
                 "noise_multiplier=...)"
@@ -1108,7 +1108,8 @@ class Run:
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
-            self._traced = program.program_of(step, *given)
+            # A further stage takes its parameters from the one before, and only shapes from these.
+            self._traced = program.program_of(step, *given, numbers=not self.directory.stage)
         return self._traced
 
     def _require_same_program(self, kept: RunState) -> list[str]:
