@@ -198,6 +198,7 @@ class Ledger:
         key: bytes | None = None,
     ):
         self.guard = ProcessLock()
+        self.path, self.key = None if path is None else Path(path), key
         self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
@@ -461,6 +462,32 @@ class Ledger:
             )
         self._reserve(entry)
 
+    def take_over(self, other: "Ledger", name: str) -> None:
+        """Charges all that another ledger holds, with what it takes on trust.
+
+        What is reserved there counts. Done again, it adds what the other holds more by then.
+
+        Args:
+            other: the ledger; it is only read.
+            name: of this ledger's streams for it; another one for every other ledger.
+
+        Raises:
+            ValueError: as ``charge``.
+        """
+        for entry in other.reserved:
+            self.charge(
+                entry.event,
+                entry.steps,
+                stream=f"{name}/{entry.stream}",
+                first_step=entry.first_step,
+                source=entry.source,
+                again=True,
+                note=entry.note,
+            )
+        for kind, said in other._noted.items():
+            for what in sorted(said):
+                self.note(kind, what)
+
     def assume(self, what: str) -> None:
         """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
         self.note("assumed", what)
@@ -534,6 +561,12 @@ class Ledger:
                 raise ValueError(
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
+
+    def _retire(self, issuer: Reserving) -> None:
+        """Ends an issuer, for another one of its stream; what it has reserved counts."""
+        with self.guard.lock:
+            for stream in [name for name, each in self._issuers.items() if each is issuer]:
+                del self._issuers[stream]
 
     def _check_processes(self) -> None:
         """Raises ValueError where there are more or fewer processes than it was made in."""
