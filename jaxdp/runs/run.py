@@ -293,10 +293,10 @@ class Run:
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
         check_arrays(params)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        for at, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
                 raise ValueError(
-                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(at)}. Split "
                     "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
                     "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
                 )
@@ -378,7 +378,8 @@ class Run:
         folder shows.
 
         Args:
-            steps: of the whole run; None takes those that the noise was calibrated for.
+            steps: of the whole run; None takes those that the noise was calibrated for, or what
+                was taken beyond them.
             beyond: True lets them be more than that; epsilon grows, and counts everything.
 
         Returns:
@@ -388,10 +389,10 @@ class Run:
             ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
                 the class.
         """
-        mechanism = self.algorithm.mechanism
+        mechanism, asked = self.algorithm.mechanism, steps is not None
         steps = steps_within(mechanism.steps, steps, beyond)
         mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
-        self.result = self._train(steps)
+        self.result = self._train(steps, asked)
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
@@ -515,7 +516,7 @@ class Run:
             params = self._trained_of(params)
         export_params(self.directory, path, params, only)
 
-    def _train(self, steps: int) -> Result:
+    def _train(self, steps: int, asked: bool) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
         parts, evaluate, mechanism = self._parts, self._evaluate, self.algorithm.mechanism
         check_repeatable(self.source)
@@ -536,7 +537,7 @@ class Run:
             before = kept.before or 0  # steps of the stages before this one
             earlier = self._begin_with_released(before) if before else []
             unsure = self._require_same_program(kept)
-            if (found := self._finished(kept, steps)) is not None:
+            if (found := self._finished(kept, steps, asked)) is not None:
                 return found
             if self.directory.later:
                 raise ValueError(
@@ -736,14 +737,14 @@ class Run:
         if self._traced is not None and processes.index() == 0:
             program.keep(self.directory, self._traced)
 
-    def _finished(self, kept: RunState, steps: int) -> Result | None:
+    def _finished(self, kept: RunState, steps: int, asked: bool) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
         Nothing is written, not even the start. A run whose history or last checkpoint is not that
         of the state shown last goes on by the way of all others, which mends what it can.
 
         Raises:
-            ValueError: it has taken more steps.
+            ValueError: it has taken more steps than were ``asked`` for.
         """
         parts, canaries, before = self._parts, self._canaries, kept.before or 0
 
@@ -772,7 +773,7 @@ class Run:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
-        if state.step > steps:
+        if asked and state.step > steps:
             planned = self.algorithm.mechanism.steps
             raise ValueError(
                 f"steps must be at least the {state.step} that the run in {self.path} has taken"
@@ -780,7 +781,7 @@ class Run:
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
         self.history, ledger = self._own_history(), self.directory.checked_ledger()
-        with self._bar(before + steps) as progress:
+        with self._bar(before + max(steps, state.step)) as progress:
             progress(before + state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
