@@ -22,7 +22,7 @@ GIVEN = {"l2_clip_norm": 1.0, "batch_size": 50, "dataset_size": N}
 
 
 def mechanism(noise=1.0, **options):
-    return jaxdp.dp_sgd(noise, **{**GIVEN, **options})
+    return jaxdp.dp_sgd(noise_multiplier=noise, **{**GIVEN, **options})
 
 
 # Plans: (plan, how many of each event are within (3, 1e-5)).
