@@ -179,9 +179,16 @@ def run(name, folder=None, source=X, **options):
 
 
 def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
-    run("run", report=False).fit(4)
+    logged = []
+    run("run", report=False, log=lambda row: logged.append(row["step"])).fit(4)
+    assert logged == [2, 4] * (INDEX == 0)
     two, told = run("run"), []
     found = listed(two.fit(6))
+    # Process 0 writes the file, and the others go on once it is there.
+    two.export(FOLDER / "exported.msgpack")
+    assert listed(jaxdp.load(FOLDER / "exported.msgpack", like=PARAMS)) == found
+    for path in ("exported.orbax", "exported.txt"):
+        refused("must end in .msgpack", two.export, FOLDER / path)
     for damaged in (False, True):
         if damaged:
             if INDEX == 0:
