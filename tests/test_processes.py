@@ -75,7 +75,9 @@ def test_their_model_is_that_of_one_device_to_rounding_and_their_run_goes_on_in_
     _, told = said[0]["a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint"]
     of = lambda steps: two_processes.MECH.epsilon(steps, 1e-5).upper  # noqa: E731
     assert told == [[6, of(6), [2, 4, 6]], [10, of(10), [2, 4, 6, 8]]]
+    shown = jaxdp.Run.open(folder / "run").params  # read on fewer devices than it was written from
     rest = two_processes.run("run", folder, mesh=None)
+    np.testing.assert_array_equal(rest.fit(8)["w"], shown["w"])
     rest.fit(10)
     assert [row["step"] for row in rest.history] == [2, 4, 6, 8, 10]
     assert rest.epsilon().upper == of(12)

@@ -594,6 +594,11 @@ class Ledger:
                 raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
             if not self._fixed:
                 self._rows.append({"budget": repr(self._budget)})
+        elif self._fixed:  # forgotten, as where a trainer is given the path alone
+            raise acc.BudgetExceededError(
+                f"budget must be given again to charge this ledger, {self._fixed}, got none: "
+                "nothing would stop at it. Ledger(path, budget=...) in place of the path"
+            )
         row = entry.to_dict()
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
@@ -605,10 +610,12 @@ class Ledger:
             entry: the steps.
             trial: a copy of the budget, to be asked in its place, and charged what fits.
         """
-        self._open()
         budget, fit = trial or self._budget, entry.steps
+        if budget is None:
+            return fit
+        self._open()
         count = self._streams.new_events(entry)
-        if budget is None or not count:
+        if not count:
             return fit
         most, first = budget.fits(entry.event, count), entry.first_step
         if most < count:
@@ -617,7 +624,7 @@ class Ledger:
                 most,
                 key=lambda n: self._streams.new_events(entry.between(first, first + n)),
             )
-        if trial is not None:
+        if trial is not None and most:
             trial.charge(acc.Repeated(entry.event, most))
         return fit
 
