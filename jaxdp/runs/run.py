@@ -39,6 +39,7 @@ from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
 from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
+from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -187,6 +188,11 @@ class Run:
         every: steps between checkpoints and evaluations; None takes a twentieth of the run.
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
+        log: called with every row once it is durable and the ledger says that it was shown: a dict
+            of ``step``, ``epsilon``, ``update_norm`` and the numbers of ``evaluate``. In several
+            processes process 0 calls it. A run that goes on hands over no row again but one that
+            was being handed over when it ended. docs/howto/watch_a_run.md has TensorBoard and
+            others.
         secret: of a new run; None takes one from the operating system.
         physical_batch_size: records of one compiled microbatch; None takes that of least work,
             "auto" as many as the device's memory holds, written down when the run begins.
@@ -245,6 +251,7 @@ class Run:
         evaluate: Evaluate | None = None,
         every: int | None = None,
         progress: Progress | None = None,
+        log: Callable[[Row], None] | None = None,
         secret: Secret | None = None,
         physical_batch_size: int | Literal["auto"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
@@ -272,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            given = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(given, extend)
+            place = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(place, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
@@ -293,10 +300,10 @@ class Run:
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
         check_arrays(params)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
                 raise ValueError(
-                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(keys)}. Split "
                     "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
                     "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
                 )
@@ -314,7 +321,17 @@ class Run:
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
         self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
+        for name, given, what in (
+            ("evaluate", evaluate, "from the parameters to numbers by name"),
+            ("progress", progress, rows),
+        ):
+            if given is not None and not callable(given):
+                raise ValueError(f"{name} must be a function {what}; got {given!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
+        if log is not None and not callable(log):
+            raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
+        self._log = log
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
@@ -391,7 +408,7 @@ class Run:
         mechanism = self.algorithm.mechanism
         steps = steps_within(mechanism.steps, steps, beyond)
         mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
-        self.result = self._train(steps)
+        self.result = in_words(self.path, functools.partial(self._train, steps))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
@@ -600,6 +617,7 @@ class Run:
                 def show(step: int, row: Row | None) -> None:
                     if row is not None:
                         row = public(row)
+                        self._hand_to_log(row)
                         rows_before = [r for r in self.history if r["step"] < row["step"]]
                         self.history = [*rows_before, row]
                         self.directory.save_history(self.history)
@@ -943,7 +961,7 @@ class Run:
         if is_calculated and kept.mechanism != self._mechanism():
             changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"mechanism must stay that of the run in {self.path}; changed: {changed}. "
                 f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
                 "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
                 "noise_multiplier=...)"
@@ -1090,7 +1108,8 @@ class Run:
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
-            self._traced = program.program_of(step, *given)
+            # A further stage takes its parameters from the one before, and only shapes from these.
+            self._traced = program.program_of(step, *given, numbers=not self.directory.stage)
         return self._traced
 
     def _require_same_program(self, kept: RunState) -> list[str]:
@@ -1104,6 +1123,26 @@ class Run:
 
         found: list[str] = json.loads(processes.from_process_0(once))
         return found
+
+    def _hand_to_log(self, row: Row) -> None:
+        """Calls the user's ``log`` in process 0; all processes end where it raises.
+
+        Before the row is written to history.json: what that holds was logged, and is not again.
+        """
+
+        def call() -> str:
+            try:
+                if self._log is not None and row["step"] not in [r["step"] for r in self.history]:
+                    self._log(dict(row))
+            except Exception as error:
+                raise ValueError(
+                    f"log must take every row, got {type(error).__name__}: {error} at the row of "
+                    f"step {row['step']}. Nothing is lost: its checkpoint and the ledger are whole."
+                    " Mend log, and start the same program again: it begins with this row"
+                ) from error
+            return ""
+
+        processes.from_process_0(call)
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         """The user's progress function, or a bar; in process 0 alone."""
