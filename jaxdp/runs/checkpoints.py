@@ -437,7 +437,7 @@ class Checkpoints:
 
 
 def arrays_on_host(folder: Path) -> PyTree:
-    """What orbax wrote to a folder, as dicts and lists of NumPy arrays, whatever devices it had."""
+    """The arrays in a folder of orbax, in dicts and lists, on the host; of any number of devices."""
     import orbax.checkpoint as ocp
 
     with ocp.PyTreeCheckpointer() as reader:
