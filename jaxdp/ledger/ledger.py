@@ -198,6 +198,7 @@ class Ledger:
         key: bytes | None = None,
     ):
         self.guard = ProcessLock()
+        self.path, self.key = None if path is None else Path(path), key
         self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
@@ -461,6 +462,32 @@ class Ledger:
             )
         self._reserve(entry)
 
+    def take_over(self, other: "Ledger", name: str) -> None:
+        """Charges all that another ledger holds, with what it takes on trust.
+
+        What is reserved there counts. Done again, it adds what the other holds more by then.
+
+        Args:
+            other: the ledger; it is only read.
+            name: of this ledger's streams for it; another one for every other ledger.
+
+        Raises:
+            ValueError: as ``charge``.
+        """
+        for entry in other.reserved:
+            self.charge(
+                entry.event,
+                entry.steps,
+                stream=f"{name}/{entry.stream}",
+                first_step=entry.first_step,
+                source=entry.source,
+                again=True,
+                note=entry.note,
+            )
+        for kind, said in other._noted.items():
+            for what in sorted(said):
+                self.note(kind, what)
+
     def assume(self, what: str) -> None:
         """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
         self.note("assumed", what)
@@ -535,6 +562,12 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
+    def _retire(self, issuer: Reserving) -> None:
+        """Ends an issuer, for another one of its stream; what it has reserved counts."""
+        with self.guard.lock:
+            for stream in [name for name, each in self._issuers.items() if each is issuer]:
+                del self._issuers[stream]
+
     def _check_processes(self) -> None:
         """Raises ValueError where there are more or fewer processes than it was made in."""
         if processes.count() != self._processes:
@@ -561,6 +594,11 @@ class Ledger:
                 raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
             if not self._fixed:
                 self._rows.append({"budget": repr(self._budget)})
+        elif self._fixed:  # forgotten, as where a trainer is given the path alone
+            raise acc.BudgetExceededError(
+                f"budget must be given again to charge this ledger, {self._fixed}, got none: "
+                "nothing would stop at it. Ledger(path, budget=...) in place of the path"
+            )
         row = entry.to_dict()
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
@@ -572,10 +610,12 @@ class Ledger:
             entry: the steps.
             trial: a copy of the budget, to be asked in its place, and charged what fits.
         """
-        self._open()
         budget, fit = trial or self._budget, entry.steps
+        if budget is None:
+            return fit
+        self._open()
         count = self._streams.new_events(entry)
-        if budget is None or not count:
+        if not count:
             return fit
         most, first = budget.fits(entry.event, count), entry.first_step
         if most < count:
@@ -584,7 +624,7 @@ class Ledger:
                 most,
                 key=lambda n: self._streams.new_events(entry.between(first, first + n)),
             )
-        if trial is not None:
+        if trial is not None and most:
             trial.charge(acc.Repeated(entry.event, most))
         return fit
 

@@ -321,6 +321,10 @@ class Issuer:
         """
         if self.ledger.closed:
             raise ValueError("ledger must be open to hand out a step, got one that was closed")
+        if self.ledger._issuers.get(self.stream) is not self:  # another start does its steps again
+            raise ValueError(
+                "steps must be handed out by a start of the run that goes on, got one before"
+            )
         self.ledger._check_processes()
         if step is not None and step != self.next:
             return None

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
-from jaxdp.runs.files import broken_seal, first_line, make_private, private, remedy, seal
+from jaxdp.runs.files import AGAIN, broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree, filled
 
@@ -432,12 +432,12 @@ class Checkpoints:
             raise StorageError(
                 f"{self._folder} must be a folder that checkpoints can be written to, got "
                 f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
-                "charge: make room and continue with --resume"
+                f"charge. {remedy(error)}, and {AGAIN}"
             ) from error
 
 
 def arrays_on_host(folder: Path) -> PyTree:
-    """The arrays in a folder of orbax, in dicts and lists, on the host; of any number of devices."""
+    """Reads what orbax wrote to a folder, on any devices: dicts and lists of NumPy arrays."""
     import orbax.checkpoint as ocp
 
     with ocp.PyTreeCheckpointer() as reader:
