@@ -29,9 +29,11 @@ for stop in (14, 30):  # two processes; the first is killed after step 14
     state = pickle.loads(kept.read_bytes()) if kept.exists() else trainer.init(params)
     for batch in trainer.batches(state=state):  # what is left: steps 11 to 14 stay charged
         state, _ = trainer.step(state, batch)
-        if state.step == 10:
+        if state.step % 10 == 0:
             kept.write_bytes(pickle.dumps(jax.device_get(state)))
         if state.step == stop:
             break
+    else:  # finished
+        kept.write_bytes(pickle.dumps(jax.device_get(state)))
     trainer.close()  # a process that is killed needs no close
     print(f"state of {state.step} steps, epsilon {trainer.epsilon().upper:.2f}")

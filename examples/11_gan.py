@@ -16,7 +16,7 @@ tx = {"D": optax.adam(4e-3, b1=0.5), "G": optax.adam(1e-3, b1=0.5)}
 
 def loss_fn(params, x, rng):  # of one record, and a fake beside it
     both = jnp.stack([x, G.apply(params["G"], jax.random.normal(rng, (2,)))])
-    return jnp.sum(jax.nn.softplus(D.apply(params["D"], both)[:, 0] * jnp.array([-1, 1])))
+    return jnp.sum(jax.nn.softplus(D.apply(params["D"], both)[:, 0] * jnp.arange(-1, 2, 2)))
 
 
 @jax.jit

@@ -83,9 +83,10 @@ def each_of(paths, is_slow=lambda name: False):
 
 
 # Slow: several runs each, of what tests/runs and tests/test_mesh.py show on smaller ones.
-SLOW = ("tune", "accuracy", "resume", "devices", "audit")
+SLOW = ("tune", "accuracy", "resume", "train_longer", "devices", "audit")
 SLOW += ("05_kill_and_resume", "09_accuracy_against_epsilon", "10_text_in_buckets")
 SLOW += ("11_gan", "12_vae", "13_diffusion", "14_dpo", "16_lstm", "19_recommender")
+SLOW += ("20_class_imbalance",)
 PAGES = each_of(DOCS.glob("howto/*.md"), SLOW.__contains__)
 
 

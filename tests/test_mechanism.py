@@ -131,6 +131,7 @@ def test_bad_parts_are_refused():
     for words, changes in (
         ("noise_multiplier must be", {"noise_multiplier": -0.1}),
         ("l2_clip_norm must be", {"l2_clip_norm": 0.0}),
+        ("got inf: to clip nothing, .* such as 1e6", {"l2_clip_norm": np.inf}),
         ("batch_size must be a whole number of at least 1, got 0", {"batch_size": 0}),
         (r"batch_size must be at most dataset_size \(100\), got 101", {"batch_size": 101}),
         ("must be one of poisson, fixed_size, full_batch", {"sampling": "shuffled"}),

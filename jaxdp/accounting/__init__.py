@@ -8,6 +8,7 @@ Example:
 """
 
 from jaxdp.accounting.batches import RandomlyAllocated, ShuffledEpoch, TruncatedPoissonSampled
+from jaxdp.accounting.budget import Budget, BudgetExceededError
 from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
     Bound,
@@ -26,7 +27,7 @@ from jaxdp.accounting.events import (
     Repeated,
     UnsupportedEventError,
 )
-from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
+from jaxdp.accounting.filter import RenyiFilter
 from jaxdp.accounting.groups import group_delta, group_epsilon
 from jaxdp.accounting.primitives import (
     ZCDP,
@@ -55,7 +56,8 @@ CyclicPoisson, RandomAllocation = CyclicPoissonSampled, RandomlyAllocated
 TruncatedPoisson = TruncatedPoissonSampled
 
 __all__ = [
-    "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise", "CyclicPoisson",
+    "ZCDP", "Bound", "Budget", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise",
+    "CyclicPoisson",
     "CyclicPoissonSampled", "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event",
     "ExponentialMechanism", "FixedSizeSampled", "Gaussian", "Geometric", "GridNoise", "Laplace",
     "Logarithmic", "MixtureOfGaussians", "NegativeBinomial", "NonPrivate", "ObjectivePerturbation",

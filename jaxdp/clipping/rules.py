@@ -53,6 +53,12 @@ class Clip:
     l2_clip_norm: float
 
     def __post_init__(self) -> None:
+        if isinstance(self.l2_clip_norm, float) and self.l2_clip_norm == math.inf:
+            raise ValueError(
+                "l2_clip_norm must be a finite number above 0, got inf: to clip nothing, as in "
+                "training without privacy (noise_multiplier=0), take a norm that no gradient "
+                "reaches, such as 1e6"
+            )
         check_bound("l2_clip_norm", self.l2_clip_norm)
 
     def l2(self, params: PyTree) -> float:

@@ -299,8 +299,11 @@ class LedgerRows:
         self.append(row)
 
     def end(self, stream: str, step: int, held: int) -> None:
-        """Takes out a stream's steps from this one on; it holds steps up to ``held``."""
-        if step < held:
+        """Takes out a stream's steps from this one on; it holds steps up to ``held``.
+
+        Where none is left the row says that they were all handed out (``Ledger.merged``).
+        """
+        if held and step <= held:
             self.append({"ended": step, "stream": stream})
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -56,6 +57,28 @@ class LedgerFile(LedgerRows):
         lines = self._on_disk()
         self._check_known(lines)
         return self._parsed(lines[self._read.lines :])
+
+    def whole(self) -> list[tuple[bytes, Row]]:
+        """(head, row) for all rows as the file holds them now; none is written, nothing is locked.
+
+        Raises:
+            ValueError: as ``new_rows``; it is another's, whose key is missing; it no longer holds
+                what was read from it.
+        """
+        again, found, chained = LedgerFile(self.path, self._key), [], False
+        for _, row, head in again.new_rows():
+            chained = chained or "ledger" in row
+            found.append((head if chained else secrets.token_bytes(16), row))
+        if again._read.readable_only:
+            raise ValueError(
+                f"ledger {self.path} must be opened with the key that it was begun with to be "
+                "merged, got none: nobody can say which of its lines others have too"
+            )
+        if self._read.head and self._read.head not in again.chain.heads:
+            raise ValueError(
+                f"ledger {self.path} must hold what was read from it, but it was replaced or cut"
+            )
+        return found
 
     def open(self, known: Known, forget: Callable[[], None]) -> None:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.

@@ -1,5 +1,6 @@
 """The append-only ledger: an accounting event for every release, on disk before the release."""
 
+import bisect
 import copy
 import functools
 import json
@@ -10,11 +11,12 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.devices import processes
+from jaxdp.ledger import durable
 from jaxdp.ledger.entries import (
     FORMAT,
     SEEDED,
@@ -27,6 +29,7 @@ from jaxdp.ledger.entries import (
     event_counts,
 )
 from jaxdp.ledger.file import LedgerFile
+from jaxdp.ledger.merged import Book, united
 from jaxdp.ledger.shared import RowsOfAll
 
 _forks = 0  # of which this process is the last
@@ -134,6 +137,18 @@ class Shown(NamedTuple):
     start: bytes  # the head of the ledger at the last line "begun" before it was shown
 
 
+class Left(NamedTuple):
+    """The rest of a ledger's budget, and which kind of budget it is."""
+
+    rule: str  # "plan" (``acc.Budget``: the exact accountant) or "filter" (``acc.RenyiFilter``)
+    steps: int | None  # that still fit; None for a filter that was asked for no event
+    # Epsilon at delta of what was charged. Of a filter it is a guarantee only at a time fixed
+    # beforehand; at one that was chosen by looking, the guarantee is the budget.
+    spent: float
+    epsilon: float  # of the budget
+    delta: float  # of the budget
+
+
 class Reserving(Protocol):
     """An issuer, as a ledger looks at it."""
 
@@ -154,14 +169,16 @@ class Ledger:
     Args:
         path: a JSON-lines file: read now, and written to from the first charge on, by one process
             at a time. None keeps the ledger in memory.
-        budget: a fresh ``acc.RenyiFilter``; a charge that it does not admit raises
-            ``acc.BudgetExceededError`` before anything is released. With it, noise and the number
-            of steps may be chosen by looking at what was released.
+        budget: a fresh ``acc.Budget``, which admits the steps of one plan that was fixed before
+            the first release; or a fresh ``acc.RenyiFilter``, with which noise and the number of
+            steps may be chosen by looking at what was released. A charge that it does not admit
+            raises ``acc.BudgetExceededError``, which says how many fit, before anything is
+            released. The file keeps what was fixed, and is opened with the same one again.
         key: secret bytes that make the chain a MAC; None chains without a secret.
 
     Raises:
         ValueError: the file is damaged, no ledger or no regular file, cannot be read, or holds more
-            than the budget.
+            than the budget, or was begun with another one.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -177,10 +194,11 @@ class Ledger:
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
-        budget: acc.RenyiFilter | None = None,
+        budget: acc.Budget | acc.RenyiFilter | None = None,
         key: bytes | None = None,
     ):
         self.guard = ProcessLock()
+        self.path, self.key = None if path is None else Path(path), key
         self._budget, self._processes = budget, processes.count()
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
@@ -292,6 +310,42 @@ class Ledger:
                 "the sampler (ledger=...)"
             )
         return acc.epsilon(self.event, delta, relation=relation)
+
+    def left(self, event: acc.Event | None = None) -> Left:
+        """The rest of the budget: the steps of its plan, or of an event, that still fit.
+
+        Steps that a live trainer reserved and did not hand out are left, to it alone until it is
+        closed.
+
+        Args:
+            event: of one step (``mechanism.event``), or of a block of steps. None takes all of the
+                plan; a filter then tells what is spent.
+
+        Raises:
+            ValueError: the ledger has no budget.
+        """
+        if self._budget is None:
+            raise ValueError(
+                "budget must be given to have something left, got none: jaxdp.Ledger(..., "
+                "budget=acc.Budget(epsilon, delta, plan=mechanism))"
+            )
+        if event is not None and not isinstance(event, acc.Event):
+            raise ValueError(f"event must be an accounting event, got {event!r}")
+        # Of a copy, without what is reserved and not handed out.
+        budget, unused = copy.copy(self._budget), event_counts(self.reserved)
+        for held, n in event_counts(self.entries).items():
+            unused[held] -= n
+        for held, n in unused.items():
+            budget.give_back(acc.Repeated(held, n))
+        known: tuple[acc.Event, ...] = () if event is None else (event,)
+        if isinstance(budget, acc.Budget):
+            known = known or tuple(budget.admitted)
+            rule, spent = "plan", acc.epsilon(self.event, budget.delta, budget.relation).upper
+        else:
+            rule, spent = "filter", budget.spent()
+        steps = sum(budget.fits(each, 10**12) * each.block for each in known)
+        asked = rule == "plan" or event is not None
+        return Left(rule, steps if asked else None, spent, budget.epsilon, budget.delta)
 
     def notes(self) -> list[str]:
         """The distinct notes of the entries, without the note about a chosen seed."""
@@ -408,6 +462,32 @@ class Ledger:
             )
         self._reserve(entry)
 
+    def take_over(self, other: "Ledger", name: str) -> None:
+        """Charges all that another ledger holds, with what it takes on trust.
+
+        What is reserved there counts. Done again, it adds what the other holds more by then.
+
+        Args:
+            other: the ledger; it is only read.
+            name: of this ledger's streams for it; another one for every other ledger.
+
+        Raises:
+            ValueError: as ``charge``.
+        """
+        for entry in other.reserved:
+            self.charge(
+                entry.event,
+                entry.steps,
+                stream=f"{name}/{entry.stream}",
+                first_step=entry.first_step,
+                source=entry.source,
+                again=True,
+                note=entry.note,
+            )
+        for kind, said in other._noted.items():
+            for what in sorted(said):
+                self.note(kind, what)
+
     def assume(self, what: str) -> None:
         """Writes down, once, what the guarantee takes to be public; ``note("assumed", what)``."""
         self.note("assumed", what)
@@ -482,6 +562,12 @@ class Ledger:
                     f"stream must be one that no sampler or trainer charges, got {stream!r}"
                 )
 
+    def _retire(self, issuer: Reserving) -> None:
+        """Ends an issuer, for another one of its stream; what it has reserved counts."""
+        with self.guard.lock:
+            for stream in [name for name, each in self._issuers.items() if each is issuer]:
+                del self._issuers[stream]
+
     def _check_processes(self) -> None:
         """Raises ValueError where there are more or fewer processes than it was made in."""
         if processes.count() != self._processes:
@@ -496,16 +582,49 @@ class Ledger:
 
         Raises:
             ValueError: another event for a step, or a block, that the stream holds.
-            acc.BudgetExceededError: the budget does not admit them.
+            BudgetExceededError: the budget does not admit them.
         """
         # What can be refused is refused before the line: afterwards it counts.
         self._open()
         self._streams.check(entry)
-        if self._budget is not None:
-            self._spend(copy.copy(self._budget), entry)  # spent once the row is on disk
+        if self._budget is not None:  # spent once the row is on disk
+            count = self._streams.new_events(entry)
+            fit = self._budget.fits(entry.event, count) if count else 0
+            if fit < count:
+                raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
+            if not self._fixed:
+                self._rows.append({"budget": repr(self._budget)})
         row = entry.to_dict()
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
+
+    def _fits(self, entry: Entry, trial: acc.Budget | acc.RenyiFilter | None = None) -> int:
+        """The number of an entry's first steps that the budget admits; blocks count whole.
+
+        Args:
+            entry: the steps.
+            trial: a copy of the budget, to be asked in its place, and charged what fits.
+        """
+        self._open()
+        budget, fit = trial or self._budget, entry.steps
+        count = self._streams.new_events(entry)
+        if budget is None or not count:
+            return fit
+        most, first = budget.fits(entry.event, count), entry.first_step
+        if most < count:
+            fit = bisect.bisect_right(
+                range(1, entry.steps + 1),
+                most,
+                key=lambda n: self._streams.new_events(entry.between(first, first + n)),
+            )
+        if trial is not None:
+            trial.charge(acc.Repeated(entry.event, most))
+        return fit
+
+    def _refusal(self, event: acc.Event) -> str:
+        """The words for an event of which the budget does not admit one more."""
+        assert self._budget is not None
+        return self._budget.refusal(event, 0, 1)
 
     def _end_stream(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them.
@@ -520,7 +639,8 @@ class Ledger:
             )
         self._open()
         held = [entry.end for entry in self._streams.of(stream) if not entry.whole]
-        self._rows.end(stream, step, max(held, default=0))
+        if self._ended.get(stream) != step or step < max(held, default=0):
+            self._rows.end(stream, step, max(held, default=0))
 
     def counts_whole(self, stream: str) -> bool:
         """True if releases decide how many steps of the stream are taken."""
@@ -564,6 +684,51 @@ class Ledger:
         ledger._seen = {name: list(counts) for name, counts in content.get("seen", {}).items()}
         return ledger
 
+    @classmethod
+    def merged(cls, *ledgers: "Ledger") -> "Ledger":
+        """A ledger in memory that holds what several hold together, to be read and not charged.
+
+        Their charges add up. Where files have a common beginning, as copies have, what was ended
+        or shown in it counts once, and what was reserved and open at its end counts in each
+        (docs/releases.md, "Ledgers merged"). What is reserved counts until ``close``.
+
+        Args:
+            ledgers: each opened with its key, if it has one. One given twice counts once.
+
+        Raises:
+            ValueError: they cannot be read, or not without a key; copies whose steps were drawn
+                alike. Several processes.
+
+        Example:
+            >>> from jaxdp import accounting as acc
+            >>> one, other = jaxdp.Ledger(), jaxdp.Ledger()
+            >>> one.charge(acc.Gaussian(5.0), steps=2)
+            >>> other.charge(acc.Gaussian(4.0))
+            >>> jaxdp.Ledger.merged(one, other).steps
+            3
+        """
+        processes.require_single_process("merging ledgers")
+        books: dict[Any, Book] = {}
+        for place, ledger in enumerate(ledgers):
+            if not isinstance(ledger, Ledger):
+                raise ValueError(
+                    f"ledgers[{place}] must be a jaxdp.Ledger, such as jaxdp.Ledger(path), got "
+                    f"{arguments.described(ledger)}"
+                )
+            rows = ledger._rows
+            if isinstance(rows, LedgerFile):
+                if durable.is_file(rows.path):
+                    found = rows.path.stat()
+                    books[found.st_dev, found.st_ino] = rows.whole()
+            elif id(ledger) not in books:  # in memory: no other has a row in common with it
+                said = [{kind: what} for kind, whats in ledger._noted.items() for what in whats]
+                held = [*said, *(e.to_dict() for e in ledger.reserved), {"seen": ledger._seen}]
+                books[id(ledger)] = [(secrets.token_bytes(16), row) for row in held]
+        ledger = cls()
+        ledger._read(("a merged ledger", row, b"") for row in united(list(books.values())))
+        ledger.closed = True
+        return ledger
+
     def _charged(self) -> Iterator[Entry]:
         """The entries, without what is reserved and known not to be handed out."""
         # Another process may have handed out what this one did not.
@@ -591,6 +756,8 @@ class Ledger:
         self._seen_on_disk: dict[str | None, list[int]] = {}
         self._begun: dict[str, int] = {}  # name: place
         self._shown: dict[str, list[Shown]] = {}
+        self._ended: dict[str, int] = {}  # by stream: where its last issuer has ended it
+        self._fixed = ""  # the budget that it was begun with
         self._models: dict[str | None, str] = {}  # by stream, where it is not the first
         # The stream that the last row which names one names: up to each head, and now; and the
         # last head with a row that names it.
@@ -620,16 +787,21 @@ class Ledger:
                     self._seen.update({name: list(n) for name, n in row["seen"].items()})
                     self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
                 elif "ended" in row:
+                    self._ended[row["stream"]] = int(row["ended"])
                     if not self.counts_whole(row["stream"]):
-                        self._streams.take_out(row["stream"], int(row["ended"]))
+                        self._take_out(row["stream"], int(row["ended"]))
+                elif "budget" in row:
+                    self._fixed = row["budget"]
+                    self._check_budget()
                 elif "given_back" in row:  # of format 2
                     self._streams.take_out(row["stream"], *map(int, row["given_back"]))
                 elif "format" in row:
                     self.renewed = head
                 elif "ledger" not in row:
                     entry = Entry.from_dict(row)
-                    if self._budget is not None:
-                        self._spend(self._budget, entry)
+                    if self._budget is not None and (n := self._streams.new_events(entry)):
+                        self._check_budget()
+                        self._budget.charge(acc.Repeated(entry.event, n))
                     self._streams.insert(entry)
                 if name := row.get("stream", row.get("begun")):
                     self._last_named, self._head_of[name] = name, head
@@ -644,6 +816,24 @@ class Ledger:
         if states[-1:] != [found]:
             states.append(found)
 
-    def _spend(self, budget: acc.RenyiFilter, entry: Entry) -> None:
-        if count := self._streams.new_events(entry):
-            budget.charge(acc.Repeated(entry.event, count))
+    def _check_budget(self) -> None:
+        """Raises ``BudgetExceededError`` where another budget, or none, was fixed first."""
+        fixed, given = self._fixed, self._budget
+        late = not fixed and isinstance(given, acc.Budget)
+        if given is None or not (late or fixed and fixed != repr(given)):
+            return
+        raise acc.BudgetExceededError(
+            f"budget must be the one that this ledger was begun with, {fixed or 'none'}, got "
+            f"{given!r}: it may not follow from what was released since. Give the same again, or "
+            "begin a ledger of its own"
+        )
+
+    def _take_out(self, stream: str, first: int) -> None:
+        """Forgets the steps of a stream from this one on, which cost the budget nothing then."""
+        before = event_counts(self._streams.of(stream))
+        self._streams.take_out(stream, first)
+        if self._budget is not None:
+            after = event_counts(self._streams.of(stream))
+            for event, count in before.items():
+                if back := count - after.get(event, 0):
+                    self._budget.give_back(acc.Repeated(event, back))

@@ -117,9 +117,9 @@ class RowsOfAll(LedgerRows):
         except processes.LostError:
             return
         row = {"ended": step, "stream": stream}
-        if step < held and self._index == 0:
+        if held and step <= held and self._index == 0:
             self._own.append(row)
-        elif step < held:
+        elif held and step <= held:
             self._known([("the end of a stream", row, self.chain.head)])
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ keeps it.
 """
 
 import contextlib
+import copy
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -235,6 +236,7 @@ class Ticket:
         return f"Ticket(step={self.step}, spent={self.spent})"
 
 
+_ENDLESS = 10**18  # the end of a stretch that has none
 Stretch = tuple[acc.Event, dict[str, float], int]
 
 
@@ -315,9 +317,14 @@ class Issuer:
 
         Raises:
             ValueError: as ``Ledger.charge``; nothing is handed out then.
+            BudgetExceededError: the ledger's budget does not admit the step.
         """
         if self.ledger.closed:
             raise ValueError("ledger must be open to hand out a step, got one that was closed")
+        if self.ledger._issuers.get(self.stream) is not self:  # another start does its steps again
+            raise ValueError(
+                "steps must be handed out by a start of the run that goes on, got one before"
+            )
         self.ledger._check_processes()
         if step is not None and step != self.next:
             return None
@@ -325,7 +332,7 @@ class Issuer:
         _, multipliers, _ = self._stretch(step)  # what can fail, fails before the charge
         if step == self._end:
             ahead = step + self._ahead
-            self._charge(ahead if until is None else min(ahead, max(until, step + 1)))
+            self._charge(ahead if until is None else min(ahead, max(until, step + 1)), until)
         self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
         return Ticket(self, step, multipliers, first=step == self.first)
 
@@ -344,33 +351,74 @@ class Issuer:
             whole: releases decide how many of them are taken: all count, for good.
         """
         if until > self._end:
-            self._charge(until, whole)
+            self._charge(until, until, whole)
 
-    def _charge(self, until: int, whole: bool = False) -> None:
-        """Reserves the steps from the end on, by a whole line for each stretch of one event."""
-        # A schedule may change the event on the way, and each stretch of one event has its line.
+    @alone
+    def room(self, first: int | None = None) -> int | None:
+        """The number of steps that the budget admits from one on; None without a budget.
+
+        Args:
+            first: the step, where nothing is reserved yet; None takes the next one.
+        """
+        return self._room(first)
+
+    def _room(self, first: int | None = None) -> int | None:
+        if self.ledger._budget is None:
+            return None
+        # Of a copy, which is charged what the steps behind the reservation would cost.
+        budget, step = copy.copy(self.ledger._budget), self._end
+        if first is not None and self.next == self._end:
+            step = first
+        start = step - (self._end - self.next)
+        end = step
+        while step == end < _ENDLESS:
+            try:
+                event, _, end = self._stretch(step)
+            except ValueError:  # the end of a schedule, or of a strategy
+                break
+            step += self.ledger._fits(Entry(event, step, end - step, self.stream), budget)
+        return step - start
+
+    def _charge(self, until: int, asked: int | None, whole: bool = False) -> None:
+        """Reserves the steps from the end on, as many as the budget admits: all, where ``whole``.
+
+        Args:
+            until: the step.
+            asked: the end of the loop that asks, for the words; None where it has none.
+            whole: as for ``reserve``.
+
+        Raises:
+            BudgetExceededError: not one fits, or, where ``whole``, not all do.
+            ValueError: as ``Ledger.charge``.
+        """
         first = start = self._end
-        try:
-            while start < until:
-                try:
-                    event, _, end = self._stretch(start)
-                except ValueError:  # the end of a schedule, or of a strategy
-                    if start == first:
-                        raise
-                    until = start
-                    break
-                steps = min(end, until) - start
-                self.ledger._reserve(Entry(event, start, steps, self.stream, *self._kind, whole))
-                start += steps
-        except acc.BudgetExceededError:
-            # The budget has room for less than was asked for: one step is tried before it is over.
-            if whole or until == first + 1:
-                raise
-            if start == first:
-                self._charge(first + 1)
-                return
-            until = start  # the stretches before it were admitted
-        self._end = until
+        if whole and (room := self._room()) is not None and room < until - self.next:
+            raise acc.BudgetExceededError(
+                f"all {until - self.next} steps must fit the budget {self.ledger._budget}, for "
+                f"releases decide how many of them are taken, but {room} do"
+            )
+        # A schedule may change the event on the way, and each stretch of one event has its line.
+        while start < until:
+            try:
+                event, _, end = self._stretch(start)
+            except ValueError:  # the end of a schedule, or of a strategy
+                if start == first:
+                    raise
+                break
+            entry = Entry(event, start, min(end, until) - start, self.stream, *self._kind, whole)
+            fit = self.ledger._fits(entry)
+            if fit:
+                self.ledger._reserve(entry.between(start, start + fit))
+            start += fit
+            if fit < entry.steps:
+                break
+        if start == first:
+            of = "" if asked is None else f" of {asked - self.first}"
+            raise acc.BudgetExceededError(
+                f"{first - self.first}{of} steps fit the budget, and no further one: "
+                + self.ledger._refusal(event)
+            )
+        self._end = start
 
     def _stretch(self, step: int) -> Stretch:
         """As ``Chargeable.stretch``; asked anew where it is one step, which releases may decide."""

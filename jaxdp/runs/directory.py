@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -77,6 +78,12 @@ class RunState(Written):
         frozen: what is not trained, in words, and a hash of its paths and numbers; None for a run
             that trains everything.
         head: of the ledger after the last line that says what was shown, hexadecimal.
+        steps: that the last start was asked for.
+        planned: the most steps that were asked for, or calibrated, before any was shown.
+        before: steps of the stages before this one; None in the first.
+        ledger: path of a ledger that others charge, too; None for the folder's own.
+        ledger_key: of that ledger, hexadecimal; None where it has none.
+        after: the heads of other runs' ledgers as they were taken over, hexadecimal.
     """
 
     LEFT_OUT: ClassVar = (
@@ -90,6 +97,12 @@ class RunState(Written):
         "until_enough",
         "frozen",
         "head",
+        "steps",
+        "planned",
+        "before",
+        "ledger",
+        "ledger_key",
+        "after",
     )
 
     secret: KeptSecret
@@ -110,6 +123,12 @@ class RunState(Written):
     until_enough: bool | None = None
     frozen: tuple[str, str] | None = None
     head: str | None = None
+    steps: int | None = None
+    planned: int | None = None
+    before: int | None = None
+    ledger: str | None = None
+    ledger_key: str | None = None
+    after: tuple[str, ...] | None = None
 
 
 class RunDirectory:
@@ -122,8 +141,12 @@ class RunDirectory:
 
     In several processes, which must all see the folder, process 0 alone writes it.
 
+    A further stage has its secret state and its checkpoints in ``secret/stages/NAME/``; all else is
+    the folder's.
+
     Args:
         path: the folder; created by ``create``.
+        stage: the name of a further stage; "" for the first.
 
     Attributes:
         remembered: options that a resumed run need not repeat; kept with the secret state, which
@@ -133,14 +156,20 @@ class RunDirectory:
         ValueError: no path, or an empty one, which would scatter a run over the working directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], stage: str = ""):
         if not isinstance(path, str | os.PathLike):
             raise ValueError(f"folder must be a path, got {arguments.described(path)}")
         if not os.fspath(path):
             raise ValueError("out must name a folder, got ''")
-        self.path = Path(path)
+        if stage and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}", stage):
+            raise ValueError(
+                f"extend must name a stage by letters, digits, '_', '.', ' ' and '-', got {stage!r}"
+            )
+        self.path, self.stage = Path(path), stage
         self.remembered: dict[str, str] = {}
         self.secret = self.path / "secret"
+        if stage:
+            self.secret = self.secret / "stages" / stage
         self.state_file = self.secret / "run.json"
         self.checkpoints = self.secret / "checkpoints"
         self.ledger = self.path / "ledger.jsonl"
@@ -150,6 +179,47 @@ class RunDirectory:
         self.canary_gradients = self.path / "canary_gradients.npy"
         self.coins = self.secret / "canaries.json"
         self._lock: TextIO | None = None
+
+    @property
+    def first(self) -> "RunDirectory":
+        """The directory of the run's first stage, whose secret is the ledger's key."""
+        return RunDirectory(self.path) if self.stage else self
+
+    def stages(self) -> list["RunDirectory"]:
+        """The directories of all stages that have begun, in their order."""
+        first = self.first
+        if not first.exists():
+            return []
+        with reading(first.secret):
+            names = [path.parent.name for path in first.secret.glob("stages/*/run.json")]
+        later = [RunDirectory(self.path, name) for name in names]
+        return [first, *sorted(later, key=lambda each: each.load_state().before or 0)]
+
+    @property
+    def latest(self) -> "RunDirectory":
+        """The directory of the stage that began last."""
+        return (self.stages() or [self])[-1]
+
+    @property
+    def later(self) -> list["RunDirectory"]:
+        """The directories of the stages after this one."""
+        found = self.stages()
+        names = [each.stage for each in found]
+        return found[names.index(self.stage) + 1 :] if self.stage in names else []
+
+    def open_ledger(self, state: RunState, given: Ledger | None = None) -> Ledger:
+        """The ledger that the run is charged to.
+
+        Args:
+            state: the secret state of this stage.
+            given: the object of a ledger that others charge, too; None opens the file.
+        """
+        first = self.first.load_state() if self.stage else state
+        if first.ledger is None:
+            return Ledger(self.ledger, key=first.secret.restored().stream("ledger"))
+        self.ledger = Path(first.ledger)
+        key = None if first.ledger_key is None else bytes.fromhex(first.ledger_key)
+        return given or Ledger(self.ledger, key=key)
 
     def exists(self) -> bool:
         """True if a run was started here."""
@@ -163,7 +233,7 @@ class RunDirectory:
         for a number is used again once a folder was removed. The device is left out: it may be
         another one at each mount.
         """
-        note = self.secret / "README.txt"  # written by ``create``, and never again
+        note = self.first.secret / "README.txt"  # written by ``create``, and never again
         with reading(self.path):
             written = note.stat().st_ctime_ns if note.exists() else 0
             text = f"{self.path.resolve()} {self.path.stat().st_ino} {written}"
@@ -180,7 +250,7 @@ class RunDirectory:
                 f"out must be a new folder, got {self.path}, which holds a run: pass --resume to "
                 "continue it"
             )
-        if self.ledger.exists() or self.checkpoints.exists():
+        if (not self.stage and self.ledger.exists()) or self.checkpoints.exists():
             raise ValueError(
                 f"out must be a new folder, got {self.path}, which holds a ledger or checkpoints "
                 "but not the secret state of their run"
@@ -192,10 +262,13 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.secret.mkdir(mode=0o700, exist_ok=True)
-            self.secret.chmod(0o700)
+            for folder in (self.secret.parent, self.secret) if self.stage else (self.secret,):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                folder.chmod(0o700)
         except OSError as error:
             raise ValueError(f"out must be a folder to write to, got {error}") from error
+        if self.stage:
+            return
         with writing(self.secret / "README.txt"):
             (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
 
@@ -209,10 +282,11 @@ class RunDirectory:
             StorageError: the folder cannot be written.
         """
         busy = f"out is in use by another process: {self.path}"
-        with writing(self.secret / "lock"):
-            self._lock = open_locked(self.secret / "lock", "w", busy)
+        secret = self.first.secret  # one process for all stages
+        with writing(secret / "lock"):
+            self._lock = open_locked(secret / "lock", "w", busy)
         try:
-            make_private(self.secret)
+            make_private(secret)
         except OSError as error:
             self.unlock()
             raise ValueError(
@@ -273,7 +347,7 @@ class RunDirectory:
             ValueError: a line was edited, inserted or removed, or some that were shown are missing.
         """
         state = self.load_state()  # first: another process may train here
-        ledger = Ledger(self.ledger, key=state.secret.restored().stream("ledger"))
+        ledger = self.open_ledger(state)
         self.check_shown(ledger, state)
         return ledger
 

@@ -78,7 +78,7 @@ def export_params(
 
     step = None
     if params is None:
-        step, params = shown_params(directory, only)
+        step, params = shown_params(directory.latest, only)
     arrays = _arrays(shards.on_host(params))
     processes.from_process_0(lambda: _write(path, ending, arrays))
     return step
@@ -102,7 +102,12 @@ def load(path: str | os.PathLike[str], like: PyTree, *, partial: bool = False) -
         StorageError: it is not there, or cannot be read.
         MissingExtra: the package of that ending is not installed.
     """
-    found = _read(Path(path))
+    return in_structure_of(like, _read(Path(path)), f"{path}", partial)
+
+
+def in_structure_of(like: PyTree, arrays: PyTree, whence: str, partial: bool = False) -> PyTree:
+    """Arrays, as dicts and lists or by joined names, in the structure of ``like``; see ``load``."""
+    found = {".".join(name): array for name, array in _arrays(arrays).items()}
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     loaded: list[Any] = []
     wrong: list[str] = []
@@ -128,7 +133,7 @@ def load(path: str | os.PathLike[str], like: PyTree, *, partial: bool = False) -
     if wrong:
         more = f"; and {len(wrong) - 6} more" if len(wrong) > 6 else ""
         raise ValueError(
-            f"like must have the parameters of {path}, got others: {'; '.join(wrong[:6])}{more}. "
+            f"like must have the parameters of {whence}, got others: {'; '.join(wrong[:6])}{more}. "
             "Split the model as for the run (variables or variables['params'], nnx.split, "
             "eqx.partition); partial=True takes a file that holds a part; 64 bits need "
             "jax_enable_x64"
@@ -257,6 +262,10 @@ def shown_params(
     if not directory.exists():
         raise ValueError(f"folder must hold a run, with its secret/, got {directory.path}")
     shown = directory.last_shown()
+    if directory.stage and (shown is None or not shown.step):  # it begins with those before it
+        stages = [each.stage for each in directory.stages()]
+        return shown_params(directory.stages()[stages.index(directory.stage) - 1], only)
+    before = directory.load_state().before or 0
     if not directory.checkpoints.is_dir():  # a reader makes no folder
         raise _missing(directory, shown, None)
     checkpoints = Checkpoints(directory.checkpoints)
@@ -265,7 +274,7 @@ def shown_params(
         # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
-            return found[0], found[2]
+            return before + found[0], found[2]
         if not again:
             raise _missing(directory, shown, found)
     except StorageError:

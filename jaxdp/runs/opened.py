@@ -34,7 +34,7 @@ class OpenedRun:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self.directory = RunDirectory(folder)
+        self.directory = RunDirectory(folder).latest
         public = (self.directory.ledger, self.directory.history)
         with reading(self.path):
             found = self.directory.exists() or all(path.exists() for path in public)

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,19 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.entries import Entry, event_counts
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.directory import RunDirectory, name_of
 from jaxdp.runs.files import reading, writing
+from jaxdp.runs.starts import AFTER, EXTENDED
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.runs.report.schema import Metric, Report
+    from jaxdp.runs.report.schema import ChargedPart, Metric, Report
 
+AS_IF = "as if the number of steps and the noise had been fixed before the first release"
 _NO_SCRIPT = "a program or notebook with jaxdp.Run"
 _REAL = (np.bool_, np.integer, np.floating)
 # The keys of a history row that are no evaluated number.
@@ -107,8 +112,13 @@ def write_own(
     from jaxdp.runs.report.schema import load
     from jaxdp.runs.report.subject import Subject, own_training
 
-    steps = int(history[-1]["step"])
-    training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    steps, kept, ledger = (
+        int(history[-1]["step"]),
+        directory.load_state(),
+        directory.checked_ledger(),
+    )
+    more = {k: v for k, v in about.items() if k != "Title"}
+    training = own_training(algorithm, steps, more, kept.before or 0)
     if frozen:
         training.append(("Not trained", frozen))
     last = [
@@ -129,18 +139,91 @@ def write_own(
         training,
         f"python {program}" if program.endswith(".py") else _NO_SCRIPT,
         _measured(history),
+        parts=charged_parts(directory, ledger, history, delta, relation),
+        provided=AS_IF if EXTENDED in ledger.unverified() else None,
+        ledger=_ledger_in_words(directory),
     )
-    reproducible = directory.load_state().secret.reproducible
     report = build(
         subject,
         history=history,
         params=trained,
-        ledger=directory.checked_ledger(),
-        reproducible=reproducible,
+        ledger=ledger,
+        reproducible=kept.secret.reproducible,
         ledger_file=directory.ledger,
         date=date,
     )
     return write(report, directory)
+
+
+def charged_parts(
+    directory: RunDirectory,
+    ledger: Ledger,
+    history: Sequence[Mapping[str, float]],
+    delta: float,
+    relation: acc.Relation,
+) -> "tuple[ChargedPart, ...] | None":
+    """The parts of what was charged: stages, runs before, others; None for one stage alone.
+
+    Args:
+        directory: of the last stage.
+        ledger: of the run.
+        history: the rows that were shown.
+        delta: of the guarantee.
+        relation: of the guarantee.
+    """
+    from jaxdp.runs.report.schema import ChargedPart
+
+    # Whose a stream is, its name tells: a run's begin with its name, and what it took over with it.
+    states = [(each.stage, each.load_state()) for each in directory.stages()]
+    owners = {
+        name_of(state): f"stage {stage!r}" if stage else "the first stage"
+        for stage, state in states
+    }
+    if len(states) == 1:
+        owners = dict.fromkeys(owners, "this run")
+    taken = f"{AFTER}{name_of(states[0][1])} "
+    found: dict[str, list[Entry]] = {name: [] for name in owners.values()}
+    for entry in ledger.entries:
+        stream = str(entry.stream)
+        name = owners.get(stream.partition("/")[0], "others on this ledger")
+        if stream.startswith(taken):
+            number = int(stream.removeprefix(taken).partition("/")[0])
+            name = f"run {number + 1} before this one, as it was when this one began"
+        found.setdefault(name, []).append(entry)
+    if len(found) == 1:
+        return None
+
+    ends = [state.before for _, state in states[1:]] + [int(history[-1]["step"])]
+    after = dict(zip(owners.values(), ends, strict=True))
+    parts = []
+    for name, entries in found.items():
+        if not entries:
+            continue
+        counts = event_counts(entries)
+        event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
+        proven = acc.supports(event, relation)
+        epsilon = acc.epsilon(event, delta, relation).upper if proven else math.inf
+        end = after.get(name)
+        row = next((row for row in history if row["step"] == end), {})
+        told, releases = row.get("epsilon"), sum(entry.steps for entry in entries)
+        parts.append(ChargedPart(name, releases, event.describe(), epsilon, told, end))
+    return tuple(parts)
+
+
+def _ledger_in_words(directory: RunDirectory) -> str:
+    """Whose the ledger is, where others charge it too; "" for the folder's own."""
+    first = directory.first.load_state()
+    if first.ledger is None:
+        return ""
+    key = (
+        "a key of its own: whoever has it can make lines that fit"
+        if first.ledger_key
+        else "no key: whoever may write to it can make lines that fit"
+    )
+    return (
+        f"{Path(first.ledger).name}, which other runs and trainers may charge: epsilon is of all "
+        f"that it holds. Its lines are chained with {key}"
+    )
 
 
 def numbers(found: Mapping[str, float]) -> dict[str, float]:

@@ -11,11 +11,10 @@ import functools
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
-from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
@@ -35,11 +34,11 @@ from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs import bar, reporting
+from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
-from jaxdp.runs.export import Only, export_params
+from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
@@ -155,6 +154,10 @@ class Result:
     steps_run: int
 
 
+# A run whose releases count before those of another one.
+Earlier: TypeAlias = "Run | OpenedRun | str | os.PathLike[str]"
+
+
 class Run:
     """A training run of your own model on your own data, in a folder.
 
@@ -204,10 +207,24 @@ class Run:
             public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
+        same_program: True goes on although optimizer, loss or first parameters are not those that
+            the run was begun with, which ``unverified`` and the page then say. False refuses them,
+            and names what changed. Under other versions, or on another machine, where they cannot
+            be compared, a run goes on with a warning.
         set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
             reason is, and changes nothing.
+        ledger: that other runs and trainers charge, too, a path or a ``jaxdp.Ledger`` with one:
+            ``epsilon``, rows and report count all that it holds. A key that it has is kept in
+            ``secret/``. None takes ``ledger.jsonl`` of the folder.
+        after: runs, or their folders, on the same people's records: what their ledgers hold is
+            charged to this run's before its first step, so that its epsilon covers both. Once, as
+            they are by then; steps that are reserved count.
+        extend: the name of a further stage of the run in the folder, which must be finished: from
+            its released parameters (``params`` gives their structure) it trains with what is given
+            here. Steps, rows and the ledger go on, the optimizer's state begins anew. A stage of
+            this name that has begun goes on.
         clipping: ``engine``, ``microbatch_size``, ``rng_name``, as for ``jaxdp.Trainer``.
 
     Raises:
@@ -239,14 +256,40 @@ class Run:
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
+        same_program: bool = False,
         set_aside_unreadable: bool = False,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        after: "Earlier | Sequence[Earlier]" = (),
+        extend: str | None = None,
         _parts: Parts | None = None,
         **clipping: Unpack[ClippingOptions],
     ):
         check_option_names("jaxdp.Run", clipping)
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
+        if extend is not None:
+            if not isinstance(extend, str) or not extend or after:
+                raise ValueError(
+                    "extend must name a stage, without after=, which a run is given when it "
+                    f"begins; got {extend!r}"
+                )
+            path = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(path, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
+        # Of a path no object is kept, which would hold the file.
+        self._shared = ledger if isinstance(ledger, Ledger) else None
+        self._ledger: Path | None = None
+        if ledger is not None:
+            self._ledger = ledger.path if isinstance(ledger, Ledger) else Path(ledger)
+        if ledger is not None and self._ledger is None:
+            raise ValueError(
+                "ledger must be a file for a Run, a path or Ledger(path), got Ledger()"
+            )
+        after = (after,) if isinstance(after, str | os.PathLike | Run | OpenedRun) else after
+        self._after = [
+            each.directory if isinstance(each, Run | OpenedRun) else RunDirectory(each).latest
+            for each in after
+        ]
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
@@ -282,13 +325,17 @@ class Run:
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
-        self._set_aside_unreadable = set_aside_unreadable
+        self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
+        self._traced: program.Program | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             arguments.fraction("delta", delta)
+        elif self._delta is None and extend is not None:
+            with contextlib.suppress(ValueError, OSError):
+                self._delta = self.directory.first.load_state().delta
         if relation is None:  # of the run that the folder holds; fit says what is wrong with it
             with contextlib.suppress(ValueError, OSError):
-                relation = acc.Relation(self.directory.load_state().relation)
+                relation = acc.Relation(self.directory.first.load_state().relation)
         self._relation = acc.Relation(relation or self.algorithm.mechanism.neighbours)
         if self._delta is not None:
             # Raises where a step has no bound under the relation, before any is charged.
@@ -296,6 +343,11 @@ class Run:
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
         self._canaries: canary.Canaries | None = None
         if canary.asked(canaries):
+            if extend is not None or self._ledger is not None or self._after:
+                raise ValueError(
+                    "canaries must be 0 with extend=, ledger= or after=: an audit is of one run of "
+                    "one mechanism, whose ledger holds nothing else"
+                )
             records = (self._params, self.source, physical_batch_size)
             self._canaries = canary.found(
                 canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records
@@ -327,7 +379,7 @@ class Run:
         """The folder."""
         return self.directory.path
 
-    def fit(self, steps: int | None = None) -> PyTree:
+    def fit(self, steps: int | None = None, *, beyond: bool = False) -> PyTree:
         """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
 
         Of a run that has taken them it returns what is there, and changes nothing of what the
@@ -335,6 +387,7 @@ class Run:
 
         Args:
             steps: of the whole run; None takes those that the noise was calibrated for.
+            beyond: True lets them be more than that; epsilon grows, and counts everything.
 
         Returns:
             The parameters after the last step, or their average.
@@ -343,12 +396,16 @@ class Run:
             ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
                 the class.
         """
-        count = steps_within(self.algorithm.mechanism.steps, steps)
-        self.result = in_words(self.path, functools.partial(self._train, count))
+        mechanism = self.algorithm.mechanism
+        steps = steps_within(mechanism.steps, steps, beyond)
+        mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
+        self.result = in_words(self.path, functools.partial(self._train, steps))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
-            if self.result.steps_run or not reporting.is_written(self.directory, step):
+            if not self.directory.later and (
+                self.result.steps_run or not reporting.is_written(self.directory, step)
+            ):
                 self._write_report()
         return self.params
 
@@ -380,6 +437,9 @@ class Run:
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
+        if self.directory.exists():  # a page of another mechanism or program would not be its own
+            kept = self._kept_state()
+            self._require_same_program(kept)
         return self._write_report(anew=True)
 
     def _write_report(self, anew: bool = False) -> Path:
@@ -389,9 +449,14 @@ class Run:
         self.history = self.directory.load_history() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
-        self._check_guarantee(self.directory.load_state())
-        last = self.directory.last_shown()
-        shown = 0 if last is None else last.step
+        kept, last = self.directory.load_state(), self.directory.last_shown()
+        self._check_guarantee(kept)
+        if self.directory.later:
+            raise ValueError(
+                f"extend must name the last stage of the run in {self.path}, "
+                f"{self.directory.latest.stage!r}, to report all, got {self.directory.stage!r}"
+            )
+        shown = (kept.before or 0) + (0 if last is None else last.step)
         if self.history[-1]["step"] != shown:
             raise ValueError(
                 f"history.json must tell of the {shown} steps that were shown in {self.path}, got "
@@ -431,6 +496,7 @@ class Run:
             what = "canaries" if self._canaries is None else "delta"
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
+            self._kept_state()
             self.directory.checked_ledger()
         count = self._canaries.count
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
@@ -461,9 +527,13 @@ class Run:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
         parts, evaluate, mechanism = self._parts, self._evaluate, self.algorithm.mechanism
         check_repeatable(self.source)
+        if self.directory.stage:
+            processes.require_single_process("extend=")
 
         def take_folder() -> str:
-            if not self.directory.exists():
+            if self.directory.stage and not self.directory.first.exists():
+                raise ValueError(f"extend must be given for a run that is there, got {self.path}")
+            if not self.directory.stage and not self.directory.exists():
                 self.directory.create()
             self.directory.lock()
             return ""
@@ -471,22 +541,42 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            before = kept.before or 0  # steps of the stages before this one
+            earlier = self._begin_with_released(before) if before else []
+            unsure = self._require_same_program(kept)
             if (found := self._finished(kept, steps)) is not None:
                 return found
+            if self.directory.later:
+                raise ValueError(
+                    f"extend must name the last stage of the run in {self.path}, "
+                    f"{self.directory.latest.stage!r}, to go on, got {self.directory.stage!r}"
+                )
+            if not self.directory.exists():
+                if self.directory.stage:
+                    self.directory.create()
+                self._keep_program()  # before the state, which says that there is a run
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
                 begin(
                     self.directory,
                     kept,
-                    self._configuration,
+                    lambda: self._configuration(kept.secret.restored()),
                     steps=steps,
                     every=every,
+                    planned=mechanism.steps,
+                    shared=self._shared,
+                    after=self._after,
                     whole=parts.enough is not None,
                     note=canary.note(count),
                 ) as start,
-                self._bar(steps) as progress,
+                self._bar(before + steps) as progress,
             ):
+                # What could not be compared is written down before it counts as the run's.
+                for sentence in unsure:
+                    start.ledger.trust(sentence)
+                self._keep_program()
+
                 # The coins of the canaries are on disk before anything is charged. Records may have
                 # to be projected by a release, which is charged here, and shown, once and for all.
                 if count and not start.ledger.entries:
@@ -518,10 +608,10 @@ class Run:
                 def show(step: int, row: Row | None) -> None:
                     if row is not None:
                         row = public(row)
-                        before = [r for r in self.history if r["step"] < row["step"]]
-                        self.history = [*before, row]
+                        rows_before = [r for r in self.history if r["step"] < row["step"]]
+                        self.history = [*rows_before, row]
                         self.directory.save_history(self.history)
-                    progress(step, row)
+                    progress(before + step, row)
 
                 self.history = self.directory.load_history()
                 with contextlib.closing(
@@ -539,7 +629,7 @@ class Run:
                         lambda state, given_up: (
                             use(state, given_up=given_up) is not Continuation.NONE
                         ),
-                    ) or (state, [])
+                    ) or (state, earlier)
                     if not start.streams or use(state) is Continuation.NEW_STREAM:
                         start.begin_stream(state)
                     elif any(
@@ -555,28 +645,33 @@ class Run:
                         if parts.stepper is None
                         else parts.stepper(start, state)
                     )
-                    if rows and start.restarted_since(state):  # its row knows less of the cost
+                    # Its row knows less of the cost.
+                    if state.step and start.restarted_since(state):
                         rows[-1] |= describe(state)
-                    if rows and canaries is not None:
+                    if state.step and canaries is not None:
                         canary.publish(self.directory, rows[-1])
-                    if rows and evaluate is not None:
+                    if state.step and evaluate is not None:
                         rows[-1] |= evaluated(state)
-                    show(state.step, rows[-1] if rows else None)
+                    show(state.step, rows[-1] if state.step else None)
 
+                    # Steps beyond those calibrated were asked for: ``fit`` refuses them else.
+                    batches = trainer.batches
+                    if isinstance(trainer, Trainer):
+                        batches = functools.partial(trainer.batches, beyond=True)
                     taken, began = state.step, time.perf_counter()
-                    pending: tuple[Row, bytes] | None = None
+                    pending: tuple[Row, int, bytes] | None = None
 
                     def show_pending() -> None:
                         """Shows the block before, once the checkpoint that holds it is durable."""
                         nonlocal pending
                         if pending is None:
                             return
-                        row, past = pending
+                        row, shown, past = pending
                         checkpoints.wait()
-                        start.show(row["step"], past)
+                        start.show(shown, past)
                         if canaries is not None:
                             canary.publish(self.directory, row)
-                        show(row["step"], row)
+                        show(shown, row)
                         pending = None
 
                     step = state.step
@@ -592,7 +687,7 @@ class Run:
                         norms: list[jax.Array] = []
                         seen: list[jax.Array] = []
                         infos: list[ClipInfo] = []
-                        for batch in trainer.batches(step - first_step):
+                        for batch in batches(step - first_step):
                             state, info, clipped = trainer.step_with_info(
                                 state, batch, return_info=parts.sensitive
                             )
@@ -602,13 +697,13 @@ class Run:
                             if canaries is not None:
                                 seen.append(canary.seen(state.opt_state))
                             infos += clipped
-                            progress(state.step, None)
+                            progress(before + state.step, None)
                             # Several processes write it down together, at the end of a block.
                             alone = pending is not None and processes.count() == 1
                             if alone and not checkpoints.is_saving:
                                 show_pending()
 
-                        row: Row = {"step": state.step}
+                        row: Row = {"step": before + state.step}
                         row["update_norm"] = float(np.mean(jax.device_get(norms)))
                         row |= describe(state)
                         if canaries is not None:
@@ -622,7 +717,7 @@ class Run:
                         # wait until the checkpoint is durable.
                         show_pending()
                         checkpoints.save(state, rows)
-                        pending = row, past_of(state)
+                        pending = row, state.step, past_of(state)
                         if evaluate is not None:
                             checkpoints.wait()
                             start.show(state.step, past_of(state))
@@ -645,6 +740,10 @@ class Run:
         finally:
             self.directory.unlock()
 
+    def _keep_program(self) -> None:
+        if self._traced is not None and processes.index() == 0:
+            program.keep(self.directory, self._traced)
+
     def _finished(self, kept: RunState, steps: int) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
@@ -654,13 +753,18 @@ class Run:
         Raises:
             ValueError: it has taken more steps.
         """
-        parts, canaries = self._parts, self._canaries
+        parts, canaries, before = self._parts, self._canaries, kept.before or 0
 
         def last_shown() -> str:
             if not self.directory.exists():
                 return ""
-            shown, rows = self.directory.last_shown(), self.directory.load_history()
-            if shown is None or not shown.past or not rows or rows[-1]["step"] != shown.step:
+            shown, rows = self.directory.last_shown(), self._own_history()
+            if (
+                shown is None
+                or not shown.past
+                or not rows
+                or rows[-1]["step"] != before + shown.step
+            ):
                 return ""
             ends = parts.enough is not None and parts.enough(rows[-1])
             return f"{shown.step} {shown.past.hex()}" if ends or shown.step >= steps else ""
@@ -671,7 +775,8 @@ class Run:
             return None
         algorithm = self.algorithm if canaries is None else canaries.watched(self.algorithm)
         like = TrainState(*self._first(algorithm, self._loss_fn), 0, np.zeros(4, np.uint32))
-        with contextlib.closing(Checkpoints(self.directory.checkpoints)) as checkpoints:
+        folder = Checkpoints(self.directory.checkpoints, self._trained_of)
+        with contextlib.closing(folder) as checkpoints:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
@@ -682,10 +787,50 @@ class Run:
                 f"{', with which it is finished' if state.step == planned else ''}, got {steps}: "
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
-        self.history, ledger = self.directory.load_history(), self.directory.checked_ledger()
+        self.history, ledger = self._own_history(), self.directory.checked_ledger()
+        with self._bar(before + steps) as progress:
+            progress(before + state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
+
+    def _like_released(self, found: PyTree, like: PyTree) -> PyTree:
+        """Released parameters in the structure of those that were given."""
+        try:
+            return in_structure_of(like, found, f"the finished run in {self.path}")
+        except ValueError as error:
+            raise ValueError(f"params must be like those released: {error}") from error
+
+    def _own_history(self) -> list[Row]:
+        """The rows that were shown of this stage and those before it."""
+        rows, later = self.directory.load_history(), self.directory.later
+        end = later[0].load_state().before if later else None
+        return [row for row in rows if end is None or row["step"] <= end]
+
+    def _begin_with_released(self, before: int) -> list[Row]:
+        """Takes the parameters that the stage before has released; returns the rows up to there.
+
+        A stage that has checkpoints has them there, but for what is frozen.
+
+        Args:
+            before: steps of the stages before this one.
+        """
+        saved = any(path.name.isdecimal() for path in self.directory.checkpoints.glob("*"))
+        if saved and self._frozen is None and not self._set_aside_unreadable:
+            return []
+        stages = self.directory.stages()
+        names = [each.stage for each in stages]
+        here = names.index(self.directory.stage) if self.directory.stage in names else len(names)
+        step, found = shown_params(stages[here - 1])
+        rows = [row for row in self.directory.load_history() if row["step"] <= before]
+        if step != before or not rows or rows[-1]["step"] != before:
+            raise ValueError(
+                f"history.json and the checkpoints in {self.path} must tell of the {before} steps "
+                f"before stage {self.directory.stage!r}, got {step} steps and "
+                f"{rows[-1]['step'] if rows else 'no rows'}: put back what the run left"
+            )
+        self._given = self._like_released(found, self._given)
+        return rows
 
     def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
         """The parameters and the optimizer's state before the first step, on their devices."""
@@ -753,7 +898,7 @@ class Run:
             options=(self._every, self._physical_batch_size, self._delta, self._relation),
             source=self._fingerprint(found.secret.restored()),
             params=shards.hashed(self._params),
-            program=self._configuration(),
+            program=self._configuration(found.secret.restored()),
         )
         return found
 
@@ -767,7 +912,11 @@ class Run:
         if self._parts.is_new and (exists or self.directory.ledger.exists()):
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
         if self._parts.is_new or (self._parts.is_new is None and not exists):
-            secret = self._secret or Secret.new()
+            self._check_after()
+            path, key = self._ledger_given()
+            secret, before, place = self._secret or Secret.new(), None, None
+            if self.directory.stage:
+                secret, before, place = self._finished_before()
             count = 0 if self._canaries is None else self._canaries.count
             return RunState(
                 secret=KeptSecret.of(secret),
@@ -778,6 +927,10 @@ class Run:
                 delta=self._delta,
                 relation=self._relation.value,
                 config=None if config is None else config.to_dict(),
+                before=before,
+                place=place,
+                ledger=path,
+                ledger_key=key,
                 frozen=self._frozen,
             )
 
@@ -796,10 +949,12 @@ class Run:
         # A strategy is calculated from the configuration, perhaps to other digits elsewhere.
         is_calculated = config is None or getattr(config, "strategy", None) is not None
         if is_calculated and kept.mechanism != self._mechanism():
+            changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
-                f"{self._mechanism()}. Where another version or machine calculated it to other "
-                "digits, give the run's: dataclasses.replace(mechanism, noise_multiplier=...)"
+                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
+                "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
+                "noise_multiplier=...)"
             )
         self._check_guarantee(kept)
         self._check_frozen(kept)
@@ -807,9 +962,91 @@ class Run:
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
                 "others (the training data changed): what was released of the old ones would be "
-                "charged to the new. Start a new run, in another folder"
+                "charged to the new. Start a new run, in another folder, with after= this one's if "
+                "anybody's records are in both"
             )
+        # The same ledger and, where others' were taken over, as many: what was shown counts them.
+        if not kept.starts:  # nothing was drawn yet
+            self._check_after()
+        elif len(self._after) not in (0, len(kept.after or ())):
+            raise ValueError(
+                f"after must be given when a run begins, got {len(self._after)} runs for "
+                f"{self.path}, whose rows count {len(kept.after or ())}: begin another run, in "
+                "another folder"
+            )
+        if self._ledger is not None and kept.ledger and not self.directory.stage:
+            path, key = self._ledger_given()  # it may have been moved
+            return dataclasses.replace(kept, ledger=path, ledger_key=key)
+        self._check_ledger()
         return kept
+
+    def _ledger_given(self) -> tuple[str | None, str | None]:
+        """Path and key, hexadecimal, of a ledger of several runs; None where there is none."""
+        key = None if self._shared is None else self._shared.key
+        path = None if self._ledger is None else str(self._ledger.resolve())
+        return path, key.hex() if key else None
+
+    def _check_ledger(self) -> None:
+        """Raises ValueError for a ledger that is not the one that the run was begun with."""
+        own = self.directory.first.load_state().ledger
+        if self._ledger is not None and self._ledger_given()[0] != own:
+            raise ValueError(
+                f"ledger must stay that of the run in {self.path}, {own or self.directory.ledger}, "
+                f"got {self._ledger}"
+            )
+
+    def _check_after(self) -> None:
+        """Raises ValueError for a run that this one cannot be begun after, before any charge."""
+        for each in self._after:
+            found = each.checked_ledger()
+            if not found.reserved:
+                raise ValueError(
+                    f"after must be a run that has released something, got {each.path}"
+                )
+            if self._ledger is not None and each.ledger.resolve() == self._ledger.resolve():
+                raise ValueError(
+                    f"after must be a run on another ledger than this one's, got {each.path}: its "
+                    "releases are in it"
+                )
+            for event in {entry.event for entry in found.reserved}:
+                flatten(event, self._relation)  # raises where it has no bound
+                if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
+                    raise ValueError(
+                        "after must be a run whose privacy unit is a user, as here, got "
+                        f"{each.path}, which released {event.describe()} of records: what that "
+                        "says of a user is not known"
+                    )
+
+    def _finished_before(self) -> tuple[Secret, int, str | None]:
+        """The secret of a new stage, the steps before it, and where the folder was by then.
+
+        Raises:
+            ValueError: the run is not finished, or is none that can be extended.
+        """
+        last = self.directory.latest
+        kept, shown = last.load_state(), last.last_shown()
+        first = self.directory.first.load_state()
+        if first.config is not None or first.mechanism is None or last.first.coins.exists():
+            raise ValueError(
+                f"extend must be given for a run of jaxdp.Run without canaries, got {self.path}: "
+                "begin another one in a new folder, with after="
+            )
+        if shown is None or not shown.step or shown.step < (kept.steps or 0):
+            raise ValueError(
+                f"extend must be given for a run that is finished, got {self.path}, where "
+                f"{0 if shown is None else shown.step} of {kept.steps} steps were shown: start the "
+                "program again that trains it"
+            )
+        self._check_guarantee(first)
+        self._check_ledger()
+        if first.data != self._fingerprint(first.secret.restored()):
+            raise ValueError(
+                f"source must hold the records that the run in {self.path} was trained on, got "
+                "others: begin another run in a new folder, with after="
+            )
+        self._like_released(shown_params(last)[1], self._params)  # before anything is written
+        secret = first.secret.restored().child(f"stage {self.directory.stage}")
+        return secret, (kept.before or 0) + shown.step, kept.place
 
     def _check_guarantee(self, kept: RunState) -> None:
         """Raises ValueError for another delta or relation than that of the rows' epsilons."""
@@ -847,13 +1084,34 @@ class Run:
         """A keyed hash of the records as they were given."""
         return (self._parts.fingerprint or functools.partial(fingerprint, self.source))(secret)
 
-    def _configuration(self) -> str:
+    def _configuration(self, secret: Secret) -> str:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        given = self.algorithm, self._loss_fn, self._params, self.source.example
-        traced = _programs(*given, self._gradient)
-        return f"{self._mechanism()} {self.path.resolve()} {traced}"
+        traced = self._program(secret)
+        return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
+
+    def _program(self, secret: Secret) -> program.Program | None:
+        """The form of this program, traced once; None where a configuration says what it is."""
+        if self._parts.config is not None:
+            return None
+        if self._traced is None:
+            step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
+            given = self._params, self.source.example, secret.key("program")
+            self._traced = program.program_of(step, *given)
+        return self._traced
+
+    def _require_same_program(self, kept: RunState) -> list[str]:
+        """Sentences for ``unverified`` on a program that could not be compared; see ``program``."""
+        traced = self._program(kept.secret.restored())
+
+        def once() -> str:
+            if traced is None or not self.directory.exists():
+                return "[]"
+            return json.dumps(program.require_same(self.directory, traced, self._same_program))
+
+        found: list[str] = json.loads(processes.from_process_0(once))
+        return found
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         """The user's progress function, or a bar; in process 0 alone."""
@@ -888,18 +1146,26 @@ def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
     return words, found.hexdigest()
 
 
-def steps_within(planned: int | None, steps: int | None) -> int:
+def steps_within(planned: int | None, steps: int | None, beyond: bool = False) -> int:
     """The steps to train: those asked for, or else those that the noise was calibrated for.
+
+    Args:
+        planned: that the noise was calibrated for; None for none.
+        steps: that were asked for.
+        beyond: True where they may be more.
 
     Raises:
         ValueError: there are neither, or more were asked for than calibrated.
     """
+    if beyond and steps is None:
+        raise ValueError("steps must be given with beyond=True, those of the whole run; got None")
     steps = planned if steps is None else arguments.integer("steps", steps, least=1)
     if steps is None:
         raise ValueError("steps must be given: the noise was not calibrated for any; got None")
-    if planned is not None and steps > planned:
+    if planned is not None and steps > planned and not beyond:
         raise ValueError(
-            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
+            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}; "
+            f"fit({steps}, beyond=True) takes more, and epsilon grows"
         )
     return steps
 
@@ -957,35 +1223,3 @@ def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:
     }
     count = max(1, int(mask.sum()))
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
-
-
-def _programs(
-    algorithm: Algorithm,
-    loss_fn: LossFn,
-    params: PyTree,
-    example: PyTree,
-    options: dict[str, Any],
-) -> str:
-    """The programs of a step as text: of the gradients and of what comes after the noise.
-
-    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
-    arrays that they captured.
-    """
-    links = PrivateStep.of(algorithm, loss_fn, **options)
-    _, after = links.init(params)
-    trained = links.grad_fn.trained(params)
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
-    key = (
-        jax.random.key(0, impl="threefry2x32")
-        if getattr(links.grad_fn, "takes_rng", False)
-        else None
-    )
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        update = jax.make_jaxpr(links.after.update)(trained, after, trained)
-    loss, numbers = "", [params, after, update.consts]
-    if isinstance(links.grad_fn, ClippedGrad):
-        norms = lambda p, b: links.grad_fn.with_info(p, b, "all", key)[1].norms  # noqa: E731
-        traced = jax.make_jaxpr(norms)(params, batch)
-        loss, numbers = str(traced), [*numbers, traced.consts]
-    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
-    return f"{text} {shards.hashed(numbers)}"

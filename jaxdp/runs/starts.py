@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -32,6 +32,21 @@ MOVED = (
     "mounted anew): that no other copy of it was continued, whose cost would add to this one's, "
     "was not verified"
 )
+
+# The accountant composes what was fixed beforehand; docs/accounting.md, "Adaptive runs".
+EXTENDED = (
+    "the run was extended after results were seen (more steps, a further stage, or a run after "
+    "another one): epsilon is as if the number of steps and the noise had been fixed before the "
+    "first release; a budget that holds without that is Ledger(budget=acc.RenyiFilter(...))"
+)
+# A ledger that took over another one's charges knows it as it was then.
+WENT_ON = (
+    "a run that this one was begun after has gone on since: what it has released since then is not "
+    "counted here"
+)
+
+
+AFTER = "after "  # and the run's name: its ledger's streams for the charges of other runs
 
 
 class Continuation(enum.Enum):
@@ -238,8 +253,11 @@ def begin(
     *,
     steps: int,
     every: int,
+    planned: int | None = None,
     whole: bool = False,
     note: str = "",
+    shared: Ledger | None = None,
+    after: Sequence[RunDirectory] = (),
 ) -> Iterator[Start]:
     """Records a new start of a run durably, before anything is drawn; yields it, its ledger open.
 
@@ -250,16 +268,55 @@ def begin(
             the seed it goes into the randomness, so that another run with that seed has another.
         steps: as for ``Start``.
         every: as for ``Start``.
+        planned: that the noise was calibrated for; None for none.
         whole: as for ``Start``.
         note: as for ``Start``.
+        shared: the ledger of several runs that this one is charged to, if it was given as an
+            object; it stays open.
+        after: other runs, whose charges the ledger takes over before the first step.
+
+    Raises:
+        ValueError: the ledger lacks what it must hold, or holds steps of this run already.
     """
     secret = state.secret.restored()
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
+        if directory.stage:
+            directory.create()
         directory.save_state(state)
-    with contextlib.closing(Ledger(directory.ledger, key=secret.stream("ledger"))) as ledger:
+    with contextlib.ExitStack() as ends:
+        ledger = directory.open_ledger(state, shared)
+        if ledger is not shared:
+            ends.callback(ledger.close)
         ledger.join()
         # Before a checkpoint is set aside, which alone may know what the ledger has lost.
         directory.check_shown(ledger, state)
+        if not state.starts and streams_of(ledger, state):
+            raise ValueError(
+                f"ledger must hold no step of a run that begins, but {directory.ledger} does: give "
+                "it another secret or stage, or put back the secret folder that it had"
+            )
+
+        # What other runs have released counts from the first step on. A crash may have come in
+        # between: charged once more it costs nothing.
+        taken = state.after
+        if not state.starts and after:
+            found = [each.checked_ledger() for each in after]
+            for number, other in enumerate(found):
+                ledger.take_over(other, f"{AFTER}{name_of(state)} {number}")
+            taken = tuple(other.head.hex() for other in found)
+        elif any(
+            each.exists() and each.checked_ledger().head.hex() != head
+            for each, head in zip(after, taken or (), strict=True)
+        ):
+            ledger.trust(WENT_ON)
+
+        # What was chosen by looking at releases is written down before it has any of its own.
+        fixed = planned if state.planned is None else state.planned
+        longer = state.shown and fixed is not None and steps > fixed
+        if longer or (not state.starts and ledger.reserved):
+            ledger.trust(EXTENDED)
+        most = max(each for each in (state.planned, planned, steps) if each is not None)
+        state = dataclasses.replace(state, steps=steps, planned=most, after=taken)
 
         # Each start has a line of its own, so that what two copies of a folder take and write after
         # their start can be distinguished, and fresh randomness for draws and noise.
@@ -280,4 +337,9 @@ def begin(
             ledger.trust(MOVED)
         state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=folder)
         directory.save_state(state)
-        yield Start(directory, state, secret, fresh, ledger, steps, every, whole, note)
+        start = Start(directory, state, secret, fresh, ledger, steps, every, whole, note)
+        try:
+            yield start
+        finally:  # a later start may be charged to the same object
+            for issuer in start.issuers:
+                ledger._retire(issuer)

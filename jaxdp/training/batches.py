@@ -205,7 +205,12 @@ def placed(source: Source, place: Placement | None = None) -> Source:
 
 
 def steps_left(
-    mechanism: Mechanism, taken: int, steps: int | None, epochs: float | None, beyond: bool
+    mechanism: Mechanism,
+    taken: int,
+    steps: int | None,
+    epochs: float | None,
+    beyond: bool,
+    room: int | None = None,
 ) -> int:
     """The number of steps of a loop: those asked for, or what is left of the budget.
 
@@ -215,9 +220,10 @@ def steps_left(
         steps: asked for; None asks for ``epochs``, or for all that are left.
         epochs: of expected batches.
         beyond: allow more than the noise was calibrated for.
+        room: how many the ledger's budget admits; None without one.
 
     Raises:
-        ValueError: both are given, or neither and the mechanism has no budget, or they go beyond.
+        ValueError: both are given, or neither and there is no budget, or they go beyond.
     """
     planned = mechanism.steps
     if steps is not None and epochs is not None:
@@ -226,11 +232,18 @@ def steps_left(
         each = mechanism.dataset_size / mechanism.batch_size
         steps = max(1, round(arguments.positive("epochs", epochs) * each))
     if steps is None:
-        if planned is None:
-            raise ValueError(
-                "steps or epochs must be given: the noise was not calibrated for a number of "
-                "steps; got None"
+        if room == 0:
+            warnings.warn(
+                "no step is left: the ledger's budget admits no further one, and the loop is empty",
+                stacklevel=3,
             )
+        if planned is None:
+            if room is None:
+                raise ValueError(
+                    "steps or epochs must be given: the noise was not calibrated for a number of "
+                    "steps, and the ledger has no budget; got None"
+                )
+            return room
         if taken >= planned:
             warnings.warn(
                 f"no step is left: the ledger holds all {planned} that the noise was "
@@ -238,7 +251,8 @@ def steps_left(
                 f"batches({planned}, beyond=True). A new model: jaxdp.Trainer(..., another=True)",
                 stacklevel=3,
             )
-        return max(0, planned - taken)
+        left = max(0, planned - taken)
+        return left if room is None else min(left, room)
     steps = arguments.integer("steps", steps, least=0)
     if planned is not None and taken + steps > planned and not beyond:
         raise ValueError(

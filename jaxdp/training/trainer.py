@@ -291,7 +291,8 @@ class Trainer:
 
         Args:
             steps: the number of batches, 0 for none; None takes all that are left of those that the
-                noise was calibrated for.
+                noise was calibrated for, and of these what the ledger's budget admits. A number is
+                taken as far as the budget goes; the batch after that raises, and says how many fit.
             epochs: in place of ``steps``: passes over the data set at the expected batch size.
             beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
             state: where training begins or goes on: from ``init``, or restored. It must be given
@@ -308,7 +309,7 @@ class Trainer:
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         issuer, ledger = self._issuer, self.ledger
         if not self._own:  # a run's
-            count = left_of(self.mechanism, issuer.next, steps, epochs, beyond)
+            count = left_of(self.mechanism, issuer.next, steps, epochs, beyond, issuer.room())
             processes.agree(step=issuer.next, steps=count)
             return Batches(self._sampler, self.source, issuer.next + count, self._place)
 
@@ -319,7 +320,7 @@ class Trainer:
         others = held.get(model, 0)
         first = others if self._model is None else issuer.next
         taken = others + (0 if self._model is None else issuer.next - issuer.first)
-        count = left_of(self.mechanism, taken, steps, epochs, beyond)
+        count = left_of(self.mechanism, taken, steps, epochs, beyond, issuer.room(first))
         processes.agree(step=first, steps=count, model=model)
         if self._model is None:
             if model:

@@ -62,7 +62,7 @@ def test_bad_input_is_named():
         ("noise_multiplier", lambda: acc.Gaussian("1")),
         ("noise_multiplier", lambda: acc.Gaussian(np.array(True))),
         ("noise_multiplier", lambda: acc.Gaussian(np.str_("1"))),
-        ("noise_multiplier", lambda: acc.Gaussian(np.timedelta64(1))),
+        ("noise_multiplier", lambda: acc.Gaussian(np.timedelta64(1, "s"))),
         ("noise_multiplier", lambda: acc.Gaussian(np.complex64(1))),
         ("sampling_prob", lambda: acc.PoissonSampled(GAUSS, np.array(True))),
         ("count", lambda: acc.Repeated(GAUSS, np.bool_(True))),

@@ -150,7 +150,7 @@ def test_what_is_ended_are_the_last_steps_of_its_stream_alone(path):
     ledger.charge(STEP, 3, stream="b", first_step=5)
     ledger.charge(STEP, 2)
     written, before = path.read_bytes(), ledger.to_json()
-    for stream, step in (("a", 15), ("a", 20), ("b", 8), ("c", 0)):
+    for stream, step in (("a", 16), ("a", 20), ("b", 9), ("c", 0)):
         ended(ledger, stream, step)  # nothing is there
     assert (path.read_bytes(), ledger.to_json()) == (written, before)
     for stream, step, left in (("b", 7, 19), ("a", 7, 11), ("a", 7, 11), ("b", 0, 9)):

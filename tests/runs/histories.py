@@ -126,6 +126,7 @@ class World:
             folder.with_name(f"{folder.name} kept"),
         )
         self.secret = secret or Secret.new()
+        self.options = {}  # of the run
         self.vault = []  # every checkpoint that was ever durable: (its step, where a copy is)
         self.states = []  # and every run.json
         self.visible = {}  # (stream, step, version): what was durable when it was seen
@@ -166,6 +167,10 @@ class World:
             fresh = np.zeros((STEPS, 2), int)
             patch.setattr(module, "_first_state", lambda *args, **options: (fresh, ()))
             patch.setattr(RunDirectory, "save_history", lambda *args: None)
+            # The parameters that a stage begins with, and the rows before it.
+            zeros = np.zeros(2, np.float32)
+            patch.setattr(module, "shown_params", lambda directory: (0, zeros))
+            patch.setattr(jaxdp.Run, "_begin_with_released", lambda self, before: [])
             with contextlib.suppress(Killed):
                 self._run(every, steps, enough, give_up, told)
                 return False
@@ -204,9 +209,16 @@ class World:
             secret=self.secret,
             report=False,
             set_aside_unreadable=give_up,
+            **self.options,
             _parts=Parts(prepare=prepare, enough=enough, stepper=lambda *args: Steps(self, *args)),
         )
         run.fit(steps)
+
+    def extend(self, name, mechanism):
+        """Goes on in a further stage; what was seen of the one before is forgotten."""
+        self.directory, self.mechanism = RunDirectory(self.directory.path, name), mechanism
+        self.checkpoints, self.visible, self.vault = self.directory.checkpoints, {}, []
+        self.kept = self.kept.with_name(f"{self.kept.name} {name}")
 
     def effect(self, name):
         """Called after each thing that is durable or visible; may be the last."""
@@ -306,6 +318,8 @@ class World:
         """(stream, first step, end) of what is charged, streams by number."""
         name, found = name_of(self.directory.load_state()), []
         for entry in self.directory.checked_ledger().entries:
+            if not entry.stream.startswith(name):
+                continue
             number = entry.stream.removeprefix(name).removeprefix("/") or "0"
             found.append(
                 (int(number) if number.isdecimal() else number, entry.first_step, entry.end)

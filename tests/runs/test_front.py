@@ -253,6 +253,8 @@ def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp
     shutil.rmtree(checkpoints / "6")
     shutil.copytree(tmp_path / "unseen", checkpoints / "6")
     assert "does not name as shown" in exported(tmp_path / "r")
+    one.fit(6)  # nor is it the finished run's: its steps are done again, and charged anew
+    assert one.directory.checked_ledger().steps == 6 + 3
     with stopping_before(0, monkeypatch):
         run(tmp_path / "q").fit(3)
     assert "checkpoint that was shown" in exported(tmp_path / "q")
@@ -500,7 +502,8 @@ def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path)
 
 def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
     """Two copies that go on cost more together than either says, and only the copy can know."""
-    mechanism, records = jaxdp.dp_sgd(2.0, 1.0, 20, 60), (X[:60], Y[:60])
+    mechanism = dataclasses.replace(jaxdp.dp_sgd(2.0, 1.0, 20, 60), steps=9)
+    records = (X[:60], Y[:60])
 
     def continued(name, steps):
         one = run(tmp_path / name, records, mechanism, delta=1e-5, every=4)

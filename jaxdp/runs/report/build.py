@@ -84,7 +84,8 @@ def build(
         + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
         history=rows,
         parameters=origin.parameters(params),
-        epochs=subject.epochs,
+        epochs=subject.epochs if subject.parts is None else None,
+        parts=subject.parts,
         date=date,
         command=subject.command,
         ledger_sha256=None if ledger_file is None else origin.sha256(ledger_file),
@@ -107,6 +108,7 @@ def _guarantee(subject: Subject, ledger: Ledger) -> Guarantee:
         in_words=event.describe(),
         epsilon=math.inf,
         accountant="none: no accountant bounds this event",
+        provided=subject.provided,
     )
     if not acc.supports(event, subject.relation):
         return found
@@ -137,6 +139,7 @@ def _claim(subject: Subject, ledger: Ledger, last: HistoryRow) -> ClaimRow | Non
     # Papers' formulas are about steps with independent noise.
     if (
         algorithm.claim is None
+        or subject.parts is not None
         or mechanism.strategy is not None
         or isinstance(noise, NoiseSchedule)
         or not noise

@@ -8,9 +8,9 @@ from jaxdp import clipping
 from jaxdp.mechanism import Mechanism, participation
 from jaxdp.noise import BandedInverse, Buffered, Strategy, Toeplitz, sensitivity
 from jaxdp.noise.sensitivity import Cyclic
-from jaxdp.runs.report.schema import Facts, Report
+from jaxdp.runs.report.schema import ChargedPart, Facts, Report
 from jaxdp.runs.report.subject import Rows, Subject
-from jaxdp.runs.report.words import HIDDEN, RELATIONS, show_delta
+from jaxdp.runs.report.words import HIDDEN, RELATIONS, show_delta, show_epsilon
 
 CODE = ("Command", "SHA-256 of ledger.jsonl")  # set in a monospaced font
 
@@ -117,6 +117,13 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
         )
     done += [*(("Audit", note) for note in report.notes), ("Accountant", guarantee.accountant)]
 
+    # Part by part, where epsilon counts more than one stage of one run.
+    parts = [
+        (part.name[:1].upper() + part.name[1:], _describe_part(part)) for part in report.parts or ()
+    ]
+    if subject.ledger:
+        parts.append(("Ledger", subject.ledger))
+
     # Whatever lets a reader do it again. A row without a value is left out.
     origin = [
         ("Date", f"{report.date} (UTC; training began or was resumed)" if report.date else ""),
@@ -129,9 +136,21 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
     return (
         ("Who is protected", tuple(protected)),
         ("What is done to protect them", tuple(done)),
+        *[("What epsilon counts", tuple(parts))][: len(parts)],
         ("The training", tuple(training)),
         ("Where this report comes from", tuple(row for row in origin if row[1])),
     )
+
+
+def _describe_part(part: ChargedPart) -> str:
+    """A part's releases, its own epsilon, and that of everything by its end."""
+    alone = show_epsilon(part.epsilon)
+    text = f"{part.in_words}; epsilon {alone} alone"
+    if part.steps is not None:
+        text = f"up to step {part.steps:,}: {text}"
+    if part.epsilon_after is not None:
+        text += f", {show_epsilon(part.epsilon_after)} of everything by its end"
+    return text
 
 
 def describe_relation(report: Report) -> str:

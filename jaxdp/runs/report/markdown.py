@@ -52,7 +52,8 @@ def to_markdown(report: Report) -> str:
     """The text of report.md."""
     guarantee, found, value = report.guarantee, report.measured, report.value
     proven = (
-        f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {show_delta(guarantee.delta)})**."
+        f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {show_delta(guarantee.delta)})**"
+        f"{', ' + guarantee.provided if guarantee.provided else ''}."
     )
     headline, progress = f"Proven: {proven}", "Epsilon"
     if found is not None:

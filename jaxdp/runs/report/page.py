@@ -69,6 +69,7 @@ def _template_values(report: Report, folder: Path) -> dict[str, Any]:
         "epsilon": "infinite" if math.isinf(guarantee.epsilon) else show_epsilon(guarantee.epsilon),
         "weak": any(each.about == "epsilon" for each in report.warnings),
         "delta": show_delta(guarantee.delta),
+        "provided": guarantee.provided,
         "neighbours": facts.describe_relation(report),
         "claim": claim and {"shown": show_epsilon(claim.epsilon), "verdict": claim.verdict},
         "warnings": cautions.all_warnings(report),

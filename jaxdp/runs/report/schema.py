@@ -102,7 +102,11 @@ class Guarantee(Written):
             accountant.
         epsilon_estimate: the accountant's estimate between the two; null where it has none.
         accountant: that proved the bound.
+        provided: what epsilon takes as fixed beforehand, in words; not there where nothing was
+            chosen by looking at releases.
     """
+
+    LEFT_OUT: ClassVar = ("provided",)
 
     relation: str
     delta: float
@@ -115,6 +119,31 @@ class Guarantee(Written):
     epsilon_lower: float | None = None
     epsilon_estimate: float | None = None
     accountant: str = ""
+    provided: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ChargedPart(Written):
+    """A part of what the ledger was charged for: a stage of the run, or what others released.
+
+    Attributes:
+        name: in words.
+        releases: number of its charged releases.
+        in_words: its mechanism and what it released, in words.
+        epsilon: certified upper bound on epsilon of this part alone; infinite where nothing is
+            proven.
+        epsilon_after: of everything charged by its end, as its last row says; of a stage.
+        steps: of the run up to its end; of a stage.
+    """
+
+    LEFT_OUT: ClassVar = ("epsilon_after", "steps")
+
+    name: str
+    releases: int
+    in_words: str
+    epsilon: float
+    epsilon_after: float | None = None
+    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,18 +370,19 @@ class Report(Written):
         outside_the_guarantee: what no run's guarantee covers.
         history: one row for each block of steps.
         parameters: number of parameters that are trained.
-        epochs: number of times that a record is used, on average.
+        epochs: number of times that a record is used, on average; null where there are ``parts``.
         date: UTC, on which training began or was resumed; no time of day.
         command: that gives the run.
         ledger_sha256: hexadecimal hash of ledger.jsonl.
         versions: of the libraries that the numbers depend on.
         machine: processor cores and device.
         facts: the public facts in words: (heading, rows of name and value).
+        parts: of what was charged, where there is more than one stage of one run.
         audited: the last audit of the run.
     """
 
     EMPTY: ClassVar = ("counts",)
-    LEFT_OUT: ClassVar = ("algorithm", "dataset", "model", "activation", "audited")
+    LEFT_OUT: ClassVar = ("algorithm", "dataset", "model", "activation", "parts", "audited")
 
     version: int = VERSION
     jaxdp: str
@@ -385,6 +415,7 @@ class Report(Written):
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     machine: str = ""
     facts: tuple[Facts, ...] = ()
+    parts: tuple[ChargedPart, ...] | None = None
     audited: AuditRow | None = None
 
     @property

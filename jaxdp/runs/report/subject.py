@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs.report.schema import Levels, Metric
+from jaxdp.runs.report.schema import ChargedPart, Levels, Metric
 from jaxdp.schedules import NoiseSchedule
 
 Rows = list[tuple[str, str]]
@@ -45,6 +45,9 @@ class Subject:
         judged_by: what judged the candidates of an annealed algorithm, in words, or None.
         names: in the registries; None for a model and data of the caller's own.
         config: the public configuration; None for one that has none.
+        parts: of what was charged; None for one run of one stage on a ledger of its own.
+        provided: what epsilon takes as fixed beforehand, in words; None for nothing.
+        ledger: whose it is and how its lines are chained, in words; "" for the folder's own.
     """
 
     title: str
@@ -59,6 +62,9 @@ class Subject:
     judged_by: str | None = None
     names: Names | None = None
     config: dict[str, Any] | None = None
+    parts: tuple[ChargedPart, ...] | None = None
+    provided: str | None = None
+    ledger: str = ""
 
     @property
     def dataset_size(self) -> int:
@@ -101,11 +107,23 @@ class Subject:
         return [float(noise)]
 
 
-def own_training(algorithm: Algorithm, steps: int, about: dict[str, str]) -> Rows:
-    """The facts about the training of a ``jaxdp.Run``; the caller's own words come last."""
-    epochs = steps * algorithm.mechanism.batch_size / algorithm.mechanism.dataset_size
+def own_training(algorithm: Algorithm, steps: int, about: dict[str, str], before: int = 0) -> Rows:
+    """The facts about the training of a ``jaxdp.Run``; the caller's own words come last.
+
+    Args:
+        algorithm: of the last stage.
+        steps: of all stages.
+        about: the caller's words by name.
+        before: steps of the stages before the last.
+    """
+    mechanism, last = algorithm.mechanism, steps - before
+    words = steps_in_words(last, last * mechanism.batch_size / mechanism.dataset_size)
+    if mechanism.steps is not None and last > mechanism.steps:
+        words += f"; the noise was calibrated for {mechanism.steps:,}"
+    if before:
+        words = f"{steps:,}; in the last stage {words}"
     rows = [
-        ("Steps", steps_in_words(steps, epochs)),
+        ("Steps", words),
         ("Model", "the caller's own"),
         ("Optimizer", "an optax chain of the caller's own, after the noise"),
     ]
