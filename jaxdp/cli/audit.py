@@ -82,6 +82,16 @@ def audit(
       jaxdp audit --algorithm dp-sgd --steps 10 --noise-multiplier 1
       jaxdp audit runs/x
     """
+    # A run has its own algorithm and numbers. Refused before JAX is imported, which takes seconds.
+    if run is not None:
+        own = {"algorithm": algorithm, **numbers, "set": settings or None}
+        given = [name for name, value in own.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"{given[0]} must not be given with a run, whose own is used; got {given}"
+            )
+        if not run.is_dir():
+            raise ValueError(f"run must be the folder of a finished run, got {run}")
     import jax
 
     from jaxdp.audit.algorithms import audit_algorithm
@@ -93,15 +103,8 @@ def audit(
     from jaxdp.runs import audit as of_runs
 
     papers()
-    # A run has its own algorithm and numbers.
     kept, directory = None, None
     if run is not None:
-        own = {"algorithm": algorithm, **numbers, "set": settings or None}
-        given = [name for name, value in own.items() if value is not None]
-        if given:
-            raise ValueError(
-                f"{given[0]} must not be given with a run, whose own is used; got {given}"
-            )
         directory, out = RunDirectory(run), out or run
         kept = of_runs.report_of(directory).config or {}
     name = algorithm or "dp-sgd" if kept is None else str(kept.get("algorithm"))

@@ -202,16 +202,7 @@ def train(
       jaxdp train --dataset mnist --epsilon 3 --delta 1e-5 --batch-size 512 --steps 4700
       jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
-    with imports_kept():
-        from jaxdp import data
-        from jaxdp.cli.devices import join_processes, mesh_of
-        from jaxdp.cli.launch import dry, launch
-        from jaxdp.devices import processes
-        from jaxdp.ledger.seeds import Secret
-        from jaxdp.runs import RunConfig, RunDirectory, recipe, resolve
-
-        papers()
-
+    # What needs no package is refused before JAX is imported, which takes seconds.
     if set_aside_unreadable and not resume:
         raise click.UsageError(
             "--set-aside-unreadable must come with --resume: a new run has no checkpoint"
@@ -222,6 +213,18 @@ def train(
         raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
     if resume and dry_run:
         raise click.UsageError("--dry-run must not come with --resume: it is for a new run")
+    if resume and not Path(out or "", "secret", "run.json").exists():
+        raise click.UsageError(f"out must hold a run to resume, got {out}")
+
+    with imports_kept():
+        from jaxdp import data
+        from jaxdp.cli.devices import join_processes, mesh_of
+        from jaxdp.cli.launch import dry, launch
+        from jaxdp.devices import processes
+        from jaxdp.ledger.seeds import Secret
+        from jaxdp.runs import RunConfig, RunDirectory, recipe, resolve
+
+        papers()
 
     # Processes and devices first: what follows has to be the same in all processes, so process 0
     # alone chooses the folder and the secret.

@@ -5,7 +5,9 @@ leaf in its pytree, joined by dots, such as ``params.Dense_0.kernel``. ``.safete
 Flax's ``.msgpack`` and a folder of Orbax nest dicts by it, lists as {"0": ..., "1": ...}.
 """
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from jaxdp._extras import needed
 from jaxdp.devices import processes, shards
 from jaxdp.ledger.durable import StorageError
 from jaxdp.ledger.ledger import Shown
-from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.checkpoints import Checkpoints, arrays_on_host
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import first_line, reading, write_bytes_atomically, writing
 from jaxdp.types import PyTree
@@ -200,10 +202,14 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
             if ending in _ORBAX:
                 import orbax.checkpoint as ocp
 
-                if not path.absolute().parent.is_dir():  # which orbax would make
-                    raise FileNotFoundError(f"no folder {path.parent}")
-                with ocp.StandardCheckpointer() as writer:
-                    writer.save(path.absolute(), nested)
+                # Orbax leaves what it had begun, on a full disk.
+                with (
+                    tempfile.TemporaryDirectory(dir=path.absolute().parent) as place,
+                    ocp.StandardCheckpointer() as writer,
+                ):
+                    writer.save(Path(place, "params"), nested)
+                    writer.wait_until_finished()
+                    Path(place, "params").rename(path)
             elif ending == ".msgpack":
                 write_bytes_atomically(path, flax.serialization.msgpack_serialize(nested))
             else:
@@ -211,10 +217,15 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
 
                 named = {".".join(name): array for name, array in arrays.items()}
                 write_bytes_atomically(path, safetensors.numpy.save(named))
-        except Exception as error:
-            if isinstance(error, OSError):
-                raise
-            raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
+        except OSError:
+            raise
+        except Exception as error:  # each library has its own
+            if "No space left" in str(error):
+                raise OSError(errno.ENOSPC, "No space left on device") from error
+            raise ValueError(
+                f"path must have an ending whose form takes these arrays, got {path}: "
+                f"{first_line(error)}"
+            ) from error
     return ""
 
 
@@ -226,10 +237,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         content = path.read_bytes() if ending == ".msgpack" else b""
         try:
             if ending in _ORBAX:
-                import orbax.checkpoint as ocp
-
-                with ocp.StandardCheckpointer() as reader:
-                    tree = reader.restore(path.absolute())
+                tree = arrays_on_host(path.absolute())
             elif ending == ".msgpack":
                 tree = flax.serialization.msgpack_restore(content)
             else:

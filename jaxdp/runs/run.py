@@ -188,6 +188,11 @@ class Run:
         every: steps between checkpoints and evaluations; None takes a twentieth of the run.
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
+        log: called with every row once it is durable and the ledger says that it was shown: a dict
+            of ``step``, ``epsilon``, ``update_norm`` and the numbers of ``evaluate``. In several
+            processes process 0 calls it. A run that goes on hands over no row again but one that
+            was being handed over when it ended. docs/howto/watch_a_run.md has TensorBoard and
+            others.
         secret: of a new run; None takes one from the operating system.
         physical_batch_size: records of one compiled microbatch; None takes that of least work,
             "auto" as many as the device's memory holds, written down when the run begins.
@@ -246,6 +251,7 @@ class Run:
         evaluate: Evaluate | None = None,
         every: int | None = None,
         progress: Progress | None = None,
+        log: Callable[[Row], None] | None = None,
         secret: Secret | None = None,
         physical_batch_size: int | Literal["auto"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
@@ -273,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            path = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(path, extend)
+            given = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(given, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
@@ -294,10 +300,10 @@ class Run:
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
         check_arrays(params)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
                 raise ValueError(
-                    f"params must hold numbers, got a key at {jax.tree_util.keystr(path)}. Split "
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(keys)}. Split "
                     "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
                     "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
                 )
@@ -323,6 +329,9 @@ class Run:
             if given is not None and not callable(given):
                 raise ValueError(f"{name} must be a function {what}; got {given!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
+        if log is not None and not callable(log):
+            raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
+        self._log = log
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
@@ -608,6 +617,7 @@ class Run:
                 def show(step: int, row: Row | None) -> None:
                     if row is not None:
                         row = public(row)
+                        self._hand_to_log(row)
                         rows_before = [r for r in self.history if r["step"] < row["step"]]
                         self.history = [*rows_before, row]
                         self.directory.save_history(self.history)
@@ -1112,6 +1122,26 @@ class Run:
 
         found: list[str] = json.loads(processes.from_process_0(once))
         return found
+
+    def _hand_to_log(self, row: Row) -> None:
+        """Calls the user's ``log`` in process 0; all processes end where it raises.
+
+        Before the row is written to history.json: what that holds was logged, and is not again.
+        """
+
+        def call() -> str:
+            try:
+                if self._log is not None and row["step"] not in [r["step"] for r in self.history]:
+                    self._log(dict(row))
+            except Exception as error:
+                raise ValueError(
+                    f"log must take every row, got {type(error).__name__}: {error} at the row of "
+                    f"step {row['step']}. Nothing is lost: its checkpoint and the ledger are whole."
+                    " Mend log, and start the same program again: it begins with this row"
+                ) from error
+            return ""
+
+        processes.from_process_0(call)
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         """The user's progress function, or a bar; in process 0 alone."""

@@ -15,7 +15,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data
-from jaxdp.cli import main
+from jaxdp.cli import main, options
 from jaxdp.cli.plan import _best, _Budget, _makers
 from jaxdp.cli.tune import law_of
 from jaxdp.ledger import Ledger
@@ -253,7 +253,7 @@ def test_an_interrupt_before_a_run_and_an_audit_under_other_relations_end_in_wor
     monkeypatch.setattr("jaxdp.runs.audit.config_of", lambda run: config)
     monkeypatch.setattr("jaxdp.runs.audit.report_of", lambda run: SimpleNamespace(config={}))
     words = "under add_or_remove_one to be audited, got replace_special"
-    assert words in refused(capsys, "audit", "a-run")
+    assert words in refused(capsys, "audit", str(tmp_path))
 
 
 # jaxdp audit.
@@ -363,3 +363,29 @@ def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch
     assert "BandMF: not possible: no bound" in found.stdout
     monkeypatch.setattr(jaxdp.mechanism, "dp_sgd", refuse)
     assert str(planned(small).exception) == "no bound"
+
+
+def test_a_command_that_asks_for_nothing_heavy_imports_nothing_heavy():
+    """Before: `jaxdp export nothere` and every misspelt option waited for JAX or SciPy."""
+    program = (
+        "import sys\nfrom jaxdp.cli import main\n"
+        "for line in sys.stdin:\n"
+        "    try: main(line.split())\n"
+        "    except SystemExit: pass\n"
+        "sys.exit(', '.join({'jax', 'scipy', 'flax', 'orbax'} & {*sys.modules}) or None)\n"
+    )
+    lines = (
+        "--help;train --help;train --nonsense;train --dataset nope;train --resume --out nothere;"
+        "tune --nonsense;audit nothere;export nothere;plan --epsilon x;epsilon --steps 10;"
+        "calibrate --epsilon 3 --delta 1e-5 --steps 9;data --help"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="\n".join(lines.split(";")),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "folder must hold a run, with its secret/, got nothere" in done.stderr
+    assert set(options.ACCOUNTANTS) == {*acc.queries.ACCOUNTANTS} - {"log_sobolev"}
+    assert [relation.value for relation in acc.Relation] == [*options.RELATIONS]

@@ -20,6 +20,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
 from jaxdp.runs import tries as engine
 from jaxdp.runs.tuning import LogUniform, Uniform, tune
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 LAW = acc.Geometric(0.3)
@@ -33,7 +34,7 @@ def loss_fn(w, x, y):
 
 
 def make(candidate, noise=2.0):
-    return jaxdp.dp_sgd(noise, 1.0, 20, 60), optax.sgd(candidate["rate"])
+    return sgd_of(noise, 1.0, 20, 60), optax.sgd(candidate["rate"])
 
 
 ALONE = jaxdp.Algorithm(*make({"rate": 0.1})).total(2)  # the event of one try
