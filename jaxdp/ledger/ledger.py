@@ -594,6 +594,11 @@ class Ledger:
                 raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
             if not self._fixed:
                 self._rows.append({"budget": repr(self._budget)})
+        elif self._fixed:  # forgotten, as where a trainer is given the path alone
+            raise acc.BudgetExceededError(
+                f"budget must be given again to charge this ledger, {self._fixed}, got none: "
+                "nothing would stop at it. Ledger(path, budget=...) in place of the path"
+            )
         row = entry.to_dict()
         Entry.from_dict(row)  # what could not be read again is not written
         self._rows.append(row)
@@ -619,7 +624,7 @@ class Ledger:
                 most,
                 key=lambda n: self._streams.new_events(entry.between(first, first + n)),
             )
-        if trial is not None:
+        if trial is not None and most:
             trial.charge(acc.Repeated(entry.event, most))
         return fit
 

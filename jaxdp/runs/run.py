@@ -279,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            given = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(given, extend)
+            place = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(place, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
@@ -395,7 +395,8 @@ class Run:
         folder shows.
 
         Args:
-            steps: of the whole run; None takes those that the noise was calibrated for.
+            steps: of the whole run; None takes those that the noise was calibrated for, or what
+                was taken beyond them.
             beyond: True lets them be more than that; epsilon grows, and counts everything.
 
         Returns:
@@ -405,10 +406,10 @@ class Run:
             ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
                 the class.
         """
-        mechanism = self.algorithm.mechanism
+        mechanism, asked = self.algorithm.mechanism, steps is not None
         steps = steps_within(mechanism.steps, steps, beyond)
         mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
-        self.result = in_words(self.path, functools.partial(self._train, steps))
+        self.result = in_words(self.path, functools.partial(self._train, steps, asked))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
@@ -532,7 +533,7 @@ class Run:
             params = self._trained_of(params)
         export_params(self.directory, path, params, only)
 
-    def _train(self, steps: int) -> Result:
+    def _train(self, steps: int, asked: bool) -> Result:
         """Trains the steps that are left; nothing of a step is shown before it is durable."""
         parts, evaluate, mechanism = self._parts, self._evaluate, self.algorithm.mechanism
         check_repeatable(self.source)
@@ -553,7 +554,7 @@ class Run:
             before = kept.before or 0  # steps of the stages before this one
             earlier = self._begin_with_released(before) if before else []
             unsure = self._require_same_program(kept)
-            if (found := self._finished(kept, steps)) is not None:
+            if (found := self._finished(kept, steps, asked)) is not None:
                 return found
             if self.directory.later:
                 raise ValueError(
@@ -754,14 +755,14 @@ class Run:
         if self._traced is not None and processes.index() == 0:
             program.keep(self.directory, self._traced)
 
-    def _finished(self, kept: RunState, steps: int) -> Result | None:
+    def _finished(self, kept: RunState, steps: int, asked: bool) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
         Nothing is written, not even the start. A run whose history or last checkpoint is not that
         of the state shown last goes on by the way of all others, which mends what it can.
 
         Raises:
-            ValueError: it has taken more steps.
+            ValueError: it has taken more steps than were ``asked`` for.
         """
         parts, canaries, before = self._parts, self._canaries, kept.before or 0
 
@@ -790,7 +791,7 @@ class Run:
             state = checkpoints.state(int(step), like)
         if state is None or past_of(state).hex() != past:
             return None
-        if state.step > steps:
+        if asked and state.step > steps:
             planned = self.algorithm.mechanism.steps
             raise ValueError(
                 f"steps must be at least the {state.step} that the run in {self.path} has taken"
@@ -798,7 +799,7 @@ class Run:
                 f"fit() returns what it trained, and Run.open({str(self.path)!r}) reads it"
             )
         self.history, ledger = self._own_history(), self.directory.checked_ledger()
-        with self._bar(before + steps) as progress:
+        with self._bar(before + max(steps, state.step)) as progress:
             progress(before + state.step, self.history[-1])
         released = algorithm.released(state.params, state.opt_state)
         seeded = kept.secret.reproducible
@@ -961,7 +962,7 @@ class Run:
         if is_calculated and kept.mechanism != self._mechanism():
             changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"mechanism must stay that of the run in {self.path}; changed: {changed}. "
                 f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
                 "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
                 "noise_multiplier=...)"
@@ -1108,7 +1109,8 @@ class Run:
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
-            self._traced = program.program_of(step, *given)
+            # A further stage takes its parameters from the one before, and only shapes from these.
+            self._traced = program.program_of(step, *given, numbers=not self.directory.stage)
         return self._traced
 
     def _require_same_program(self, kept: RunState) -> list[str]:

@@ -130,6 +130,10 @@ def test_blocks_schedules_and_whole_numbers_are_admitted_as_they_are_planned():
     # Another mechanism, or noise that was chosen on the way.
     other = issuer(ledger=Ledger(budget=plan()))
     refused("fit the plan .* goes through acc.RenyiFilter", other.take)
+    train = a_trainer(Ledger(budget=plan()), jaxdp.dp_sgd(2.0, 1.0, 3, N))
+    count, said = taken(train, 5)
+    assert count == 0
+    assert "0 of 5 steps fit the budget" in said
 
 
 def test_a_plan_is_fixed_before_the_first_charge_and_opened_with_the_same(path):
@@ -143,6 +147,12 @@ def test_a_plan_is_fixed_before_the_first_charge_and_opened_with_the_same(path):
     assert reader.steps == 6
     refused("budget must be given to have something left", reader.left)
     assert Ledger.from_json(reader.to_json()).steps == 6
+    # Whoever forgets the budget reads, and charges nothing.
+    refused("budget must be given again .*Budget", reader.charge, STEP)
+    reader.close()
+    train = a_trainer(path, another=True)
+    assert "budget must be given again" in taken(train, 5)[1]
+    train.close()
     words = "budget must be the one that this ledger was begun with, Budget"
     for other in (
         acc.Budget(3.0, 1e-5, plan=[MADE.total(5), sgd_of(2.0, 1.0, 3, N)]),

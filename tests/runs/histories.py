@@ -164,7 +164,7 @@ class World:
             patch.setattr(Light, "world", self)
             patch.setattr(Light, "is_saving", slow)
             patch.setattr(module, "Checkpoints", Light)
-            patch.setattr(jaxdp.Run, "_configuration", lambda *args: "of any folder")
+            patch.setattr(jaxdp.Run, "_configuration", lambda self, secret: "of any folder")
             fresh = np.zeros((STEPS, 2), int)
             patch.setattr(module, "_first_state", lambda *args, **options: (fresh, ()))
             patch.setattr(RunDirectory, "save_history", lambda *args: None)

@@ -164,6 +164,9 @@ def test_more_steps_than_calibrated_count_and_say_what_was_fixed(finished, tmp_p
         one.fit(14, beyond=True)
     assert one.epsilon().upper == epsilon((MECHANISM, 14)) == one.history[-1]["epsilon"]
     assert one.unverified()[:1] == [EXTENDED]  # and that the folder was copied
+    again = run(finished, average=0.5)  # without a number: what is there
+    np.testing.assert_array_equal(again.fit()["w"], one.params["w"])
+    refused("steps must be at least the 14", again.fit, 12)
     page = (finished / "report.md").read_text()
     assert f"**, {AS_IF}." in page
     assert "the noise was calibrated for 12" in page
