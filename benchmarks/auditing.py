@@ -65,7 +65,16 @@ def tight():
             epsilon=epsilon, delta=DELTA, steps=4, sampling_prob=1
         )
         begun = time.perf_counter()
-        algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+        algorithm = opt.sgd(
+            jaxdp.dp_sgd(
+                noise_multiplier=noise,
+                l2_clip_norm=1.0,
+                batch_size=4,
+                dataset_size=4,
+                sampling="full_batch",
+            ),
+            0.1,
+        )
         shares = [
             audit_algorithm(algorithm, 4, DELTA, seed=seed).profile.epsilon / epsilon
             for seed in (1, 2, 3)
@@ -86,7 +95,9 @@ def tight():
         noise = acc.calibrate_noise_multiplier(
             epsilon=epsilon, delta=DELTA, steps=steps, sampling_prob=rate
         )
-        algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), lr)
+        algorithm = opt.sgd(
+            jaxdp.dp_sgd(noise_multiplier=noise, l2_clip_norm=1.0, batch_size=1, dataset_size=4), lr
+        )
         canary, worlds = tiny_worlds(algorithm)
         begun = time.perf_counter()
         run = training_run(

@@ -50,7 +50,10 @@ def main():
     given = parser.parse_args()
     guarantee = json.loads((given.folder / "report.json").read_text())["guarantee"]
     mechanism = jaxdp.dp_sgd(
-        guarantee["noise_multiplier"], 1.0, round(RECORDS * guarantee["sampling_prob"]), RECORDS
+        noise_multiplier=guarantee["noise_multiplier"],
+        l2_clip_norm=1.0,
+        batch_size=round(RECORDS * guarantee["sampling_prob"]),
+        dataset_size=RECORDS,
     )
     coins = json.loads((given.folder / "secret" / "canaries.json").read_text())["included"]
     others = np.load(given.folder / "canary_gradients.npy")[:, ~np.array(coins, bool)]

@@ -45,7 +45,9 @@ def null(audits, seed=101):
 
 def null_large(audits=40):
     """Audits of DP-SGD as `jaxdp audit` makes them, of 1.4 million numbers each."""
-    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
+    algorithm = opt.sgd(
+        jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=1, dataset_size=4), 0.1
+    )
     _, worlds = tiny_worlds(algorithm)
     begun = time.perf_counter()
     found = [audit_noise(algorithm, worlds, 10, seed=500 + i) for i in range(audits)]

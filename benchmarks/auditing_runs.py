@@ -40,7 +40,10 @@ def of_peer(folder, report, python):
     )
     guarantee = report["guarantee"]
     mechanism = jaxdp.dp_sgd(
-        guarantee["noise_multiplier"], 1.0, round(60_000 * guarantee["sampling_prob"]), 60_000
+        noise_multiplier=guarantee["noise_multiplier"],
+        l2_clip_norm=1.0,
+        batch_size=round(60_000 * guarantee["sampling_prob"]),
+        dataset_size=60_000,
     )
     seen = np.load(folder / "canary_gradients.npy")
     scores = canaries.log_odds(seen, jaxdp.optimizers.sgd(mechanism, 0.1))

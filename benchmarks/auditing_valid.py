@@ -109,7 +109,10 @@ def one_run(audits):
 
 def payments(seeds):
     """Means of six runs of 1,000 canaries: one statistic alone, and both, by the share of looks."""
-    algorithm = jaxdp.optimizers.sgd(jaxdp.dp_sgd(0.532, 1.0, 512, 60_000), 0.1)
+    algorithm = jaxdp.optimizers.sgd(
+        jaxdp.dp_sgd(noise_multiplier=0.532, l2_clip_norm=1.0, batch_size=512, dataset_size=60_000),
+        0.1,
+    )
     charged, rows = 512 / 60_000, []
     leaks = {
         "as charged": (0.532, charged), "half the noise": (0.266, charged),

@@ -104,7 +104,12 @@ def dp_sgd(problem: Problem, epochs: int) -> jaxdp.Mechanism:
     z = acc.calibrate_noise_multiplier(
         problem.epsilon, DELTA, problem.batch_size / problem.size, problem.steps(epochs)
     )
-    return jaxdp.dp_sgd(z, problem.sgd_clip, problem.batch_size, problem.size)
+    return jaxdp.dp_sgd(
+        noise_multiplier=z,
+        l2_clip_norm=problem.sgd_clip,
+        batch_size=problem.batch_size,
+        dataset_size=problem.size,
+    )
 
 
 def run_dp_sgd(problem: Problem, mechanism: jaxdp.Mechanism, epochs: list[int], seed: int) -> dict:
@@ -202,7 +207,7 @@ def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
                 noise_std=published.noise_std,
             )
         )
-    mechanism, started = dp_sgd(problem, last), time.perf_counter()
+    mechanism, started = dp_sgd(noise_multiplier=problem, l2_clip_norm=last), time.perf_counter()
     tables = [run_dp_sgd(problem, mechanism, epochs, seed) for seed in range(seeds)]
     spent = {str(e): round(mechanism.epsilon(problem.steps(e), DELTA).upper, 4) for e in epochs}
     z = mechanism.noise_multiplier
@@ -280,7 +285,12 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
     for epochs in (50, 200):
         steps, q = problem.steps(epochs), problem.batch_size / problem.size
         z = acc.calibrate_noise_multiplier(target, DELTA, q, steps, REPLACE)
-        mechanism = jaxdp.dp_sgd(z, problem.sgd_clip, problem.batch_size, problem.size)
+        mechanism = jaxdp.dp_sgd(
+            noise_multiplier=z,
+            l2_clip_norm=problem.sgd_clip,
+            batch_size=problem.batch_size,
+            dataset_size=problem.size,
+        )
         started, which = time.perf_counter(), dataclasses.replace(problem, hidden=())
         tables = [run_dp_sgd(which, mechanism, [epochs], seed) for seed in range(seeds)]
         name = f"DP-SGD, one layer, {epochs} epochs"
@@ -290,7 +300,10 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
 
 def mnist_rows(problem: Problem, epochs: int, seeds: int) -> list[dict]:
     """R1 against DP-SGD on MNIST: accuracy and seconds an epoch."""
-    algorithm, mechanism = released(problem, epochs, bc.constant()), dp_sgd(problem, epochs)
+    algorithm, mechanism = (
+        released(problem, epochs, bc.constant()),
+        dp_sgd(noise_multiplier=problem, l2_clip_norm=epochs),
+    )
     runs = {
         "R1": functools.partial(run_released, problem, algorithm, [epochs]),
         "DP-SGD": functools.partial(run_dp_sgd, problem, mechanism, [epochs]),

@@ -63,7 +63,9 @@ class Private:
     """The trainer, with so many rows of a physical batch; None leaves them to it."""
 
     def __init__(self, params, loss_fn, data, batch, rows=None):
-        mechanism = jaxdp.dp_sgd(1.0, 1.0, batch, RECORDS)
+        mechanism = jaxdp.dp_sgd(
+            noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=batch, dataset_size=RECORDS
+        )
         self._trainer = jaxdp.Trainer(
             loss_fn, mechanism, optax.sgd(0.01), data, physical_batch_size=rows
         )

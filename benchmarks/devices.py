@@ -74,7 +74,9 @@ def at(shape, sharding):
 def private(loss_fn, params, batch, mesh):
     """The compiled private step of Trainer, and a function from nothing to its arguments."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, batch_size=rows // 2, dataset_size=100 * rows)
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=rows // 2, dataset_size=100 * rows
+    )
     place = None if mesh is None else placement.resolve_placement(placement.placement(mesh), params)
     grad_fn = mechanism.clipped_grad(loss_fn)
     step = PrivateStep(

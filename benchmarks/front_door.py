@@ -37,7 +37,9 @@ def problem():
 
 def front_door(steps, folder):
     data, params = problem()
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, BATCH, RECORDS)
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=RECORDS
+    )
     trainer = jaxdp.Trainer(
         loss_fn, mechanism, optax.sgd(0.1), data, ledger=folder / "ledger.jsonl"
     )
@@ -59,7 +61,9 @@ def by_hand(steps, rows):
     (x, y), params = problem()
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
     tx = optax.chain(jaxdp.privatize(1.0, BATCH), optax.sgd(0.1))
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, BATCH, RECORDS)
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=RECORDS
+    )
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, RECORDS, rows).astype(np.int32) for _ in range(100)]
     mask = np.arange(rows) < BATCH

@@ -183,7 +183,7 @@ def fill_tickets(folder, rng):
 
 
 def mechanism():
-    return jaxdp.dp_sgd(2.0, 1.0, BATCH, N)
+    return jaxdp.dp_sgd(noise_multiplier=2.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=N)
 
 
 def program(folder, every=2):

@@ -179,7 +179,9 @@ def step(name: str) -> dict[str, Any]:
     batch, (params, loss_fn, data) = made(name)
     records, steps = 8 * batch, 5 if jax.default_backend() == "cpu" else 50
     data = jax.tree.map(lambda x: jnp.tile(x, (8,) + (1,) * (x.ndim - 1)), data)
-    mechanism = jaxdp.dp_sgd(1.0, CLIP, batch, records)
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=CLIP, batch_size=batch, dataset_size=records
+    )
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.adam(1e-3), data)
     state = trainer.init(params)
 

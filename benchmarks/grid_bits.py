@@ -38,9 +38,24 @@ def mechanism_of(kind: str) -> jaxdp.Mechanism:
     """The mechanism of a kind: noise, and "correlated" for two steps that share noise."""
     noise = "grid" if "grid" in kind else "gaussian"
     if not kind.startswith("correlated"):
-        return jaxdp.dp_sgd(MULTIPLIER, 1.0, RECORDS, RECORDS, sampling="full_batch", noise=noise)
+        return jaxdp.dp_sgd(
+            noise_multiplier=MULTIPLIER,
+            l2_clip_norm=1.0,
+            batch_size=RECORDS,
+            dataset_size=RECORDS,
+            sampling="full_batch",
+            noise=noise,
+        )
     half = RECORDS // 2
-    return jaxdp.dp_mf(MULTIPLIER, 1.0, half, RECORDS, steps=2, bands=2, noise=noise)
+    return jaxdp.dp_mf(
+        noise_multiplier=MULTIPLIER,
+        l2_clip_norm=1.0,
+        batch_size=half,
+        dataset_size=RECORDS,
+        steps=2,
+        bands=2,
+        noise=noise,
+    )
 
 
 KINDS = ("gaussian", "grid", "correlated", "correlated on a grid")

@@ -98,7 +98,9 @@ def problem_of(network: str, rows: int) -> tuple[Any, Callable[[Any, Any], jax.A
 def step_of(kind: str, problem: Any, rows: int) -> Callable[[int], Any]:
     """Whole steps of a trainer: draw, gather, clip, noise, SGD."""
     params, loss_fn, data = problem
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, rows, 4 * rows, noise=kind)
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=rows, dataset_size=4 * rows, noise=kind
+    )
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), data, reserve=1)
     kept = {"state": trainer.init(params), "batches": iter(trainer.batches(1_000))}
 

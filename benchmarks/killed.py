@@ -36,10 +36,24 @@ def mechanism(kind="run"):
 
     if kind == "run-correlated":
         made = {"steps": STEPS, "strategy": "banded", "bands": 3}
-        return jaxdp.dp_mf(2.0, 1.0, BATCH, N, "fixed_order", **made)
+        return jaxdp.dp_mf(
+            noise_multiplier=2.0,
+            l2_clip_norm=1.0,
+            batch_size=BATCH,
+            dataset_size=N,
+            sampling="fixed_order",
+            **made,
+        )
     rule = "allocation" if kind == "run-epochs" else "poisson"
     noise = "grid" if kind == "run-grid" else "gaussian"
-    return jaxdp.dp_sgd(2.0, 1.0, BATCH, N, rule, noise=noise)
+    return jaxdp.dp_sgd(
+        noise_multiplier=2.0,
+        l2_clip_norm=1.0,
+        batch_size=BATCH,
+        dataset_size=N,
+        sampling=rule,
+        noise=noise,
+    )
 
 
 def epsilon(kind, ledger=None):

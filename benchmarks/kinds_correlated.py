@@ -81,13 +81,24 @@ def correlated_mechanism(case: Correlated) -> jaxdp.Mechanism:
         if isinstance(rule, CyclicPoisson):
             batch = round(rule.sampling_prob * case.records / rule.bands)
             made = jaxdp.dp_mf(
-                case.noise, 1.0, batch, case.records, "cyclic_poisson", bands=rule.bands, **common
+                noise_multiplier=case.noise,
+                l2_clip_norm=1.0,
+                batch_size=batch,
+                dataset_size=case.records,
+                sampling="cyclic_poisson",
+                bands=rule.bands,
+                **common,
             )
         else:
             made = jaxdp.dp_mf(
-                case.noise, 1.0, rule.batch_size, case.records, "fixed_order",
-                strategy="square_root", **common,
-            )  # fmt: skip
+                noise_multiplier=case.noise,
+                l2_clip_norm=1.0,
+                batch_size=rule.batch_size,
+                dataset_size=case.records,
+                sampling="fixed_order",
+                strategy="square_root",
+                **common,
+            )
     if made.sampling != rule:
         raise ValueError(f"sampling must be what dp_mf makes of it, {made.sampling}, got {rule}")
     return made

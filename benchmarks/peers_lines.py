@@ -63,7 +63,7 @@ def counts(text: str, library: str) -> tuple[int, int, int]:
         for node in nodes
         if owner(node) and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
-    while more := {name for name in taken & given.keys() - ours if ours.issuperset(given[name])}:
+    while more := {n for n in taken & given.keys() - ours if {*given[n]} <= {*ours, n}}:
         ours |= more
     lines, names = set(), set(imported)
     for node in nodes:

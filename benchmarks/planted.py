@@ -64,7 +64,13 @@ CROWD = worlds([[0, 0.02]] * 30 + [[0, 20.0]], [[0, 0.02]] * 30 + [[0, 20.0]], l
 
 
 def flat(noise=NOISE, size=4, sampling="full_batch", bound=1.0):
-    return jaxdp.dp_sgd(noise, bound, size, 4 if size < 4 else size, sampling)
+    return jaxdp.dp_sgd(
+        noise_multiplier=noise,
+        l2_clip_norm=bound,
+        batch_size=size,
+        dataset_size=4 if size < 4 else size,
+        sampling=sampling,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

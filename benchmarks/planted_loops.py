@@ -23,7 +23,11 @@ from jaxdp import audit
 RECORDS, WIDTH, BATCH, CLIP, NOISE, EPOCHS = 16, 30, 4, 1.0, 1.0, 2
 STEPS = EPOCHS * RECORDS // BATCH
 DELTA = 1e-2
-MECHANISM = dataclasses.replace(jaxdp.dp_sgd(NOISE, CLIP, BATCH, RECORDS), steps=STEPS, delta=DELTA)
+MECHANISM = dataclasses.replace(
+    jaxdp.dp_sgd(noise_multiplier=NOISE, l2_clip_norm=CLIP, batch_size=BATCH, dataset_size=RECORDS),
+    steps=STEPS,
+    delta=DELTA,
+)
 
 _RNG = np.random.default_rng(11)
 DATA = (

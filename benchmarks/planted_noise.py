@@ -22,7 +22,9 @@ from jaxdp.types import Summed
 
 RECORDS, WIDTH, BATCH, STEPS = 16, 8, 4, 8
 RATE = BATCH / RECORDS
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, BATCH, RECORDS)
+MECHANISM = jaxdp.dp_sgd(
+    noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=RECORDS
+)
 
 _RNG = np.random.default_rng(3)
 _X = _RNG.normal(size=(RECORDS, WIDTH)).astype(np.float32)
@@ -339,12 +341,33 @@ def through(mechanism, draw):
     return loop
 
 
-BANDED = jaxdp.dp_mf(1.0, 1.0, 2, RECORDS, steps=STEPS, strategy="banded", bands=4)
-BUFFERED = jaxdp.dp_mf(1.0, 1.0, BATCH, RECORDS, "fixed_order", steps=STEPS, strategy="buffered")
-ON_GRID = jaxdp.dp_sgd(1.0, 1.0, BATCH, RECORDS, noise="grid")
+BANDED = jaxdp.dp_mf(
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    batch_size=2,
+    dataset_size=RECORDS,
+    steps=STEPS,
+    strategy="banded",
+    bands=4,
+)
+BUFFERED = jaxdp.dp_mf(
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    batch_size=BATCH,
+    dataset_size=RECORDS,
+    sampling="fixed_order",
+    steps=STEPS,
+    strategy="buffered",
+)
+ON_GRID = jaxdp.dp_sgd(
+    noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=RECORDS, noise="grid"
+)
 _LEVELS = np.linspace(1.0, 0.5, STEPS)
 SCHEDULE = jaxdp.dp_sgd(
-    jaxdp.schedules.NoiseSchedule(tuple((float(z), 1) for z in _LEVELS)), 1.0, BATCH, RECORDS
+    noise_multiplier=jaxdp.schedules.NoiseSchedule(tuple((float(z), 1) for z in _LEVELS)),
+    l2_clip_norm=1.0,
+    batch_size=BATCH,
+    dataset_size=RECORDS,
 )
 
 
@@ -452,7 +475,7 @@ RIGHT = {
     "a schedule": Right(training(scheduled), SCHEDULE),
     "steps that nobody was drawn for": Right(
         training(draw=lambda rng, count: rng.random(count) < 1 / RECORDS),
-        jaxdp.dp_sgd(1.0, 1.0, 1, RECORDS),
+        jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=1, dataset_size=RECORDS),
     ),
 }
 

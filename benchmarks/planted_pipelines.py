@@ -16,7 +16,9 @@ _RNG = np.random.default_rng(7)
 X = (3 + 2 * _RNG.normal(size=(RECORDS, WIDTH))).astype(np.float32)
 Y = _RNG.integers(0, 2, RECORDS).astype(np.int32)
 PARAMS = {"w": jnp.zeros((WIDTH, 2)), "b": jnp.zeros(2)}
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, 12, RECORDS)
+MECHANISM = jaxdp.dp_sgd(
+    noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=12, dataset_size=RECORDS
+)
 
 
 def loss_fn(params, x, y):

@@ -88,7 +88,13 @@ class Case:
         if isinstance(sampling, SameBins):
             sampling = dataclasses.replace(sampling, run=run)
         batch = round(sampling.rate(batch, self.records) * self.records)
-        return jaxdp.dp_sgd(self.noise, 1.0, batch, self.records, sampling)
+        return jaxdp.dp_sgd(
+            noise_multiplier=self.noise,
+            l2_clip_norm=1.0,
+            batch_size=batch,
+            dataset_size=self.records,
+            sampling=sampling,
+        )
 
     def data(self, there: bool) -> np.ndarray:
         """Gradients [n, 2] of one world, ten times the clipping norm; the record's is the last."""

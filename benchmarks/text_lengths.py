@@ -56,7 +56,9 @@ class Timed:
     """
 
     def __init__(self, source: Any, rows: int | None, steps: int):
-        mechanism = jaxdp.dp_sgd(1.0, 1.0, BATCH, RECORDS)
+        mechanism = jaxdp.dp_sgd(
+            noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=BATCH, dataset_size=RECORDS
+        )
         self.trainer = jaxdp.Trainer(
             loss_fn, mechanism, optax.sgd(0.1), source, physical_batch_size=rows
         )

@@ -20,8 +20,7 @@ def loss_fn(params, x, rng):  # of one record, and a fake beside it
 
 
 @jax.jit
-def improved(params, opt_state, key):  # sees the discriminator that was released, and no record
-    noise = jax.random.normal(key, (512, 2))
+def improved(params, opt_state, noise):  # sees the discriminator that was released, and no record
     grads = jax.grad(lambda made: -D.apply(params["D"], G.apply(made, noise)).mean())(params["G"])
     updates, opt_state = tx["G"].update(grads, opt_state)
     return optax.apply_updates(params["G"], updates), opt_state
@@ -34,7 +33,8 @@ for privacy in ({"noise_multiplier": 0, "l2_clip_norm": 1e6}, budget):  # withou
     state, opt_state = trainer.init(params), tx["G"].init(params["G"])
     for batch in trainer.batches(300):
         state, _ = trainer.step(state, batch)
-        state.params["G"], opt_state = improved(state.params, opt_state, jax.random.key(state.step))
-    fakes = G.apply(state.params["G"], jax.random.normal(jax.random.key(2), public.shape))
-    near = jnp.linalg.norm(fakes[:, None] - public, axis=-1).min(0) < 0.1  # of the public records
+        noise = jax.random.normal(jax.random.key(state.step), (1024, 2))
+        made, opt_state = improved(state.params, opt_state, noise)
+        state = state._replace(params=state.params | {"G": made})
+    near = jnp.linalg.norm(G.apply(made, noise)[:, None] - public, axis=-1).min(0) < 0.1
     print(f"{near.mean():.3f} have a fake near, at epsilon {trainer.epsilon(1e-5).upper:.2f}")

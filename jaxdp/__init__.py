@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxdp.runs.export import load
     from jaxdp.runs.run import Run
     from jaxdp.runs.tuning import tune
-    from jaxdp.training.step import compile_update
+    from jaxdp.training.step import apply_updates, compile_update
     from jaxdp.training.trainer import Trainer
     from jaxdp.types import Batch, Summed
 
@@ -41,6 +41,7 @@ _HOME = {
     "Run": "runs.run",
     "Secret": "ledger.seeds",
     "Summed": "types",
+    "apply_updates": "training.step",
     "augmented": "clipping",
     "auto_s": "clipping",
     "check": "audit",
@@ -101,6 +102,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "accounting",
+    "apply_updates",
     "augmented",
     "auto_s",
     "check",

@@ -4,10 +4,14 @@
 over the run.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import functools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import jax
 import numpy as np
@@ -599,13 +603,95 @@ class Mechanism:
             )
 
 
+# Names that other libraries have, by what stands for them here.
+_PEERS = {
+    "l2_clip_norm": ("max_grad_norm", "l2_norm_clip", "clip_norm", "clipping_norm", "max_norm"),
+    "noise_multiplier": ("sigma", "noise_scale"),
+    "epsilon": ("target_epsilon", "eps"),
+    "delta": ("target_delta",),
+    "dataset_size": ("num_examples", "num_samples", "sample_size", "n", "num_records"),
+    "batch_size": ("expected_batch_size", "logical_batch_size", "lot_size"),
+    "steps": ("num_steps", "iterations", "num_iterations", "max_steps"),
+    "jaxdp.Trainer(loss_fn, mechanism, optax.sgd(...), source)": (
+        "lr", "learning_rate", "optimizer", "loss_fn", "data_loader", "source",
+    ),
+    "jaxdp.Trainer(..., physical_batch_size=...)": (
+        "physical_batch_size", "max_physical_batch_size", "microbatch_size", "num_microbatches",
+    ),
+}  # fmt: skip
+# And those of other quantities: what has the name, and its value of what was given.
+_COMPUTED: dict[str, tuple[str, str, Callable[[Any, Any, Any, Any], float]]] = {
+    "epochs": ("steps", "epochs * dataset_size / batch_size", lambda v, n, b, c: v * n / b),
+    "noise_std": ("noise_multiplier", "noise_std / l2_clip_norm", lambda v, n, b, c: v / c),
+    "sample_rate": ("batch_size", "sample_rate * dataset_size", lambda v, n, b, c: v * n),
+}
+_COMPUTED |= {"num_epochs": _COMPUTED["epochs"], "sampling_prob": _COMPUTED["sample_rate"]}
+_COMPUTED |= {"sampling_rate": _COMPUTED["sample_rate"]}
+
+
+def _hint(name: str, given: Mapping[str, Any]) -> str:
+    """The argument that stands for a name that there is not, in words; "" where none does."""
+    if name in _COMPUTED:
+        own, formula, value = _COMPUTED[name]
+        sizes = (given.get(each) for each in ("dataset_size", "batch_size", "l2_clip_norm"))
+        with contextlib.suppress(TypeError, ValueError, ZeroDivisionError, OverflowError):
+            found = value(given[name], *sizes)
+            shown = f"{found:g}" if own == "noise_multiplier" else max(1, round(found))
+            return f"; {own}={shown}, which is {formula}"
+        return f"; {own} is {formula}"
+    own = next((own for own, names in _PEERS.items() if name in names), "")
+    if own:
+        return f"; {'it belongs to' if '(' in own else 'here it is'} {own}"
+    near = difflib.get_close_matches(name, inspect.signature(dp_sgd).parameters, 1)
+    return f"; did you mean {near[0]}" if near else ""
+
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def _by_name(make: Callable[_Arguments, Mechanism]) -> Callable[_Arguments, Mechanism]:
+    """Refuses in words an argument without a name, and one that it has not."""
+    known = tuple(inspect.signature(make).parameters)
+
+    @functools.wraps(make)
+    def made(*args: _Arguments.args, **given: _Arguments.kwargs) -> Mechanism:
+        if args:
+            raise TypeError(
+                f"{make.__name__} must be given its arguments by name, got "
+                f"{', '.join(map(arguments.described, args))}: an epsilon in the place of a noise "
+                "multiplier would change the guarantee. Such as "
+                f"{make.__name__}(epsilon=3.0, delta=1e-5, steps=1_000, l2_clip_norm=1.0, "
+                "batch_size=256, dataset_size=60_000)"
+            )
+        for name in given:
+            if name not in known:
+                raise TypeError(
+                    f"{make.__name__} has no argument {name}{_hint(name, given)}. It takes "
+                    f"{', '.join(known)}"
+                )
+        return make(*args, **given)
+
+    return made
+
+
+def _require_budget(epsilon: float | None) -> None:
+    """Raises ValueError for an infinite epsilon, which is no budget."""
+    if isinstance(epsilon, float) and epsilon == math.inf:
+        raise ValueError(
+            "epsilon must be finite, got inf. Training without privacy by the same program: "
+            "jaxdp.dp_sgd(noise_multiplier=0, ...) without epsilon, delta and steps, and an "
+            "l2_clip_norm that no gradient reaches"
+        )
+
+
+@_by_name
 def dp_sgd(
+    *,
     noise_multiplier: float | NoiseSchedule | None = None,
     l2_clip_norm: float | None = None,
     batch_size: int | None = None,
     dataset_size: int | None = None,
     sampling: str | Sampling = "poisson",
-    *,
     records_per_user: int | None = None,
     rule: Rule | None = None,
     epsilon: float | None = None,
@@ -661,6 +747,7 @@ def dp_sgd(
         >>> mechanism.epsilon(1_000, delta=1e-5).upper <= 3.0
         True
     """
+    _require_budget(epsilon)
     rule = rule_of(l2_clip_norm, rule)
     budget = {"epsilon": epsilon, "delta": delta, "steps": steps}
     if (noise_multiplier is None) == (epsilon is None):
@@ -701,7 +788,7 @@ def dp_sgd(
     length = arguments.integer("steps", steps, least=1)
     models = arguments.integer("models", models, least=1)
     if schedule is None:
-        length = whole_epochs(length, made.event_at(0).block, stacklevel=3)
+        length = whole_epochs(length, made.event_at(0).block, stacklevel=4)
     elif schedule.steps < length:
         raise ValueError(f"schedule must cover the {length} steps, got one of {schedule.steps}")
     scaled = (lambda noise: noise) if schedule is None else schedule.times
@@ -716,13 +803,14 @@ def dp_sgd(
     )
 
 
+@_by_name
 def dp_mf(
+    *,
     noise_multiplier: float | None = None,
     l2_clip_norm: float | None = None,
     batch_size: int | None = None,
     dataset_size: int | None = None,
     sampling: str = "cyclic_poisson",
-    *,
     steps: int,
     strategy: str | Strategy | None = None,
     bands: int | None = None,
@@ -786,6 +874,7 @@ def dp_mf(
         >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
         True
     """
+    _require_budget(epsilon)
     rule = rule_of(l2_clip_norm, rule)
     steps = arguments.integer("steps", steps, least=1)
     batch_size = arguments.integer("batch_size", batch_size, least=1)
@@ -946,7 +1035,13 @@ def with_rule(
     leak: str = "",
 ) -> Mechanism:
     """A mechanism with any clipping rule, and a leak; otherwise as ``dp_sgd``."""
-    made = dp_sgd(noise_multiplier, None, batch_size, dataset_size, sampling, rule=rule)
+    made = dp_sgd(
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        dataset_size=dataset_size,
+        sampling=sampling,
+        rule=rule,
+    )
     return made.with_leak(leak) if leak else made
 
 

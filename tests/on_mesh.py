@@ -19,12 +19,13 @@ from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sampling import as_source
 from tests import eight_devices
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused
 
 assert jax.device_count() == 8
 ROWS, RNG = 256, np.random.default_rng(0)
 X, Y = RNG.standard_normal((ROWS, 16)).astype(np.float32), np.arange(ROWS, dtype=np.int32) % 4
-MECHANISM = jaxdp.dp_sgd(1.0, 0.5, batch_size=64, dataset_size=ROWS)
+MECHANISM = jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=0.5, batch_size=64, dataset_size=ROWS)
 
 
 ONE = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
@@ -208,15 +209,17 @@ def noise():
     names = ("8x1", SHARDED, TENSORS, BOTH)
     noise_is_that_of_one_device(MECHANISM, names, 2, lambda name: name.startswith("8x1"))
     for strategy, bands, name in (("banded", 3, BOTH), ("identity", None, SHARDED)):
-        correlated = jaxdp.dp_mf(1.0, 0.5, 64, ROWS, steps=6, strategy=strategy, bands=bands)
+        correlated = mf_of(1.0, 0.5, 64, ROWS, steps=6, strategy=strategy, bands=bands)
         noise_is_that_of_one_device(correlated, (name,), steps=4)
 
 
 def grid():
     """Integers on the grid are those of one device, made between the devices, correlated or not."""
     numbers = {"batch_size": 64, "dataset_size": ROWS, "noise": "grid"}
-    noise_is_that_of_one_device(jaxdp.dp_sgd(1.0, 0.5, **numbers), (SHARDED,))
-    banded = jaxdp.dp_mf(1.0, 0.5, steps=4, bands=3, **numbers)
+    noise_is_that_of_one_device(
+        jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=0.5, **numbers), (SHARDED,)
+    )
+    banded = jaxdp.dp_mf(noise_multiplier=1.0, l2_clip_norm=0.5, steps=4, bands=3, **numbers)
     noise_is_that_of_one_device(banded, (BOTH, EXPLICITLY), steps=4)
 
 
@@ -244,7 +247,7 @@ def broken():
     x = X.copy()
     x[3] = np.nan
     x[200, 5] = np.inf
-    mechanism = jaxdp.dp_sgd(1.0, 0.5, ROWS, ROWS, sampling="full_batch")
+    mechanism = sgd_of(1.0, 0.5, ROWS, ROWS, sampling="full_batch")
     found = []
     for name in (None, "8x1", TENSORS):
         mesh, _, lay = PLACES[name] if name else (None, None, lambda mesh, params: params)

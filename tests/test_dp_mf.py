@@ -18,6 +18,7 @@ from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import Toeplitz, strategies
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Sampler
+from tests.mechanisms import mf_of
 from tests.refusing import all_refused, refused
 
 N, BATCH, STEPS = 120, 10, 18
@@ -35,13 +36,13 @@ def loss_fn(w, example):
 
 
 def amplified(noise=1.0, bands=3, **changed):
-    return jaxdp.dp_mf(noise, bands=bands, **{**NUMBERS, **changed})
+    return jaxdp.dp_mf(noise_multiplier=noise, bands=bands, **{**NUMBERS, **changed})
 
 
 @functools.cache
 def in_order(noise=1.0, strategy="buffered", **changed):
     numbers = {**NUMBERS, "sampling": "fixed_order", "strategy": strategy, **changed}
-    return jaxdp.dp_mf(noise, **numbers)
+    return jaxdp.dp_mf(noise_multiplier=noise, **numbers)
 
 
 BOTH = pytest.mark.parametrize("make", [amplified, in_order], ids=["amplified", "in order"])
@@ -203,7 +204,7 @@ def test_groups_and_a_fixed_order_are_used_in_turn_and_groups_follow_from_the_re
     gone = {float(DATA["x"][17, 0])}
     assert [group - gone for group in groups(DATA)] == groups(fewer)
     # A record of a fixed order comes once in a pass, also at the seam.
-    sampler = jaxdp.dp_mf(1.0, 1.0, 7, 40, "fixed_order", steps=23, strategy="identity").sampler(40)
+    sampler = mf_of(1.0, 1.0, 7, 40, "fixed_order", steps=23, strategy="identity").sampler(40)
     draws = [d.indices[d.mask] for d in (sampler.draw() for _ in range(23))]
     at = {r: [i for i, d in enumerate(draws) if r in d] for r in range(40)}
     assert {b - a for steps in at.values() for a, b in itertools.pairwise(steps)} == {6}
@@ -263,7 +264,7 @@ def test_strategy_and_sampling_belong_together_and_wrong_arguments_are_named():
     unbanded = "strategies without bands need sampling='fixed_order'"
     made = strategies.square_root(STEPS)
     rows = [
-        (words, lambda c=changed: jaxdp.dp_mf(1.0, **{**NUMBERS, "bands": 2, **c}))
+        (words, lambda c=changed: jaxdp.dp_mf(noise_multiplier=1.0, **{**NUMBERS, "bands": 2, **c}))
         for changed, words in (
             ({"sampling": "poisson"}, "sampling"),
             ({"strategy": "buffered", "bands": 2}, unbanded),
@@ -282,7 +283,7 @@ def test_strategy_and_sampling_belong_together_and_wrong_arguments_are_named():
         )
     ]
     numbers = {name: value for name, value in NUMBERS.items() if name != "steps"}
-    independent = lambda: jaxdp.dp_sgd(1.0, sampling="cyclic_poisson", **numbers)  # noqa: E731
+    independent = lambda: jaxdp.dp_sgd(noise_multiplier=1.0, sampling="cyclic_poisson", **numbers)  # noqa: E731
     all_refused([*rows, ("got 'cyclic_poisson': correlated noise, jaxdp.dp_mf", independent)])
 
 

@@ -15,6 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise import NOISES, IndependentNoise, MatrixNoise, NoiseKind
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused
 
 GOOD = {"rule": jaxdp.clip(0.1), "noise_multiplier": 1.0, "sampling": Poisson(0.25)}
@@ -62,16 +63,16 @@ BAD = [
 
 
 def test_the_event_says_what_is_done():
-    mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
+    mech = sgd_of(1.23, 0.1, 512, 60_000)
     assert mech.event == acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
     assert mech.sampler(50_000).sampling.sampling_prob == 512 / 60_000
-    fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
+    fixed = sgd_of(1.0, 0.1, 5, 50, sampling="fixed_size")
     assert fixed.event == acc.FixedSizeSampled(acc.Gaussian(1.0), 50, 5)
-    assert jaxdp.dp_sgd(1.0, 0.1, 50, 50, sampling="full_batch").event == acc.Gaussian(1.0)
+    assert sgd_of(1.0, 0.1, 50, 50, sampling="full_batch").event == acc.Gaussian(1.0)
 
 
 def test_noise_follows_the_mechanism_whatever_the_sum():
-    mech = jaxdp.dp_sgd(3.0, 0.2, 10, 100)
+    mech = sgd_of(3.0, 0.2, 10, 100)
     params = {"w": jnp.zeros(20_000)}
     tx, key = mech.privatize(), mech.sampler(100).draw().key()
     summed = jaxdp.Summed(params, mech.rule.l2(params))
@@ -82,7 +83,7 @@ def test_noise_follows_the_mechanism_whatever_the_sum():
 
 
 def test_a_step_is_charged_before_it_is_drawn_and_two_samplers_of_one_secret_apart():
-    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Ledger()
+    mech, ledger = sgd_of(1.0, 0.1, 5, 50), jaxdp.Ledger()
     sampler = mech.sampler(50, ledger=ledger)
     for _ in range(3):
         sampler.draw()
@@ -97,7 +98,7 @@ def test_a_step_is_charged_before_it_is_drawn_and_two_samplers_of_one_secret_apa
     assert one.ledger.epsilon(1e-5).upper == mech.epsilon(1, 1e-5).upper
     assert two.ledger is not one.ledger
     # Two samplers of one secret are charged apart and draw apart.
-    mech, ledger, secret = jaxdp.dp_sgd(1.0, 0.1, 25, 50), jaxdp.Ledger(), jaxdp.Secret.new()
+    mech, ledger, secret = sgd_of(1.0, 0.1, 25, 50), jaxdp.Ledger(), jaxdp.Secret.new()
     one, two = (mech.sampler(50, ledger=ledger, secret=secret) for _ in range(2))
     first, second = one.draw(), two.draw()
     assert ledger.steps == 2
@@ -110,7 +111,7 @@ def test_a_step_is_charged_before_it_is_drawn_and_two_samplers_of_one_secret_apa
 
 def test_end_to_end_epsilon_is_that_of_the_steps_taken(linear):
     params, batch, loss_fn = linear
-    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Ledger()
+    mech, ledger = sgd_of(1.0, 0.1, 5, 50), jaxdp.Ledger()
     tx = optax.chain(mech.privatize(), optax.sgd(0.1, momentum=0.9))
     update, state = jaxdp.compile_update(tx, donate=False), tx.init(params)
     sampler, grad_fn, data = mech.sampler(50, ledger=ledger), mech.clipped_grad(loss_fn), batch(50)
@@ -154,8 +155,8 @@ def test_bad_parts_are_refused():
 
 # Before: full batches were charged as Poisson draws of a third; unverified() == [].
 def test_a_sampler_draws_as_it_is_charged_and_of_as_many_records_as_were_declared():
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
+    mech = sgd_of(1.0, 1.0, 20, 60)
+    fixed = sgd_of(1.0, 0.1, 5, 50, sampling="fixed_size")
     charged = "sampling must be the one that the issuer charges"
     all_refused(
         [
@@ -176,11 +177,9 @@ def test_a_kind_of_noise_makes_the_noise_that_it_is_charged_as(monkeypatch):
     }
     for name, kind in kinds.items():
         monkeypatch.setitem(NOISES, name, kind)
-    sampler = jaxdp.dp_sgd(1.0, 1.0, 5, 50, noise="tenth").sampler(50)
-    in_order = jaxdp.dp_mf(
-        1.0, 1.0, 5, 50, "fixed_order", steps=4, strategy="identity", noise="tenth"
-    )
-    votes = jaxdp.dp_sgd(1.0, 1.0, 5, 50, noise="votes")
+    sampler = sgd_of(1.0, 1.0, 5, 50, noise="tenth").sampler(50)
+    in_order = mf_of(1.0, 1.0, 5, 50, "fixed_order", steps=4, strategy="identity", noise="tenth")
+    votes = sgd_of(1.0, 1.0, 5, 50, noise="votes")
     all_refused(
         [
             ("noise must be of a kind that makes noise of the multiplier 1.0", sampler.draw),
@@ -260,10 +259,48 @@ def test_a_trainer_tells_the_epsilon_of_the_budget_by_the_relation_of_its_sampli
         bound = trainer.epsilon()
         assert (bound.relation, mech.neighbours) == (replaced, replaced)
         assert 2.9 < bound.upper <= 3.0
-    fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
+    fixed = sgd_of(1.0, 0.1, 5, 50, sampling="fixed_size")
     assert fixed.neighbours is acc.Relation.REPLACE_ONE
     assert fixed.epsilon(3, 1e-3).relation is acc.Relation.REPLACE_ONE
-    in_order = partial(jaxdp.dp_mf, 2.0, 1.0, 5, 50, "fixed_order", steps=10, strategy="identity")
+    in_order = partial(mf_of, 2.0, 1.0, 5, 50, "fixed_order", steps=10, strategy="identity")
     ordered, strict = in_order(), in_order(relation="replace_one")
     assert ordered.neighbours is acc.Relation.REPLACE_SPECIAL
     assert strict.epsilon(10, 1e-3).upper > ordered.epsilon(10, 1e-3).upper
+
+
+# Names that other libraries have, and what is said of each.
+PEERS = [
+    ({"max_grad_norm": 1.0}, "has no argument max_grad_norm; here it is l2_clip_norm"),
+    ({"epochs": 20}, r"steps=4688, which is epochs \* dataset_size / batch_size"),
+    ({"epochs": "20"}, r"; steps is epochs \* dataset_size"),
+    ({"noise_std": 3.0}, r"noise_multiplier=6, which is noise_std / l2_clip_norm"),
+    ({"sample_rate": 0.01}, r"batch_size=600, which is sample_rate \* dataset_size"),
+    ({"target_epsilon": 3.0}, "here it is epsilon"),
+    ({"target_delta": 1e-5}, "here it is delta"),
+    ({"num_examples": 9}, "here it is dataset_size"),
+    ({"lr": 0.1}, r"belongs to jaxdp\.Trainer\(loss_fn, mechanism, optax"),
+    ({"step": 10}, "did you mean steps"),
+    ({"quite_another": 10}, "no argument quite_another. It takes noise_multiplier, "),
+]
+
+
+def test_what_other_libraries_call_otherwise_is_told():
+    given = {"batch_size": 256, "dataset_size": 60_000, "l2_clip_norm": 0.5}
+    all_refused(
+        [(words, lambda more=more: jaxdp.dp_sgd(**given, **more)) for more, words in PEERS]
+        + [
+            (r"by name, got 3\.0, 1e-05, 10: an epsilon", lambda: jaxdp.dp_sgd(3.0, 1e-5, 10)),
+            (r"by name, got 3\.0: .*dp_mf\(epsilon", lambda: jaxdp.dp_mf(3.0)),
+        ],
+        TypeError,
+    )
+    infinite = {"epsilon": float("inf"), "delta": 1e-5, "steps": 3, **given}
+    without = r"got inf\. .*dp_sgd\(noise_multiplier=0"
+    all_refused(
+        [
+            (without, lambda: jaxdp.dp_sgd(**infinite)),
+            (without, lambda: jaxdp.dp_mf(**infinite), "correlated"),
+            ("models must be a whole", lambda: jaxdp.dp_sgd(**{**infinite, "epsilon": 3.0}, models=0)),
+            ("models .* belong to a budget", lambda: jaxdp.dp_sgd(noise_multiplier=1.0, **given, models=2)),
+        ]
+    )  # fmt: skip

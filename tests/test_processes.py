@@ -15,6 +15,7 @@ import jaxdp
 from jaxdp.devices import processes
 from tests import two_processes
 from tests.compiling import with_flags
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 
@@ -50,7 +51,7 @@ def said(folder):
 
 def test_two_processes_charge_draw_and_refuse_alike(said):
     """What they find by themselves they assert; a scenario that fails ends both."""
-    assert len(said[0]) == 10
+    assert len(said[0]) == 11
     assert said[0] == said[1]
 
 
@@ -74,7 +75,9 @@ def test_their_model_is_that_of_one_device_to_rounding_and_their_run_goes_on_in_
     _, told = said[0]["a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint"]
     of = lambda steps: two_processes.MECH.epsilon(steps, 1e-5).upper  # noqa: E731
     assert told == [[6, of(6), [2, 4, 6]], [10, of(10), [2, 4, 6, 8]]]
+    shown = jaxdp.Run.open(folder / "run").params  # read on fewer devices than it was written from
     rest = two_processes.run("run", folder, mesh=None)
+    np.testing.assert_array_equal(rest.fit(8)["w"], shown["w"])
     rest.fit(10)
     assert [row["step"] for row in rest.history] == [2, 4, 6, 8, 10]
     assert rest.epsilon().upper == of(12)
@@ -127,7 +130,7 @@ def test_what_ends_process_0_is_told_to_the_others(monkeypatch):
 def test_processes_that_nothing_joined_are_refused(monkeypatch):
     """As on a TPU slice without jax.distributed: each would draw, and add noise, by itself."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
+    mechanism = sgd_of(1.0, 1.0, 20, 200)
     words = "got 2 that were not joined by it"
     refused(words, jaxdp.Secret.of_all_processes, None)
     refused(words, mechanism.sampler, 200)

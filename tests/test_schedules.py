@@ -14,11 +14,12 @@ from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.ledger.tickets import simulated_key
 from tests.laws import is_gaussian
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
 TWO = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
-MECH = jaxdp.dp_sgd(TWO, 0.5, 10, 100)
+MECH = sgd_of(TWO, 0.5, 10, 100)
 
 
 def test_the_published_shapes():
@@ -78,7 +79,7 @@ def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
     key = MECH.simulated_key(jax.random.key(3), 1)
     wrong = dataclasses.replace(key, step=jnp.asarray(0, jnp.int32))
     assert np.isnan(update(wrong)).all()
-    tx, plain = MECH.privatize(), jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
+    tx, plain = MECH.privatize(), sgd_of(1.0, 0.5, 10, 100).privatize()
     tx.update(summed, tx.init(params), params, key=key)
     words = "must be the one that the step was charged for, 5.0"
     all_refused(
@@ -93,7 +94,7 @@ def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
 
 def test_a_schedule_costs_its_heterogeneous_composition():
     schedule = schedules.NoiseSchedule(((2.0, 30), (1.0, 10)))
-    mech, ledger = jaxdp.dp_sgd(schedule, 0.5, 10, 100), jaxdp.Ledger()
+    mech, ledger = sgd_of(schedule, 0.5, 10, 100), jaxdp.Ledger()
     sampler = mech.sampler(100, ledger=ledger)
     for _ in range(40):
         sampler.draw()
@@ -102,8 +103,8 @@ def test_a_schedule_costs_its_heterogeneous_composition():
     truth = acc.epsilon(both, 1e-5).upper
     assert ledger.epsilon(1e-5).upper == pytest.approx(truth, rel=1e-9)
     assert mech.epsilon(40, 1e-5).upper == pytest.approx(truth, rel=1e-9)
-    least = jaxdp.dp_sgd(2.0, 0.5, 10, 100).epsilon(40, 1e-5).lower
-    assert least < truth < jaxdp.dp_sgd(1.0, 0.5, 10, 100).epsilon(40, 1e-5).upper
+    least = sgd_of(2.0, 0.5, 10, 100).epsilon(40, 1e-5).lower
+    assert least < truth < sgd_of(1.0, 0.5, 10, 100).epsilon(40, 1e-5).upper
     refused("must cover the 41 steps of the run, got one of 40", sampler.draw)
     assert ledger.steps == 40
 
@@ -111,7 +112,7 @@ def test_a_schedule_costs_its_heterogeneous_composition():
 def test_a_schedule_is_scaled_to_its_budget_and_bad_ones_are_refused():
     shape = schedules.NoiseSchedule(((2.0, 1), (1.0, 2)))
     budget = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "schedule": shape}
-    mech = jaxdp.dp_sgd(None, 1.0, 100, 100, "full_batch", **budget)
+    mech = sgd_of(None, 1.0, 100, 100, "full_batch", **budget)
     (first, one), (second, two) = mech.noise_multiplier.levels
     assert (one, two) == (1, 2)
     assert first == pytest.approx(2 * second)

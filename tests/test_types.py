@@ -8,12 +8,13 @@ import numpy as np
 import optax
 
 import jaxdp
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 WORDS = "Put privatize .* first in the optax chain"
 PARAMS = {"w": jnp.zeros((2,))}
 SUMMED = jaxdp.Summed({"w": jnp.ones((2,))}, 1.0)
-MECH = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch")
+MECH = sgd_of(1.0, 1.0, 30, 30, "full_batch")
 DATA = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
 GRAD_FN = MECH.clipped_grad(lambda params, x: jnp.vdot(params["w"], x))
 

@@ -4,6 +4,7 @@ Prints one line of JSON for every scenario, by name; the test compares the two p
 devices each. First those of ledgers and samplers, then what the two train together.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -15,17 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.devices import processes
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 
 HERE = __name__ == "__main__"  # the test imports what a single process compares
 INDEX, FOLDER = (int(sys.argv[2]), Path(sys.argv[3])) if HERE else (0, Path())
 EARLY = jaxdp.Ledger()
 N = 200
-MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
+MECH = sgd_of(1.0, 1.0, 20, N)
 SAME = "must be the same in every process"
 
 
@@ -68,7 +71,7 @@ def what_differs_is_refused_in_both_before_a_charge():
     path, charged, mech = (
         FOLDER / "other.jsonl",
         jaxdp.Ledger(),
-        jaxdp.dp_sgd(1.0, 1.0, 20 + INDEX, N),
+        sgd_of(1.0, 1.0, 20 + INDEX, N),
     )
     charged.charge(acc.Gaussian(2.0), stream="a")
     seed, again = jaxdp.Secret.from_seed(INDEX), {"event": acc.Gaussian(2.0), "stream": "a"}
@@ -88,7 +91,7 @@ def what_differs_is_refused_in_both_before_a_charge():
 def a_sum_of_one_process_is_refused():
     """As in other libraries: each process has its own shard, and no mesh; both would add one noise."""
     own, params = np.full((100, 3), 1.0 + INDEX, np.float32), jnp.zeros(3)
-    for mech in (MECH, jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")):
+    for mech in (MECH, sgd_of(1.0, 1.0, 20, N, noise="grid")):
         grad_fn, tx = mech.clipped_grad(lambda w, x: jnp.sum(w * x)), mech.privatize()
         summed = grad_fn(params, own, mech.sampler(100).draw())
         refused("", tx.update, summed, tx.init(params), params)
@@ -96,8 +99,8 @@ def a_sum_of_one_process_is_refused():
             refused("", jaxdp.compile_update(tx, donate=False), params, tx.init(params), summed)
 
 
-ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")
-CORRELATED = jaxdp.dp_mf(
+ON_GRID = sgd_of(1.0, 1.0, 20, N, noise="grid")
+CORRELATED = mf_of(
     1.0, 1.0, 20, N, "fixed_order", steps=4, strategy="banded", bands=2, noise="grid"
 )
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
@@ -201,6 +204,34 @@ def a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint():
     return found, told
 
 
+def an_own_loop_goes_on_from_a_checkpoint_by_orbax():
+    """As docs/howto/own_loop.md has it: killed after step 5 of 8, and saved after step 4."""
+    mechanism = dataclasses.replace(MECH, steps=8, delta=1e-5)
+    folder = FOLDER / "own"
+    processes.from_process_0(lambda: str(folder.mkdir()))
+
+    def program(stop=None):
+        options = {"mesh": mesh(), "ledger": folder / "ledger.jsonl", "reserve": 1}
+        train = jaxdp.Trainer(loss_of, mechanism, SGD, X, **options)
+        state = train.init(PARAMS)
+        with ocp.CheckpointManager(folder / "checkpoints") as kept:
+            if kept.latest_step() is not None:
+                state = kept.restore(kept.latest_step(), args=ocp.args.StandardRestore(state))
+            for batch in train.batches(state=state):
+                state, _ = train.step(state, batch)
+                if state.step % 2 == 0:
+                    kept.save(int(state.step), args=ocp.args.StandardSave(state))
+                if state.step == stop:
+                    break
+        train.close()
+        return int(state.step), train.ledger.steps, listed(state.params)
+
+    assert program(5)[:2] == (5, 5)
+    found = program()
+    assert found[:2] == (7, 8)
+    return found
+
+
 def trainers_of_what_differs_are_refused():
     """Sources that differ, meshes of one process, and what cannot be in several."""
     (FOLDER / "file").touch()  # seen by process 0, whose refusal stops all
@@ -238,7 +269,7 @@ def trainers_of_what_differs_are_refused():
 
 def a_process_that_lost_a_step_releases_nothing():
     """Else both would add one noise to other sums, or other noises to one."""
-    fixed = jaxdp.dp_sgd(1.0, 1.0, 20, N, "fixed_size")
+    fixed = sgd_of(1.0, 1.0, 20, N, "fixed_size")
     for rows in (20, 8):  # a step of one physical batch, and of several
         options = {"mesh": mesh(), "physical_batch_size": rows}
         train = jaxdp.Trainer(loss_of, fixed, optax.sgd(0.1), X, **options)

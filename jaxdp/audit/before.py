@@ -83,7 +83,9 @@ def check(
     Example:
         >>> data = {"x": jnp.ones((1_000, 3)), "y": jnp.ones(1_000)}
         >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
-        >>> mechanism = jaxdp.dp_sgd(1.0, 1.0, 100, 1_000)
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=100, dataset_size=1_000
+        ... )
         >>> jaxdp.check(loss_fn, jnp.zeros(3), data, mechanism).ok
         True
     """

@@ -13,7 +13,7 @@ with needed("the command jaxdp", "cli", "click", "rich"):
     import click
 
     from jaxdp.cli.failures import Stopped, interrupt_message, silence_late_messages
-    from jaxdp.ledger.interrupts import guarded
+    from jaxdp.ledger.interrupts import guarded, status_of
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
@@ -80,8 +80,11 @@ def _status(args: list[str] | None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
         return 2
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return _fail(interrupt_message(), 130)
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        # click raises Abort from what interrupted it.
+        cause = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+        stopped = cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()
+        return _fail(interrupt_message(), status_of(stopped))
     except Stopped as error:
         return _fail(error.message, error.status)
     except click.ClickException as error:

@@ -1,9 +1,9 @@
 """Interrupts and full disks as one line on stderr and an exit status."""
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxdp.runs.directory import RunDirectory
     from jaxdp.runs.tries import TuneDirectory
 
-_running: list[Path] = []  # folders of the runs under way, innermost last
+_running: list[Callable[[], str]] = []  # words of the runs under way, innermost last
 
 
 class Stopped(click.ClickException):
@@ -29,7 +29,11 @@ class Stopped(click.ClickException):
 @contextlib.contextmanager
 def explain_failures(directory: "RunDirectory | TuneDirectory") -> Iterator[None]:
     """Turns interrupts and a folder that cannot be written into one line about the run."""
-    _running.append(directory.path)
+    from jaxdp.runs.failures import safe_in_words  # needs the packages of a run
+
+    command = f"jaxdp train --out {directory.path} --resume"
+    state = functools.partial(safe_in_words, directory.path, command)
+    _running.append(state)
     try:
         yield
     except KeyboardInterrupt as error:
@@ -39,7 +43,7 @@ def explain_failures(directory: "RunDirectory | TuneDirectory") -> Iterator[None
     except OSError as error:
         where = error.filename or directory.path
         why = f"{where} cannot be written or read: {error.strerror or error}"
-        raise StorageError(f"{why}. {_state(directory.path)}") from error
+        raise StorageError(f"{why}. {state()}") from error
     finally:
         _running.pop()
 
@@ -62,18 +66,4 @@ def silence_late_messages() -> Iterator[None]:
 
 def interrupt_message() -> str:
     """The line that an interrupt prints; takes no locks, as a signal handler may not."""
-    return f"interrupted: {_state(_running[-1])}" if _running else "interrupted"
-
-
-def _state(path: Path) -> str:
-    """Returns a line that says what of a run is safe, and how to resume it."""
-    secret = path / "secret"
-    if (secret / "tuning").exists():  # how far it got is secret
-        return f"what was done in {path} is safe; the same command continues the tuning"
-    if not (secret / "run.json").exists():
-        return f"no run had begun in {path}, and nothing was charged"
-    folder = secret / "checkpoints"
-    names = [p.name for p in folder.iterdir()] if folder.exists() else []
-    steps = [int(name) for name in names if name.isdecimal()]
-    at = f"the checkpoint of step {max(steps)}" if steps else "its start (no checkpoint yet)"
-    return f"the ledger and {at} are safe; continue with `jaxdp train --out {path} --resume`"
+    return f"interrupted: {_running[-1]()}" if _running else "interrupted"

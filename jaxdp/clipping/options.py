@@ -138,6 +138,15 @@ def check_arrays(params: PyTree) -> None:
             )
 
 
+# Of an array that a program was compiled with.
+REUSED = (
+    "loss_fn and optimizer must capture arrays that are there, got one whose memory a step has "
+    "reused: a step reuses the state that it is given. Capture a copy, jnp.copy(array), or make "
+    "what changes between steps a frozen parameter (trainable=), and replace it in the state: "
+    "state._replace(params={**state.params, name: value})"
+)
+
+
 def is_donated(tree: PyTree) -> bool:
     """True if an array was donated to an earlier step, so that its memory is gone."""
     for leaf in jax.tree.leaves(tree):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first is raised where no file is half written, the second exits."""
+"""Ctrl-C and SIGTERM: the first is raised where no file is half written, the second ends it."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 class _Guard:
     """The handler of one process: counts signals, and holds the first back while deferred."""
 
-    def __init__(self, last_words: Callable[[], str]):
+    def __init__(self, last_words: Callable[[], str] | None):
         self.last_words = last_words
         self.depth = 0
         self.seen = False
@@ -31,8 +31,11 @@ class _Guard:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
-            self.leave(number)  # where no thread watches
-            return
+            if self.last_words is not None:
+                self.leave(number)  # where no thread watches
+                return
+            self.pending = None
+            raise _exception(number)
         self.seen = True
         if self.depth == 0:
             self.raised = number
@@ -52,14 +55,16 @@ class _Guard:
                 self.leave(received[0])
 
     def leave(self, number: int) -> None:
-        """Ends the process with its last words; returns where another thread is doing so."""
+        """Ends a program with its last words; returns where another thread is doing so."""
+        assert self.last_words is not None
         if self.leaving.acquire(blocking=False):
             _say(self.last_words() + "\n")
             os._exit(128 + number)
 
     def raise_lost(self) -> None:
         """Raises again what Python dropped, as in a callback of the garbage collector."""
-        if self.depth == 0 and self.raised is not None and sys.exc_info()[1] is None:
+        lost = self.last_words is not None and self.depth == 0
+        if lost and self.raised is not None and sys.exc_info()[1] is None:
             raise _exception(self.raised)
 
     def release(self) -> None:
@@ -75,34 +80,45 @@ _guard: _Guard | None = None
 
 
 @contextlib.contextmanager
-def guarded(last_words: Callable[[], str]) -> Iterator[None]:
+def guarded(last_words: Callable[[], str] | None = None) -> Iterator[None]:
     """Raises ``KeyboardInterrupt`` at a first signal inside (``Terminated`` at SIGTERM).
 
-    A second ends the process at once, with one line on stderr and status 128 + signal: no teardown,
-    during which threads that still write would crash the process. Only for a program: a library
-    does not own the handlers, and without this context ``deferred`` does nothing.
+    In a program a second ends the process at once, with one line on stderr and status 128 + signal:
+    no teardown, during which threads that still write would crash the process. A library does not
+    own the process: there a second signal is raised at once, also within ``deferred``, and a
+    handler that somebody else has set stays. Without this context ``deferred`` does nothing.
 
     Args:
-        last_words: makes the line; called in a signal handler, so it takes no locks.
+        last_words: of a program, makes the line; called in a signal handler, so it takes no locks.
+            None for a library.
     """
     global _guard
     if threading.current_thread() is not threading.main_thread() or _guard is not None:
         yield
         return
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    taken = [n for n in _SIGNALS if last_words is not None or signal.getsignal(n) == usual[n]]
     _guard = _Guard(last_words)
-    here, there = socket.socketpair()
-    here.setblocking(False)
-    threading.Thread(target=_guard.watch, args=(there,), daemon=True).start()
-    woken = signal.set_wakeup_fd(here.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _guard) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        _guard = None
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(woken)
-        here.close()  # ends the watching thread, which leaves its own end to be collected
+    with contextlib.ExitStack() as after:
+        if last_words is not None:
+            here, there = socket.socketpair()
+            after.callback(here.close)  # ends the thread, which leaves its own end to be collected
+            here.setblocking(False)
+            threading.Thread(target=_guard.watch, args=(there,), daemon=True).start()
+            woken = signal.set_wakeup_fd(here.fileno(), warn_on_full_buffer=False)
+            after.callback(signal.set_wakeup_fd, woken)
+        before = {number: signal.signal(number, _guard) for number in taken}
+        try:
+            yield
+        finally:
+            _guard = None
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def is_guarded() -> bool:
+    """True inside ``guarded``, in the thread that signals are raised in."""
+    return _guard is not None and threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager

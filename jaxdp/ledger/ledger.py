@@ -610,10 +610,12 @@ class Ledger:
             entry: the steps.
             trial: a copy of the budget, to be asked in its place, and charged what fits.
         """
-        self._open()
         budget, fit = trial or self._budget, entry.steps
+        if budget is None:
+            return fit
+        self._open()
         count = self._streams.new_events(entry)
-        if budget is None or not count:
+        if not count:
             return fit
         most, first = budget.fits(entry.event, count), entry.first_step
         if most < count:

@@ -346,4 +346,9 @@ def energy_mechanism(
         batch_size: the expected number of records of a draw.
         dataset_size: the declared number of records.
     """
-    return dp_sgd(noise_multiplier, bound, batch_size, dataset_size)
+    return dp_sgd(
+        noise_multiplier=noise_multiplier,
+        l2_clip_norm=bound,
+        batch_size=batch_size,
+        dataset_size=dataset_size,
+    )

@@ -70,7 +70,13 @@ def quantile_clip(
         ValueError: an argument is out of its range; at update, a sum without ``votes`` (the bound
             was not given to the gradient).
     """
-    mechanism = dp_sgd(noise_multiplier, initial_bound, batch_size, dataset_size, sampling)
+    mechanism = dp_sgd(
+        noise_multiplier=noise_multiplier,
+        l2_clip_norm=initial_bound,
+        batch_size=batch_size,
+        dataset_size=dataset_size,
+        sampling=sampling,
+    )
     # The count needs little of the budget: it is one number for all coordinates of the gradient.
     if count_noise_multiplier is None:
         count_noise_multiplier = max(batch_size / 10, 2 * noise_multiplier)

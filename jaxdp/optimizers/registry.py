@@ -57,7 +57,14 @@ class Numbers:
         sizes = (self.batch_size, self.dataset_size)
         z = self.noise_multiplier
         if self.strategy is None:
-            return dp_sgd(z, None, *sizes, self.sampling, rule=rule, noise=self.noise)
+            return dp_sgd(
+                noise_multiplier=z,
+                batch_size=self.batch_size,
+                dataset_size=self.dataset_size,
+                sampling=self.sampling,
+                rule=rule,
+                noise=self.noise,
+            )
         if isinstance(self.sampling, str):
             raise ValueError(
                 "sampling must be a rule of a whole run with a strategy, such as "

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
-from jaxdp.runs.files import broken_seal, first_line, make_private, private, remedy, seal
+from jaxdp.runs.files import AGAIN, broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree, filled
 
@@ -333,14 +333,11 @@ class Checkpoints:
         )
 
     def _read_params(self, step: int, trained: bool) -> tuple[int, bytes, PyTree]:
-        import orbax.checkpoint as ocp
-
-        with ocp.StandardCheckpointer() as reader:
-            kept = reader.restore(self._folder / str(step) / "state")
-            if fills := not trained and self._frozen.exists():
-                if file := broken_seal(self._frozen, _SEAL, _CHANGING):
-                    raise OSError(f"{self._frozen} is damaged ({file})")
-                frozen = reader.restore(self._frozen)["params"]
+        kept = arrays_on_host(self._folder / str(step) / "state")
+        if fills := not trained and self._frozen.exists():
+            if file := broken_seal(self._frozen, _SEAL, _CHANGING):
+                raise OSError(f"{self._frozen} is damaged ({file})")
+            frozen = arrays_on_host(self._frozen)["params"]
         average = _named("average_of_params", kept["opt_state"])
         params = kept["params"] if average is None else average
         if fills:
@@ -435,8 +432,20 @@ class Checkpoints:
             raise StorageError(
                 f"{self._folder} must be a folder that checkpoints can be written to, got "
                 f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
-                "charge: make room and continue with --resume"
+                f"charge. {remedy(error)}, and {AGAIN}"
             ) from error
+
+
+def arrays_on_host(folder: Path) -> PyTree:
+    """What orbax wrote to a folder, as dicts and lists of NumPy arrays, whatever devices it had."""
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as reader:
+        described = reader.metadata(folder).item_metadata
+        if described is None:
+            raise OSError("its description is missing or cannot be read")
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
+        return reader.restore(folder, restore_args=as_numpy)
 
 
 class _Bad(NamedTuple):

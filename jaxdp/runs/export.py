@@ -21,7 +21,7 @@ from jaxdp._extras import needed
 from jaxdp.devices import processes, shards
 from jaxdp.ledger.durable import StorageError
 from jaxdp.ledger.ledger import Shown
-from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.checkpoints import Checkpoints, arrays_on_host
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import first_line, reading, write_bytes_atomically, writing
 from jaxdp.types import PyTree
@@ -237,10 +237,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         content = path.read_bytes() if ending == ".msgpack" else b""
         try:
             if ending in _ORBAX:
-                import orbax.checkpoint as ocp
-
-                with ocp.StandardCheckpointer() as reader:
-                    tree = reader.restore(path.absolute())
+                tree = arrays_on_host(path.absolute())
             elif ending == ".msgpack":
                 tree = flax.serialization.msgpack_restore(content)
             else:

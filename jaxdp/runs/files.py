@@ -108,11 +108,12 @@ def _digests(folder: Path, skip: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-_AGAIN = "start the same program again (`jaxdp train` with --resume where the run had begun)"
+_FULL = ("No space left", "File too large")  # in words, where other libraries have no number
+AGAIN = "start the same program again (`jaxdp train` with --resume where the run had begun)"
 
 
 @contextlib.contextmanager
-def writing(path: Path, then: str = _AGAIN) -> Iterator[None]:
+def writing(path: Path, then: str = AGAIN) -> Iterator[None]:
     """Turns an OSError of what is written inside into a StorageError about ``path``.
 
     Args:
@@ -152,7 +153,7 @@ def remedy(error: BaseException) -> str:
     number, text = getattr(error, "errno", None), str(error)
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         return "Raise the limit of open files (`ulimit -n`), or close some"
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in text:
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(each in text for each in _FULL):
         return "Make room"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
         return "Make memory free on the host or the device"

@@ -96,7 +96,9 @@ class Program(Written):
         return json.dumps([self.optimizer, self.loss, self.params])
 
 
-def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -> Program:
+def program_of(
+    step: PrivateStep, params: PyTree, example: PyTree, key: bytes, numbers: bool = True
+) -> Program:
     """The form of a program; nothing is computed, and the loss is traced once.
 
     Args:
@@ -104,6 +106,7 @@ def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -
         params: NumPy arrays, before the first step.
         example: pytree of shapes and types of one record.
         key: of the hashes; secret.
+        numbers: False leaves out those of the parameters.
     """
 
     def hashed(array: Any) -> str:
@@ -137,7 +140,10 @@ def program_of(step: PrivateStep, params: PyTree, example: PyTree, key: bytes) -
             step.grad_fn.plan(params, one)
 
     paths = jax.tree_util.tree_leaves_with_path(params)
-    first = {jax.tree_util.keystr(path): f"{_kind(x)} #{hashed(x)}" for path, x in paths}
+    first = {
+        jax.tree_util.keystr(path): f"{_kind(leaf)} #{hashed(leaf) if numbers else ''}"
+        for path, leaf in paths
+    }
     return Program(
         environment=environment(), optimizer=tuple(optimizer), loss=tuple(loss), params=first
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import accounting as acc
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 AS_IF = "as if the number of steps and the noise had been fixed before the first release"
 _NO_SCRIPT = "a program or notebook with jaxdp.Run"
+_REAL = (np.bool_, np.integer, np.floating)
 # The keys of a history row that are no evaluated number.
 OF_EVERY_ROW = (
     "step",
@@ -225,17 +227,31 @@ def _ledger_in_words(directory: RunDirectory) -> str:
 
 
 def numbers(found: Mapping[str, float]) -> dict[str, float]:
-    """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
-    expected = "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
+    """The evaluated numbers by name.
+
+    Raises:
+        ValueError: anything else, named with its type and shape, or a row's own names.
+    """
+    wanted = "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
     if not isinstance(found, Mapping):
-        raise ValueError(expected + arguments.described(found))
-    for name, value in found.items():
-        if np.size(value) != 1 or np.asarray(value).dtype.kind in "OSTUMm":
-            kind = f"{type(value).__name__} of {np.size(value)} values, not one number"
-            raise ValueError(f"{expected}for {name!r} a {kind}")
+        raise ValueError(f"{wanted}{_kind(found)}")
+    arrays = {name: np.asarray(value) for name, value in found.items()}
+    for name, array in arrays.items():
+        if array.size != 1 or not any(jnp.issubdtype(array.dtype, kind) for kind in _REAL):
+            raise ValueError(
+                f"{wanted}{_kind(found[name])} as {str(name)!r}: return one number of it, such "
+                "as its mean, or each under its own name. No step is lost: the same program goes on"
+            )
     if taken := sorted(set(found) & set(OF_EVERY_ROW)):
         raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
-    return {str(name): float(np.asarray(value).item()) for name, value in found.items()}
+    return {str(name): float(array.item()) for name, array in arrays.items()}
+
+
+def _kind(value: object) -> str:
+    """Words for a returned value: of an array its type and shape."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array {value.dtype} {list(value.shape)}"
+    return arguments.described(value)
 
 
 def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":

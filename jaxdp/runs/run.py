@@ -39,6 +39,7 @@ from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
 from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
+from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
@@ -278,8 +279,8 @@ class Run:
                     "extend must name a stage, without after=, which a run is given when it "
                     f"begins; got {extend!r}"
                 )
-            path = folder.path if isinstance(folder, RunDirectory) else folder
-            folder = RunDirectory(path, extend)
+            place = folder.path if isinstance(folder, RunDirectory) else folder
+            folder = RunDirectory(place, extend)
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
@@ -320,6 +321,13 @@ class Run:
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
         self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
+        for name, given, what in (
+            ("evaluate", evaluate, "from the parameters to numbers by name"),
+            ("progress", progress, rows),
+        ):
+            if given is not None and not callable(given):
+                raise ValueError(f"{name} must be a function {what}; got {given!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         if log is not None and not callable(log):
             raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
@@ -401,7 +409,7 @@ class Run:
         mechanism, asked = self.algorithm.mechanism, steps is not None
         steps = steps_within(mechanism.steps, steps, beyond)
         mechanism.total(steps)  # raises where a schedule, or a strategy, ends before
-        self.result = self._train(steps, asked)
+        self.result = in_words(self.path, functools.partial(self._train, steps, asked))
         self.params = self.result.params
         if self._reports and self._delta is not None and processes.index() == 0:
             step = self.history[-1]["step"]
@@ -954,7 +962,7 @@ class Run:
         if is_calculated and kept.mechanism != self._mechanism():
             changed = program.changed_values(kept.mechanism, self._mechanism())
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, got another one: {changed}. "
+                f"mechanism must stay that of the run in {self.path}; changed: {changed}. "
                 f"{program.WAYS_OUT.format(str(self.path))}. Where another version or machine "
                 "calculated it to other digits, give the run's: dataclasses.replace(mechanism, "
                 "noise_multiplier=...)"
@@ -1101,7 +1109,8 @@ class Run:
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
-            self._traced = program.program_of(step, *given)
+            # A further stage takes its parameters from the one before, and only shapes from these.
+            self._traced = program.program_of(step, *given, numbers=not self.directory.stage)
         return self._traced
 
     def _require_same_program(self, kept: RunState) -> list[str]:

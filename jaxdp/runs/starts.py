@@ -280,8 +280,6 @@ def begin(
     """
     secret = state.secret.restored()
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
-        if directory.stage:
-            directory.create()
         directory.save_state(state)
     with contextlib.ExitStack() as ends:
         ledger = directory.open_ledger(state, shared)

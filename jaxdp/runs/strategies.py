@@ -112,11 +112,11 @@ def resolved(config: "RunConfig") -> "RunConfig":
     # Only the best number of bands depends on the noise.
     budget = config.bands is None and config.epsilon is not None
     mechanism = dp_mf(
-        None if budget else 1.0,
-        config.l2_clip_norm,
-        config.batch_size,
-        config.dataset_size,
-        config.sampling,
+        noise_multiplier=None if budget else 1.0,
+        l2_clip_norm=config.l2_clip_norm,
+        batch_size=config.batch_size,
+        dataset_size=config.dataset_size,
+        sampling=config.sampling,
         steps=config.steps,
         strategy=config.strategy,
         bands=config.bands,

@@ -22,6 +22,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
+from jaxdp.runs.failures import in_words
 from jaxdp.runs.run import Run, steps_within
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.starts import INTERRUPTED, MOVED
@@ -164,7 +165,8 @@ def tune(
         about,
         (SCORED if score_event is None else CHARGED_SCORE,),
     )
-    return searched(TuneDirectory(folder), search)
+    directory = TuneDirectory(folder)
+    return in_words(directory.path, lambda: searched(directory, search))
 
 
 def _made(make: Callable[[Candidate], Made], candidate: Candidate) -> Algorithm:

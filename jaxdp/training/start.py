@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost.plan import Plan
+from jaxdp.clipping.options import REUSED, is_donated
 from jaxdp.clipping.rules import check_rule
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.returned import find_past
@@ -101,6 +102,8 @@ class Guard:
         compared = compared or self.comparison()
 
         def made_of(value: PyTree) -> statistics.Match | None:
+            if is_donated(value):
+                raise ValueError(REUSED)
             # Arrays of JAX are told apart as objects, numbers and NumPy's arrays by content.
             key: Hashable = id(value)
             if not (isinstance(value, jax.Array) and value.shape):

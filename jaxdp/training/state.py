@@ -33,6 +33,11 @@ class TrainState(NamedTuple):
     past: Any
 
     def __deepcopy__(self, memo: Any) -> "TrainState":
+        if is_donated(self):
+            raise ValueError(
+                "state must be copied before a step reuses its memory, got one that a step has "
+                "taken: kept = copy.deepcopy(state) comes before trainer.step(state, batch)"
+            )
         copied = TrainState(*copy.deepcopy(tuple(self), memo))
         copy_past((self.params, self.opt_state), (copied.params, copied.opt_state))
         return copied
@@ -71,6 +76,17 @@ def check_state(state: Any, ledger: Ledger, step: int | None = None) -> None:
             f"state, info = trainer.step(state, batch); got {type(state).__name__}"
         )
     if is_donated(state):
+        leaves = jax.tree_util.tree_leaves_with_path(state._replace(step=None, past=None))
+        gone = [path for path, leaf in leaves if is_donated(leaf)]
+        if len(gone) < len(leaves):
+            # A part of a state before in a later one, as of a network that another loss trains.
+            name = f"state{jax.tree_util.keystr(gone[0])}"
+            raise ValueError(
+                f"{name} must be an array that is there, got one whose memory a step has reused, "
+                "in a state whose other parts are there: steps reuse the memory of the whole state "
+                "that they are given, frozen parameters too. Take what you replace from the state "
+                f"that the last step returned, {name}; or keep a copy from before it, jnp.copy(...)"
+            )
         raise ValueError(
             "state must be the one that the step before returned, got one whose memory that "
             "step has reused: write state, info = trainer.step(state, batch). To come back to "

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxdp.clipping import losses, rounding
-from jaxdp.clipping.options import is_donated
+from jaxdp.clipping.options import REUSED, is_donated
 from jaxdp.devices import shards
 from jaxdp.devices.placement import Placement, place_on_mesh, using_mesh, with_sharding
 from jaxdp.ledger.links import OTHERS, ChainRecord, is_own, record_opened, recording
@@ -241,8 +241,7 @@ class PrivateStep:
         updates, last = self._after(noisy, last, trained, extra)
 
         # Accept: what is frozen stays.
-        moved = filled(optax.apply_updates(trained, updates), params)
-        return moved, (moved_first, last), noisy, updates
+        return apply_updates(params, updates), (moved_first, last), noisy, updates
 
     def _after(
         self, noisy: PyTree, last: PyTree, trained: PyTree, extra: dict[str, PyTree]
@@ -301,6 +300,19 @@ class PrivateStep:
         trained = self.grad_fn.trained(params)
         state_at = place.shardings_like(trained, jax.eval_shape(self.init, params))
         return dataclasses.replace(self, shardings=(params_at, state_at))
+
+
+def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
+    """The parameters, moved; as ``optax.apply_updates``, but frozen ones stay as they are.
+
+    For an update that you compile yourself: the sum, and so the updates, have None at frozen
+    leaves, where ``optax.apply_updates`` returns None.
+
+    Args:
+        params: pytree of all parameters.
+        updates: of the trained ones; None where a leaf is frozen.
+    """
+    return filled(optax.apply_updates(like(updates, params), updates), params)
 
 
 def compile_update(tx: optax.GradientTransformation, *, donate: bool = True) -> Callable[..., Any]:
@@ -459,7 +471,8 @@ class CompiledUpdate:
             options: those that ``traced`` is compiled anew for.
 
         Raises:
-            ValueError: nothing is spent then.
+            ValueError: nothing is spent then, but where an array that the program captured is gone.
+            RuntimeError: the device failed.
         """
         # Traced with a key of zeros where the types are new. Arrays that one program returned have
         # the very same ``aval``, so that comparing is fast.
@@ -501,7 +514,12 @@ class CompiledUpdate:
             name: value.take() if isinstance(value, ExtraArgument) else value
             for name, value in extra.items()
         }
-        return self.jitted(params, opt_state, given, key, taken, tags, **options)
+        try:
+            return self.jitted(params, opt_state, given, key, taken, tags, **options)
+        except RuntimeError as error:
+            if "has been deleted" in str(error):
+                raise ValueError(REUSED) from error
+            raise error
 
 
 def nan_unless_same_step(summed: Summed, tags: jax.Array) -> Summed:

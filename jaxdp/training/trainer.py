@@ -20,7 +20,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import with_mesh
-from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
+from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names, is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
@@ -315,8 +315,11 @@ class Trainer:
 
         # Whose steps these are, and how many of them others have taken: asked at every call, for
         # they may go on meanwhile.
-        held = charged(ledger, self._events, self._own)
-        model = self._choose_model(held, state)
+        held, stream = charged(ledger, self._events, self._own), self._own[0]
+        if state is not None:
+            check_state(state, ledger)
+            stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
+        model = self._choose_model(held, stream, state is not None)
         others = held.get(model, 0)
         first = others if self._model is None else issuer.next
         taken = others + (0 if self._model is None else issuer.next - issuer.first)
@@ -327,18 +330,33 @@ class Trainer:
                 ledger.begin_model(issuer.stream, model)
             issuer.begin_at(first)
             self._model = model
-            if self._another and processes.index() == 0:
-                print(self._described_end(held, count), file=sys.stderr)
+            line = ""
+            if self._another:
+                line = f"another model on this ledger, {self._described_end(held, count)}"
+            elif stream not in self._own and not held:  # such as noise that was calibrated anew
+                line = (
+                    "the state was trained with another mechanism, whose steps are no steps of "
+                    f"this one: on this ledger, {self._described_end(held, count)}"
+                )
+            elif stream in self._own and first:
+                line = (
+                    f"the state is from init, and the ledger holds {first} steps of its model: "
+                    f"{count} are taken. A new model has all its steps: "
+                    "jaxdp.Trainer(..., another=True)"
+                )
+            if line and processes.index() == 0:
+                print(f"jaxdp: {line}", file=sys.stderr)
         found = Batches(self._sampler, self.source, first + count, self._place)
         _loops[found] = self
         return found
 
-    def _choose_model(self, held: dict[str, int], state: TrainState | None) -> str:
+    def _choose_model(self, held: dict[str, int], stream: str, given: bool) -> str:
         """The model in the ledger that this trainer's steps belong to, once it is known which.
 
         Args:
             held: the steps of each, of other trainers.
-            state: where training goes on; None where nobody said.
+            stream: that the state comes from where training goes on.
+            given: False where nobody gave a state.
 
         Raises:
             ValueError: it is not known, or the state is another model's.
@@ -348,10 +366,6 @@ class Trainer:
         for loop, of in tuple(_loops.items()):
             if of is not self and of.ledger is ledger and len(loop) and of._events & self._events:
                 held = {of._model or "": 0} | held
-        stream = self._own[0]
-        if state is not None:
-            check_state(state, ledger)
-            stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
         fresh, of_state = stream in self._own, ledger.model_of(stream)
         if self._model is not None:
             if fresh or of_state == self._model:
@@ -365,7 +379,7 @@ class Trainer:
             return ""
         if self.mechanism.strategy is not None:
             raise ValueError(_CORRELATED)
-        if state is None:
+        if not given:
             left = "" if (planned := self.mechanism.steps) is None else f" of {planned} steps"
             raise ValueError(_WHOSE.format(sum(held.values()), left))
         if of_state in held and not fresh:
@@ -375,7 +389,7 @@ class Trainer:
         return next(iter(held))
 
     def _described_end(self, held: dict[str, int], count: int) -> str:
-        """A line on what the ledger will hold once this trainer, and others that live, are done."""
+        """Words on what the ledger holds once this trainer, and others that live, are done."""
         ledger, issuer, mechanism = self.ledger, self._issuer, self.mechanism
         counts = event_counts(ledger.reserved)
         coming = [(mechanism, issuer.next, count)]
@@ -386,7 +400,7 @@ class Trainer:
             for event, _, n in made.events(first, steps) if steps else ():
                 counts[event] = counts.get(event, 0) + -(-n // event.block)
         total = sum(n * event.block for event, n in counts.items())
-        words = f"jaxdp: another model on this ledger, which holds {total} steps once it is trained"
+        words = f"which holds {total} steps in the end"
         if mechanism.delta is not None and counts:
             event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
             found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
@@ -505,6 +519,11 @@ class Trainer:
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""
+        if is_donated(state):
+            raise ValueError(
+                "state must be the last one, got one whose memory a step has reused: write "
+                "state, info = trainer.step(state, batch)"
+            )
         return self.algorithm.released(state.params, state.opt_state)
 
     def epsilon(
@@ -632,6 +651,11 @@ _HOOK = (
 
 def _valued(public_value: Any) -> dict[str, Any]:
     """The extra argument by which the optimizer is passed a public value, once it is checked."""
+    if is_donated(public_value):
+        raise ValueError(
+            "public_value must be a number that is there, got an array whose memory a step has "
+            "reused: compute it from the state that the last step returned"
+        )
     kind = getattr(public_value, "dtype", type(public_value))
     is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
     if np.shape(public_value) or not is_real:

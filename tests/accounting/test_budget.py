@@ -1,8 +1,11 @@
 """A budget admits the first steps of one plan, as many as the exact accountant has room for."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
+from scipy.special import ndtr
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -19,7 +22,7 @@ GIVEN = {"l2_clip_norm": 1.0, "batch_size": 50, "dataset_size": N}
 
 
 def mechanism(noise=1.0, **options):
-    return jaxdp.dp_sgd(noise, **{**GIVEN, **options})
+    return jaxdp.dp_sgd(noise_multiplier=noise, **{**GIVEN, **options})
 
 
 # Plans: (plan, how many of each event are within (3, 1e-5)).
@@ -115,3 +118,31 @@ def test_a_filter_of_the_order_that_suits_its_plan_has_room_for_twice_as_many_st
     refused("0 of 1 fit what is left of", filter_.charge, STEP, error=acc.BudgetExceededError)
     assert acc.RenyiFilter(epsilon, 1e-5, plan=mechanism()).orders == filter_.orders
     refused("give one of orders and plan", acc.RenyiFilter, 1.0, 1e-5, orders=(2.0,), plan=STEP)
+
+
+def test_the_exact_accountant_is_no_filter_where_the_next_event_is_chosen_after_a_look():
+    """docs/accounting.md, "Adaptive runs": one of three events, by what the first one showed."""
+    first, epsilon, relation = acc.Gaussian(2.0), 1.0, acc.Relation.REPLACE_SPECIAL
+    a, d = 0.552703, 0.0329957
+    others = {  # the event, and its delta at a negative epsilon too
+        acc.Gaussian(2.0): lambda e: ndtr(0.25 - 2 * e) - np.exp(e) * ndtr(-0.25 - 2 * e),
+        acc.RandomizedResponse(2 / (1 + math.exp(a)), 2): lambda e: sum(
+            np.maximum(0, 1 - np.exp(e - loss)) / (1 + math.exp(-loss)) for loss in (a, -a)
+        ),
+        acc.EpsilonDelta(0.0, d, relation=relation): lambda e: (
+            d + (1 - d) * np.maximum(0, 1 - np.exp(e))
+        ),
+    }
+    x = np.linspace(-10, 10, 20_001)  # what the first one shows, over its noise
+    weights = np.exp(-((x - 0.5) ** 2) / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+    left = epsilon - (x / 2 - 1 / 8)
+    deltas = np.array([profile(left) for profile in others.values()])
+    for event, alone in zip(others, deltas @ weights, strict=True):
+        both = acc.Composed([first, event])
+        assert acc.delta(both, epsilon, relation).upper == pytest.approx(0.0396, rel=2e-3)
+        assert alone == pytest.approx(0.0396, rel=2e-3)
+    assert deltas.max(0) @ weights == pytest.approx(1.66 * 0.0396, rel=3e-3)
+    # A budget of one plan admits none of the others.
+    budget = acc.Budget(epsilon, 0.03965, acc.Repeated(first, 2), relation)
+    budget.charge(first)
+    assert [budget.fits(event) for event in others] == [1, 0, 0]

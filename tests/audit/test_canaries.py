@@ -28,6 +28,7 @@ from jaxdp.runs.canaries import found
 from jaxdp.sampling import as_source
 from jaxdp.types import Summed
 from tests.clipping.architectures import opened
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 MODEL = models.build("mlp", num_classes=3, example_shape=(4,), hidden=(5,))
@@ -38,7 +39,7 @@ X, Y = RNG.random((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2], np.int32)
 DATA = (X, Y)
 # More than are differentiated at a time.
 CX, CY = RNG.normal(size=(70, 4)).astype(np.float32), RNG.integers(0, 3, 70).astype(np.int32)
-ALGORITHM = opt.sgd(jaxdp.dp_sgd(0.7, 0.3, 2, 6), 0.1)
+ALGORITHM = opt.sgd(sgd_of(0.7, 0.3, 2, 6), 0.1)
 SEVEN = dirac_canaries(7, PARAMS)
 
 
@@ -221,7 +222,7 @@ def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were()
     flags = jax.tree_util.tree_map_with_path(lambda path, _: frozen(path), PARAMS)
     assert 0 < sum(jax.tree.leaves(flags)) < len(jax.tree.leaves(flags))
     whole = (np.concatenate([X, CX[:35]]), np.concatenate([Y, CY[:35]]))
-    mechanism = jaxdp.dp_sgd(0.7, 0.3, 20, 41)
+    mechanism = sgd_of(0.7, 0.3, 20, 41)
     watched = kept.watched(opt.sgd(mechanism, 0.1))
     trainer = jaxdp.Trainer(LOSS, watched, source=whole, trainable=flags)
     state = trainer.init(jax.tree.map(jnp.copy, PARAMS))
@@ -243,7 +244,7 @@ def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were()
 
 def algorithm(noise, rate):
     sampling = "full_batch" if rate == 1 else "poisson"
-    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, round(1000 * rate), 1000, sampling), 0.1)
+    return opt.sgd(sgd_of(noise, 1.0, round(1000 * rate), 1000, sampling), 0.1)
 
 
 def simulated(coins, noise, rate, steps, rng, records=False, last=0.0):
@@ -346,10 +347,10 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
     )
     np.testing.assert_array_equal(asked(7, LOSS).rows, SEVEN.rows)
     np.testing.assert_array_equal(asked((CX, CY), LOSS).rows[0], CX)
-    canaries.require_auditable(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
+    canaries.require_auditable(opt.sgd(sgd_of(1.0, 1.0, 2, 6, "allocation"), 0.1))
     canaries.require_auditable(ALGORITHM, records=True)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
-    users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
+    users = opt.sgd(sgd_of(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
     numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
     rows = [
         ("canaries must be at most the 20 coordinates", lambda: dirac_canaries(21, PARAMS)),
@@ -361,7 +362,7 @@ def test_what_cannot_be_a_canary_or_be_watched_is_refused():
         ("where a user is the privacy unit", lambda: canaries.require_auditable(users)),
     ]
     for name in ("fixed_size", "shuffle", "truncated_poisson"):
-        other = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, name), 0.1)
+        other = opt.sgd(sgd_of(1.0, 1.0, 2, 6, name), 0.1)
         words = f"canaries must be 0 for {name} sampling"
         rows.append((words, functools.partial(canaries.require_auditable, other)))
     for given in ((CX[:, :3], CY), (CX.astype(np.float16), CY), {"x": CX, "y": CY}):

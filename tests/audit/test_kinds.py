@@ -25,6 +25,7 @@ from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
 from jaxdp.sampling.users import User
+from tests.mechanisms import mf_of, sgd_of
 
 SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
 CHOSEN = {**SMALL, "threshold": None}
@@ -81,7 +82,7 @@ def user_scores(noise):
     """Sums along a user's gradient, of all steps: three records that all pull one way, far off."""
     records = jnp.zeros((4, K, 2)).at[-1, :, 0].set(100.0)
     user = User(records, jnp.ones((4, K), bool).at[0, 1:].set(False))
-    mechanism = jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch", records_per_user=K)
+    mechanism = sgd_of(noise, 1.0, 4, 4, "full_batch", records_per_user=K)
     algorithm = opt.sgd(mechanism, 0.1)
     loss_fn = clipping.user_loss(lambda w, record: record @ w)
     worlds = audit.Worlds(loss_fn, jnp.zeros(2), user)
@@ -108,11 +109,11 @@ STEPS = 12
 
 
 def amplified(noise=1.0):
-    return jaxdp.dp_mf(noise, 0.5, 2, 16, steps=STEPS, bands=3)
+    return mf_of(noise, 0.5, 2, 16, steps=STEPS, bands=3)
 
 
 def in_order(noise=3.0):
-    return jaxdp.dp_mf(noise, 0.5, 4, 16, "fixed_order", steps=STEPS, strategy="square_root")
+    return mf_of(noise, 0.5, 4, 16, "fixed_order", steps=STEPS, strategy="square_root")
 
 
 def audited_algorithm(mechanism, runs=800, **options):
@@ -175,11 +176,11 @@ def test_broken_noise_is_caught(broken):
 
 # Two worlds through the real links: nothing is shared between runs, and bounds fit the truth.
 def full_batch(noise):
-    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+    return opt.sgd(sgd_of(noise, 1.0, 4, 4, "full_batch"), 0.1)
 
 
 def sampled(noise):
-    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), 0.1)
+    return opt.sgd(sgd_of(noise, 1.0, 1, 4), 0.1)
 
 
 def test_audits_of_full_batches_and_of_sampled_iterates_are_tight_and_below_the_truth():
@@ -225,7 +226,7 @@ def test_adadp_as_published_gives_the_record_away():
 
 def test_sampling_that_changes_who_else_is_drawn_is_refused():
     for name in ("fixed_size", "shuffle", "truncated_poisson"):
-        algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, name), 0.1)
+        algorithm = opt.sgd(sgd_of(1.0, 1.0, 2, 4, name), 0.1)
         with pytest.raises(ValueError, match="algorithm must sample by Poisson"):
             audit.training_run(algorithm, algorithms.tiny_worlds(algorithm)[1], 1)
 
@@ -233,7 +234,7 @@ def test_sampling_that_changes_who_else_is_drawn_is_refused():
 @pytest.mark.parametrize("k", [1, 2])
 def test_worlds_allocate_every_record_k_steps_of_an_epoch(k):
     rule = jaxdp.sampling.RandomAllocation(4, k)
-    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, k, 4, rule), 0.1)
+    algorithm = opt.sgd(sgd_of(1.0, 1.0, k, 4, rule), 0.1)
     _, worlds = algorithms.tiny_worlds(algorithm)
     score = lambda shown: shown["mask"].ravel()  # noqa: E731
     run = audit.training_run(algorithm, worlds, 8, score=score, trusted=True)

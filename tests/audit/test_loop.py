@@ -9,6 +9,7 @@ import pytest
 
 import jaxdp
 from benchmarks import planted_loops as planted
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 KINDS = {
@@ -34,7 +35,7 @@ def test_the_ledger_says_what_the_loop_would_not():
     assert "spent once" in planted.one_draw_for_two_updates()
 
 
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, planted.BATCH, planted.RECORDS)
+MECHANISM = sgd_of(1.0, 1.0, planted.BATCH, planted.RECORDS)
 LINEAR = (np.random.default_rng(5).normal(size=(planted.RECORDS, 20)).astype(np.float32),)
 
 
@@ -172,7 +173,7 @@ def test_one_release_shown_twice_is_no_second_release_nor_proof_a_loop_that_diff
 def test_bad_input_is_named_and_a_loop_that_reads_records_from_elsewhere():
     """The latter was told "nothing broken": nothing that it was given moved its releases."""
     right = {"loop": linear, "data": LINEAR, "mechanism": MECHANISM}
-    larger = jaxdp.dp_sgd(1.0, 1.0, 4, 2_000)
+    larger = sgd_of(1.0, 1.0, 4, 2_000)
     noise = lambda d, seed: np.random.default_rng(seed).normal(size=(planted.STEPS, 30))  # noqa: E731
     rows = (
         (r"data must hold 4 to 64 records.* got 3", {"data": (LINEAR[0][:3],)}),

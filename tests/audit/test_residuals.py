@@ -19,6 +19,7 @@ from jaxdp.audit.algorithms import audit_algorithm
 from jaxdp.clipping import reduce
 from jaxdp.clipping.rules import Clip
 from jaxdp.schedules import NoiseSchedule
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 SHAPE = (500, 4)
@@ -199,7 +200,7 @@ def test_the_audit_of_an_algorithm_says_so_follows_a_schedule_and_leaves_what_fl
     assert found.in_words().endswith(" BROKEN: the noise is not what was charged.")
     assert found.to_dict()["noise"].startswith("noise: REFUTED: a coarse grid of values (p ")
     noise = NoiseSchedule(((2.0, 1), (0.7, 2)))
-    algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+    algorithm = opt.sgd(sgd_of(noise, 1.0, 4, 4, "full_batch"), 0.1)
     assert not audit_noise(algorithm, APART, 3, runs=200, seed=2, confidence=0.999).refuted
     # Noise too small for float32 is not tested.
     clean, noise = honest(11)
@@ -265,12 +266,12 @@ def test_what_cannot_be_audited_is_refused_in_words():
     def of(mechanism, worlds=APART, **options):
         return functools.partial(audit_noise, opt.sgd(mechanism, 0.1), worlds, 2, **options)
 
-    right, sgd = {"released": LEAF, "unnoised": LEAF, "std": 1.0}, jaxdp.dp_sgd(1.0, 1.0, 4, 4)
+    right, sgd = {"released": LEAF, "unnoised": LEAF, "std": 1.0}, sgd_of(1.0, 1.0, 4, 4)
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params)
     coarse = dataclasses.replace(APART, params=half)
     rows = [(w, functools.partial(audit_residuals, **right | given)) for w, given in NO_RESIDUALS]
     rows += [
-        ("algorithm must add noise", of(jaxdp.dp_sgd(0.0, 1.0, 4, 4))),
+        ("algorithm must add noise", of(sgd_of(0.0, 1.0, 4, 4))),
         ("noisy sums alone", of(sgd.with_leak("x"))),
         ("runs must be a whole", of(sgd, runs=0)),
         ("confidence must be", of(sgd, confidence=2)),

@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp
 from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, loss_fn
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 BANK = np.concatenate([np.random.default_rng(1).normal(size=(40, 6)), X[:3]]).astype(np.float32)
@@ -114,7 +115,7 @@ def test_as_many_frozen_statistics_as_a_batch_has_rows_are_listed(size):
     def loss(params, x):
         return jnp.sum(((x @ params - moving) / jnp.sqrt(jnp.abs(moving) + 1e-5)) ** 2)
 
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, size, len(x))
+    mechanism = sgd_of(1.0, 1.0, size, len(x))
     trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, physical_batch_size=64)
     stepped(trainer, jnp.ones((3, 64)) / 8)
     assert any("captured array float32 [64]" in line for line in trainer.unverified())
@@ -159,7 +160,7 @@ def test_records_that_are_read_one_by_one_are_read_for_arrays_as_long_as_they_ar
 
 def test_records_of_users_are_looked_at():
     source = jaxdp.sampling.users((X, Y), np.arange(len(X)) // 2, 2)
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 12, len(X) // 2, records_per_user=2)
+    mechanism = sgd_of(1.0, 1.0, 12, len(X) // 2, records_per_user=2)
     loss = jaxdp.clipping.user_loss(lambda p, r: loss_fn(p, *r) + jnp.sum(p["v"]))
     trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)
     refused("the records' mean", trainer.init, PARAMS | {"v": jnp.asarray(X.mean(0))})
@@ -199,7 +200,7 @@ def released(records=200):
     """A trainer whose parameters were trained to the mean nearly exactly; and the records."""
     rng = np.random.default_rng(6)
     x = (rng.normal(size=(records, 4)) * np.geomspace(1, 3, 4) + 20).astype(np.float32)
-    mechanism = jaxdp.dp_sgd(1e-4, 100.0, records, records, "full_batch")
+    mechanism = sgd_of(1e-4, 100.0, records, records, "full_batch")
     trainer = jaxdp.Trainer(estimate, mechanism, optax.sgd(1.0), x)
     state = stepped(trainer, jnp.zeros(4))
     np.testing.assert_allclose(state.params, x.mean(0), rtol=1e-5)
@@ -207,7 +208,7 @@ def released(records=200):
 
 
 def another(x, ledger, loss=estimate):
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, len(x))
+    mechanism = sgd_of(1.0, 1.0, 20, len(x))
     return jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, ledger=ledger, another=True)
 
 

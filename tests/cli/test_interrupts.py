@@ -12,8 +12,9 @@ import weakref
 
 import pytest
 
-from jaxdp.cli import failures, main
+from jaxdp.cli import main
 from jaxdp.ledger import interrupts
+from jaxdp.runs.failures import safe_in_words
 from tests.runs.small import undrawn
 
 
@@ -78,8 +79,13 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(tmp_path, m
     for thread in threads:
         thread.join()
     assert (said, exits) == (["interrupted"], [130])
-    # Where no run had begun, that is said.
-    assert failures._state(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"
+    # Where no run had begun, that is said; before: status 130.
+    ending = lambda *_: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr("jaxdp.cli._Lazy.get_command", ending)
+    with pytest.raises(SystemExit) as ended:
+        main(["train"])
+    assert ended.value.code == 143
+    assert safe_in_words(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

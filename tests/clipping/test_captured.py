@@ -18,6 +18,7 @@ from jax.experimental import io_callback
 import jaxdp
 from jaxdp.types import Draw
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 RULE = jaxdp.clip(1.0)
@@ -212,7 +213,7 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     def loss_fn(params, x):
         return jnp.vdot(params["w"], (x - params["mean"]) * STRETCH[0]) * jnp.sum(STRETCH[1])
 
-    mech, path = jaxdp.dp_sgd(1.0, 1.0, 10, 50), tmp_path / "ledger.jsonl"
+    mech, path = sgd_of(1.0, 1.0, 10, 50), tmp_path / "ledger.jsonl"
     grad_fn = mech.clipped_grad(loss_fn, trainable={"w": True, "mean": False})
     ledger = jaxdp.Ledger(path)
     sampler = mech.sampler(50, ledger=ledger)
@@ -241,7 +242,7 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
 
 
 def test_what_was_declared_is_not_told_to_the_ledger():
-    mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 10, 50), jaxdp.Ledger()
+    mech, ledger = sgd_of(1.0, 1.0, 10, 50), jaxdp.Ledger()
     loss_fn = lambda p, x: plain(p, x) * jnp.sum(STRETCH)  # noqa: E731
     grad_fn = mech.clipped_grad(loss_fn, constants=STRETCH)
     grad_fn(PARAMS, jnp.ones((50, 3)), mech.sampler(50, ledger=ledger).draw())
@@ -256,7 +257,7 @@ def test_losses_of_jaxdp_declare_what_they_capture_themselves():
     rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places
     labelled = lambda p, example: jnp.sum(p["w"] @ example[0])  # noqa: E731
     entered = dirac_canaries(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
-    _, both = tiny_worlds(jaxdp.optimizers.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1))
+    _, both = tiny_worlds(jaxdp.optimizers.sgd(sgd_of(1.0, 1.0, 4, 4), 0.1))
     for loss_fn, start, records in (
         (jaxdp.augmented(entered, lambda x, key: x, 2), params, rows),
         (both.loss_fn, both.params, both.records),
@@ -385,7 +386,7 @@ def test_dropout_works_whatever_generator_jax_takes_by_default():
     found = []
     for generator in ("threefry2x32", "rbg"):
         with jax.default_prng_impl(generator):
-            mechanism = jaxdp.dp_sgd(1.0, 1.0, 8, 16)
+            mechanism = sgd_of(1.0, 1.0, 8, 16)
             trainer = jaxdp.Trainer(
                 loss_fn, mechanism, optax.sgd(0.1), ROWS, secret=jaxdp.Secret.from_seed(1)
             )

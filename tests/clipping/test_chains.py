@@ -18,6 +18,7 @@ from jaxdp.optimizers.pigdo import Preconditioner, piadam
 from jaxdp.optimizers.quantile import quantile_clip
 from jaxdp.training.step import PrivateStep
 from tests.clipping.test_rules import norm64
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -28,7 +29,7 @@ def loss_fn(params, x, y):
     return jnp.sum(jnp.square(x @ params["w"] + params["b"] - y))
 
 
-MECH = jaxdp.dp_sgd(1.0, 1.0, 8, 8, "full_batch")
+MECH = sgd_of(1.0, 1.0, 8, 8, "full_batch")
 privatize = MECH.privatize
 
 
@@ -276,7 +277,7 @@ def chain_steps(tx, reads, mechanism, steps=4):
 
 def test_adadp_and_pigdo_by_hand():
     boxed = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 0.5, 8, 8, "full_batch")
-    mech, box = jaxdp.dp_sgd(0.5, 1.0, 8, 8, "full_batch"), Box(4.0, 8, cap=100.0)
+    mech, box = sgd_of(0.5, 1.0, 8, 8, "full_batch"), Box(4.0, 8, cap=100.0)
     moments = AdaptiveMoments(0.999, 1e-8, 0.1, b1=0.9)
     diagonal = Preconditioner(moments)
 
@@ -317,7 +318,7 @@ def test_quantile_clipping_by_hand():
 @pytest.mark.parametrize("noise", ["gaussian", "grid"])
 def test_noise_std_is_that_of_the_noise_that_the_mechanism_adds(noise):
     """Before: ``clip_and_sum(rule)`` allowed for 2^14 records, and the noise was 2 % larger."""
-    mech = jaxdp.dp_sgd(1.0, 0.5, 16, 200, noise=noise)
+    mech = sgd_of(1.0, 0.5, 16, 200, noise=noise)
     params = {"w": jnp.zeros(50)}
     key, noise_only = mech.simulated_key(jax.random.key(1)), mech.privatize()
     summed = jaxdp.Summed(params, mech.l2(params))  # noise_std is noise_multiplier times this l2
@@ -331,7 +332,7 @@ def test_noise_std_is_that_of_the_noise_that_the_mechanism_adds(noise):
 
 def test_noise_covers_rows_that_the_mechanism_does_not_expect_and_sums_of_several_devices():
     """What a part of the records is allowed for does not do for a sum of parts."""
-    mech = jaxdp.dp_sgd(1.0, 0.5, 16, 200)
+    mech = sgd_of(1.0, 0.5, 16, 200)
     params, key = {"w": jnp.zeros(50)}, mech.simulated_key(jax.random.key(1))
     clip, add = jaxdp.clip_and_sum(mech.rule), mech.privatize()
 

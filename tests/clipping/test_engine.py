@@ -15,6 +15,7 @@ from jaxdp.types import Draw
 from tests.clipping.architectures import ARCHITECTURES, jit, opened
 from tests.clipping.references import gap
 from tests.clipping.test_rules import norm64
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 
@@ -57,7 +58,7 @@ def test_mixed_clipping_whatever_the_size_of_a_pass():
     assert summed.l2 == 2.5 * (1.0 + rounding.error_of_sum(2**14))
     for rows in (1, 7, 16, 100):
         given = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
-        draw = jaxdp.dp_sgd(1.0, 2.5, 45, 90).sampler(90, **given).draw()
+        draw = sgd_of(1.0, 2.5, 45, 90).sampler(90, **given).draw()
         chosen = draw.indices[draw.mask]
         summed, infos = grad_fn.with_info(PARAMS, data_of(90), draw)
         assert_close(summed.value, by_hand(data_of(90), 2.5, chosen))
@@ -72,7 +73,7 @@ def test_passes_of_all_sizes_compile_once_and_give_away_no_array_of_the_user():
         return loss_fn(params, example)
 
     grad_fn = jaxdp.clipped_grad(counted, jaxdp.clip(1.0))
-    sampler = jaxdp.dp_sgd(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
+    sampler = sgd_of(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
     # The running totals are donated from pass to pass; parameters and data must not be.
     params, data = jax.tree.map(jnp.copy, (PARAMS, data_of(90)))
     first = grad_fn(params, data, sampler.draw())
@@ -150,7 +151,7 @@ def test_vmap_over_seeds_and_scan():
 
 def test_a_user_jit_of_the_sum_and_the_update_is_traced_once():
     chex.clear_trace_counter()
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 30, 90)
+    mechanism = sgd_of(1.0, 1.0, 30, 90)
     grad_fn = mechanism.clipped_grad(loss_fn)
     tx = optax.chain(mechanism.privatize(), optax.sgd(0.01))
 
@@ -308,7 +309,7 @@ def test_a_mask_is_never_guessed_and_all_lets_every_row_through():
 )
 def test_the_batches_of_a_draw_are_its_passes(rows, kind):
     data = {"x": kind(np.arange(80.0, dtype=np.float32).reshape(40, 2)), "y": kind(np.arange(40))}
-    draw = jaxdp.dp_sgd(1.0, 1.0, 20, 40).sampler(40, physical_batch_size=rows).draw()
+    draw = sgd_of(1.0, 1.0, 20, 40).sampler(40, physical_batch_size=rows).draw()
     batches = list(draw.batches(data))
     found = np.concatenate([np.asarray(b.data["y"])[np.asarray(b.mask)] for b in batches])
     np.testing.assert_array_equal(found, draw.indices[draw.mask])
@@ -542,7 +543,7 @@ def test_bounds_and_scales_of_a_compiled_step_are_made_safe():
 
 def given(**options):
     """What the ledger of a draw is told where its records are clipped by something given."""
-    mechanism = jaxdp.dp_sgd(1.0, 0.5, 8, 16)
+    mechanism = sgd_of(1.0, 0.5, 8, 16)
     grad_fn = mechanism.clipped_grad(jnp.vdot)
     records, said = jnp.ones((16, 3)), []
     for by_batch in (False, True):
@@ -559,7 +560,7 @@ def given(**options):
 
 def of_a_trainer(array):
     """An array of the caller's that a trainer returned, as the parameters before the first step."""
-    mechanism = jaxdp.dp_sgd(1.0, 0.5, 8, 16)
+    mechanism = sgd_of(1.0, 0.5, 8, 16)
     loss_fn = lambda w, x: jnp.sum(w) * x  # noqa: E731
     return jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), jnp.ones(16)).init(array).params
 

@@ -15,6 +15,7 @@ from flax import nnx
 import jaxdp
 from jaxdp.clipping import losses
 from jaxdp.clipping.losses import form_of
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 RULE = jaxdp.clip(1e6)
@@ -219,7 +220,7 @@ class Unhashable:
         return of_two(params, x, y) * jnp.sum(self.weights)
 
 
-MECHANISM = jaxdp.dp_sgd(1.0, 1e6, 5, 5, "full_batch")
+MECHANISM = sgd_of(1.0, 1e6, 5, 5, "full_batch")
 
 
 def summed_of_a_draw(grad_fn):
@@ -241,7 +242,7 @@ def test_augmentation_and_a_trainer_take_pairs_and_every_step_has_its_keys():
     assert np.isfinite(value(views, (X, Y), KEY)).all()
     paired = jaxdp.clipping.augmented(noisy, lambda x, key: (x, jnp.zeros(())), 2)  # of a record x
     assert np.array_equal(value(paired, X, KEY), value(views, (X, jnp.zeros(len(X))), KEY))
-    mech = jaxdp.dp_sgd(1e-6, 1e3, 5, 5, "full_batch")
+    mech = sgd_of(1e-6, 1e3, 5, 5, "full_batch")
     trainer = jaxdp.Trainer(KEYED["keyword default"], mech, optax.sgd(1.0), (X, Y))
     state, sums = trainer.init(W), []
     for batch in trainer.batches(2):
@@ -448,7 +449,7 @@ def test_functions_among_the_parameters_are_refused_with_the_remedy():
         "must be a pytree of arrays, got .* eqx.partition",
     )
     loss = lambda m, x: m.activation(x @ m.weight)  # noqa: E731
-    mech = jaxdp.dp_sgd(1.0, 1.0, 5, 5)
+    mech = sgd_of(1.0, 1.0, 5, 5)
     grad_fn, draw = mech.clipped_grad(loss), mech.sampler(5).draw()
     few = mech.clipped_grad(loss, microbatch_size=2)
     some = mech.clipped_grad(loss, trainable=lambda path: True)

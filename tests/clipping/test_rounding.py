@@ -19,6 +19,7 @@ from jaxdp.clipping.rounding import UNIT
 from jaxdp.types import Summed
 from tests.clipping.test_rules import norm64
 from tests.compiling import AS_USERS
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 as_users = functools.partial(jax.jit, compiler_options=AS_USERS)
@@ -111,7 +112,7 @@ def test_one_record_moves_the_rounding_of_the_others_by_no_more_than_its_share(c
 
 def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
     grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), jaxdp.clip(1.0), most_records=3)
-    draw = jaxdp.dp_sgd(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
+    draw = sgd_of(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
     params, words = {"w": jnp.zeros(2)}, "most_records must be at least"
     of_a_draw = functools.partial(grad_fn, params, jnp.ones((5, 2)), draw)
     all_refused([(words, of_a_draw), (words, lambda: grad_fn(params, jnp.ones((4, 2)), "all"))])
@@ -166,7 +167,7 @@ def test_no_draw_exceeds_the_public_bound():
 
 def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
     params, batch, loss_fn = linear
-    mech = jaxdp.dp_sgd(1.0, 0.5, 4, 40)
+    mech = sgd_of(1.0, 0.5, 4, 40)
     summed = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
     assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.error_of_sum(1032))
     assert mech.l2(params) < 0.5 * 1.0147
@@ -255,7 +256,7 @@ PARTS = 1_001
 
 def parts(values):
     """Sums that are known to be of one draw, with these values."""
-    ticket = jaxdp.dp_sgd(1.0, 1.0, 20, 60).sampler(60).draw().ticket
+    ticket = sgd_of(1.0, 1.0, 20, 60).sampler(60).draw().ticket
     return [
         Summed({"w": jnp.full(3, v, jnp.float32)}, 1.0).carrying(ticket, passes={n})
         for n, v in enumerate(values)

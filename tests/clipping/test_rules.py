@@ -180,7 +180,9 @@ of_all.def_vmap(lambda size, batched, s: (jnp.where((s > 0).all(), 1.0, -1.0) + 
 def test_the_bound_of_a_rule_of_the_user_s_is_asked_once_and_other_records_are_out_of_reach():
     """Before: sums were of records of norm 1 or 100, and said that they were of 0.01."""
     data, params = np.full((4, 3), 5.0, np.float32), jnp.zeros(3)
-    mechanism = jaxdp.dp_sgd(1.0, batch_size=4, dataset_size=4, rule=Moved(1.0, 0.01))
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, batch_size=4, dataset_size=4, rule=Moved(1.0, 0.01)
+    )
     grad_fn, sampler = mechanism.clipped_grad(lambda w, x: jnp.vdot(w, x)), mechanism.sampler(4)
     sums = [grad_fn(params, data, sampler.draw()) for _ in range(4)]
     sums += [grad_fn(params, data, "all") for _ in range(2)]

@@ -11,6 +11,7 @@ import optax
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.ledger.tickets import Issuer
+from tests.mechanisms import sgd_of
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
 OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)
@@ -48,7 +49,7 @@ def lines(path):
     ]
 
 
-OF_FIFTY = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
+OF_FIFTY = sgd_of(1.0, 0.1, 25, 50)
 
 
 def issuer(mechanism=OF_FIFTY, secret=None, step=0, ledger=None, stream="a", **options):
@@ -86,7 +87,7 @@ def loss_fn(params, x):
 
 
 def mechanism():
-    return jaxdp.dp_sgd(1.0, 1.0, 20, N)
+    return sgd_of(1.0, 1.0, 20, N)
 
 
 def trainer(loss=loss_fn, source=X, **options):

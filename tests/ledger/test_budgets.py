@@ -13,10 +13,11 @@ from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp.schedules import NoiseSchedule
 from tests.ledger.small import X, ended, issuer, lines, reserved
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 N = len(X)
-MADE = jaxdp.dp_sgd(1.0, 1.0, 3, N)  # of which 68 steps fit (3, 1e-5)
+MADE = sgd_of(1.0, 1.0, 3, N)  # of which 68 steps fit (3, 1e-5)
 STEP = MADE.event
 
 
@@ -116,7 +117,7 @@ def test_blocks_schedules_and_whole_numbers_are_admitted_as_they_are_planned():
     refused("24 steps fit", made.take, error=acc.BudgetExceededError)
     assert ledger.left()[:2] == ("plan", 0)
     # A schedule, of which the last level fits in part; all of a number that releases decide.
-    schedule = jaxdp.dp_sgd(NoiseSchedule([(2.0, 40), (1.0, 400)]), 1.0, 3, N)
+    schedule = sgd_of(NoiseSchedule([(2.0, 40), (1.0, 400)]), 1.0, 3, N)
     made = issuer(schedule, ledger=Ledger(budget=acc.Budget(3.0, 1e-5, plan=schedule)), reserve=64)
     assert made.room() == 103
     refused("all 104 steps must fit .* but 103 do", made.reserve, 104, whole=True)
@@ -154,7 +155,7 @@ def test_a_plan_is_fixed_before_the_first_charge_and_opened_with_the_same(path):
     train.close()
     words = "budget must be the one that this ledger was begun with, Budget"
     for other in (
-        acc.Budget(3.0, 1e-5, plan=[MADE.total(5), jaxdp.dp_sgd(2.0, 1.0, 3, N)]),
+        acc.Budget(3.0, 1e-5, plan=[MADE.total(5), sgd_of(2.0, 1.0, 3, N)]),
         acc.Budget(4.0, 1e-5, plan=MADE),
         acc.Budget(3.0, 1e-6, plan=MADE),
         acc.RenyiFilter(3.0, 1e-5),

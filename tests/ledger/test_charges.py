@@ -15,10 +15,11 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.ledger import entries
 from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on, ended
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 FORMER = Path(__file__).parent / "former"
-MECH, SEED = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
+MECH, SEED = sgd_of(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
 from tests.ledger.small import ended, issuer, reserved
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.runs.small import kept
 
@@ -117,7 +118,7 @@ def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_pa
 
 
 def mechanism(sampling="allocation"):
-    return jaxdp.dp_sgd(2.0, 1.0, 10, N, sampling)
+    return sgd_of(2.0, 1.0, 10, N, sampling)
 
 
 def loss_fn(w, example):
@@ -155,7 +156,7 @@ def test_a_loop_that_is_left_goes_on_with_its_epoch(sampling, reserve):
 
 def test_noise_must_stay_the_same_within_an_epoch():
     def made(*levels):
-        return jaxdp.dp_sgd(NoiseSchedule(levels), 1.0, 10, N, "allocation")
+        return sgd_of(NoiseSchedule(levels), 1.0, 10, N, "allocation")
 
     rows = made((2.0, 10), (1.0, 7)).events(0, 17)
     assert rows == [(EPOCH, 0, 10), (OTHER, 10, 7)]

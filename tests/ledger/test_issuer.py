@@ -10,6 +10,7 @@ from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp.schedules import NoiseSchedule
 from tests.ledger.small import OF_FIFTY, N, X, ended, issuer, lines, loss_fn, reserved
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import refused
 
 
@@ -99,12 +100,12 @@ def test_nobody_charges_a_stream_by_hand_whose_steps_an_issuer_hands_out():
 
 
 def mechanism(**options):
-    return jaxdp.dp_sgd(1.0, 1.0, 20, N, **options)
+    return sgd_of(1.0, 1.0, 20, N, **options)
 
 
 def test_a_schedule_and_a_strategy_reserve_to_their_end_a_line_for_each_event(path):
-    schedule = jaxdp.dp_sgd(NoiseSchedule([(2.0, 4), (1.0, 3), (0.5, 1)]), 1.0, 20, N)
-    in_order = jaxdp.dp_mf(1.0, 1.0, 20, N, "fixed_order", steps=6, strategy="identity")
+    schedule = sgd_of(NoiseSchedule([(2.0, 4), (1.0, 3), (0.5, 1)]), 1.0, 20, N)
+    in_order = mf_of(1.0, 1.0, 20, N, "fixed_order", steps=6, strategy="identity")
     for name, made, steps, found in (
         ("each", schedule, 8, [(n, n + 1) for n in range(8)]),
         ("three", schedule, 8, [(0, 3), (3, 4), (4, 6), (6, 7), (7, 8)]),
@@ -163,7 +164,7 @@ def test_a_budget_admits_as_many_steps_however_many_are_reserved_and_pays_once(p
     assert 0 < most[0] < 10_000
     assert most == most[:1] * 3
     # What is admitted of a schedule is reserved by one line, and what of it is not used left out.
-    schedule = jaxdp.dp_sgd(NoiseSchedule([(2.0, 4), (0.01, 3)]), 1.0, 20, N)
+    schedule = sgd_of(NoiseSchedule([(2.0, 4), (0.01, 3)]), 1.0, 20, N)
     made = issuer(schedule, ledger=budgeted(path.with_name("levels"), **budget), reserve=64)
     for steps in range(1, 5):
         made.take()

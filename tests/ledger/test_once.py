@@ -18,6 +18,7 @@ import jaxdp
 from jaxdp.schedules import decaying
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.ledger.small import N, P, X, loss_fn, mechanism, trained, trainer, whole
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 from tests.runs.small import kept
 
@@ -125,7 +126,7 @@ def test_a_sum_inside_jit_brings_no_ticket_and_the_noise_is_that_which_was_charg
     words = "key must not be given with a Summed that brings"
     refused(words, UPDATE, params, opt_state, summed, key=key)
     # A sampler of noise 10 and an update that adds 0.1: epsilon would be of the other.
-    loud, quiet = jaxdp.dp_sgd(10.0, 1.0, 20, N), jaxdp.privatize(0.1, 20)
+    loud, quiet = sgd_of(10.0, 1.0, 20, N), jaxdp.privatize(0.1, 20)
     sampler = loud.sampler(N)
     summed = summed_of(sampler)
     words, state = "the one that the step was charged for, 10.0", quiet.init(params)
@@ -278,7 +279,7 @@ def test_a_trainer_takes_its_own_rows_alone(rows):
 # Before: silent, with batches 42 times the size that was asked for, or a fourteenth of it; and one
 # pass took more records than the rounding in l2 is bounded for.
 def test_data_of_quite_another_size_or_a_draw_beyond_most_records_are_refused(monkeypatch):
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 1_437)
+    mech = sgd_of(1.0, 1.0, 20, 1_437)
     for records in (6_000, 100):
         words = f"^(?!.*{records}).*to a factor of 2, got 1437"  # it is private
         data = np.zeros((records, 4), np.float32)
@@ -313,7 +314,7 @@ def test_what_a_loss_captured_is_named_and_the_data_set_refused(rows, source):
 # Held: a schedule that ends charges nothing beyond, whatever ``beyond`` says.
 def test_a_schedule_does_not_go_on_past_its_end():
     schedule = decaying("step", 2.0, 0.5, 2, 4)
-    train = jaxdp.Trainer(loss_fn, jaxdp.dp_sgd(schedule, 1.0, 20, N), optax.sgd(1.0), X)
+    train = jaxdp.Trainer(loss_fn, sgd_of(schedule, 1.0, 20, N), optax.sgd(1.0), X)
     batches = train.batches(6, beyond=True)
     assert [next(batches).step for _ in range(4)] == [0, 1, 2, 3]
     refused("noise schedule must cover the 5 steps", next, batches)

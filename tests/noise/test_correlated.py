@@ -16,6 +16,7 @@ from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded
 from jaxdp.noise.correlated import MatrixNoise
 from jaxdp.noise.normals import add_normals
 from tests.laws import is_gaussian
+from tests.mechanisms import mf_of
 from tests.refusing import all_refused, refused
 
 N = 24
@@ -128,7 +129,7 @@ def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_i
     ):
         given = {"steps": strategy.steps, "strategy": strategy, "sampling": "fixed_order"}
         sizes = 64, 64 * strategy.steps
-        rows.append((words, functools.partial(jaxdp.dp_mf, 1.0, 1.0, *sizes, **given), strategy))
+        rows.append((words, functools.partial(mf_of, 1.0, 1.0, *sizes, **given), strategy))
         rows.append((words, functools.partial(MatrixNoise, 1.0, strategy), strategy))
     all_refused(rows)
     # Noise of another part, multiplier or place.

@@ -15,6 +15,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.ledger import small
 from tests.ledger.small import N, P, X, loss_fn, mechanism
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 
@@ -264,7 +265,7 @@ def update(state, key, value=0.0):
 
 
 def stacked(count=3, repeat=False):
-    keys = [jaxdp.dp_sgd(1.0, 1.0, 5, 50).sampler(50).draw().key() for _ in range(count)]
+    keys = [sgd_of(1.0, 1.0, 5, 50).sampler(50).draw().key() for _ in range(count)]
     keys = [keys[0], *keys[:-1]] if repeat else keys
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *keys)
 

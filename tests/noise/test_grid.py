@@ -14,6 +14,7 @@ from benchmarks import grid_bits
 from jaxdp.ledger.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.noise import IntegerNoise, grid, grid_range, privatize
 from jaxdp.types import Summed
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 SIZE = 8000
@@ -265,14 +266,14 @@ def test_keys_are_of_256_bits_and_one_step_used_once_and_shared_by_no_member_of_
     with pytest.raises(ValueError, match="another one for every member"):
         jax.vmap(lambda value: member(seeds[0, 0], value))(jnp.zeros((2, SIZE)))
     # Of a sampler they have 256 bits.
-    sampler = jaxdp.dp_sgd(1.0, 0.5, 30, 300, noise="grid").sampler(300)
+    sampler = sgd_of(1.0, 0.5, 30, 300, noise="grid").sampler(300)
     draws = [sampler.draw() for _ in range(3)]
     keys = [draw.key() for draw in draws]
     assert all(isinstance(key, NoiseKey) and key.long.shape == (8,) for key in keys)
     assert len({word for key in keys for word in key.long.tolist()}) == 24
     with pytest.raises(ValueError, match="spent"):  # a second program finds none
         draws[0].key()
-    assert jaxdp.dp_sgd(1.0, 0.5, 30, 300).sampler(300).draw().key().long is None
+    assert sgd_of(1.0, 0.5, 30, 300).sampler(300).draw().key().long is None
     secret = jaxdp.ledger.seeds.Secret.from_seed(1)
     assert len(secret.key("a")) == 32
     assert secret.key("a") != secret.key("b")

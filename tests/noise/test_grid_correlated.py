@@ -290,7 +290,7 @@ def test_what_cannot_be_on_the_grid_is_refused_in_words():
     inverse, dense = noise.banded_inverse_square_root(STEPS, 3), noise.Dense.of(np.eye(STEPS))
     rough = noise.Toeplitz((1.0, *([1.0, -1.0] * 35)), 2000)
     numbers = {"l2_clip_norm": 0.5, "batch_size": 30, "dataset_size": 300, "steps": STEPS}
-    cyclic, made = partial(jaxdp.dp_mf, 1.0, **numbers), noise.IntegerMatrixNoise
+    cyclic, made = partial(jaxdp.dp_mf, noise_multiplier=1.0, **numbers), noise.IntegerMatrixNoise
     ordered = partial(cyclic, sampling="fixed_order")
     banded, kinds = "must be a banded Toeplitz one", "strategy must be one of banded, square_root"
     rows = [

@@ -35,6 +35,7 @@ from jaxdp.optimizers import registry
 from jaxdp.sampling import names
 from jaxdp.types import Summed
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused
 
 DATA = jnp.asarray(np.random.default_rng(0).standard_normal((60, 5)), jnp.float32)
@@ -66,9 +67,7 @@ def loss_fn(params, example):
 
 def made(sampling="poisson", noise="grid", multiplier=1.0, rule=RULES["flat"], **changes):
     batch = 60 if sampling == "full_batch" else 12
-    return jaxdp.dp_sgd(
-        multiplier, None, batch, 60, sampling=sampling, noise=noise, rule=rule, **changes
-    )
+    return sgd_of(multiplier, None, batch, 60, sampling=sampling, noise=noise, rule=rule, **changes)
 
 
 @pytest.fixture
@@ -78,7 +77,9 @@ def far(monkeypatch):
 
 
 def correlated(noise_multiplier=1.0, noise="grid", bands=3, **changes):
-    return jaxdp.dp_mf(noise_multiplier, noise=noise, bands=bands, **{**NUMBERS, **changes})
+    return jaxdp.dp_mf(
+        noise_multiplier=noise_multiplier, noise=noise, bands=bands, **{**NUMBERS, **changes}
+    )
 
 
 def test_every_draw_is_charged_as_ordinary_noise_and_the_distance():

@@ -27,11 +27,12 @@ from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import DrawnEnergy, PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from tests.laws import are_uncorrelated, is_binomial, is_gaussian
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 from tests.runs import small
 
 KEY = jax.random.key(3)
-MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+MECH = sgd_of(1.0, 1.0, 20, 60)
 
 
 def first(params, example):
@@ -163,7 +164,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
 
 
 def test_as_published_says_what_it_is():
-    mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
+    mech = sgd_of(1.23, 0.1, 512, 60_000)
     public = sa_dpsgd_as_published(mech, 0.1, KEY)
     assert public.mechanism.event == mech.event
     assert public.claim(512 / 60_000, 1.23, 4698, 1e-5).value == pytest.approx(3.0, abs=0.01)
@@ -518,7 +519,7 @@ def test_what_is_no_energy_or_charges_another_event_is_refused():
     # Before: independent noise of the size that is enough for correlated, at its price. In 60 steps
     # 4.38 was told where 17.5 was spent.
     of_root = {"strategy": "square_root", "sampling": "fixed_order"}
-    ordered = jaxdp.dp_mf(1.0, 1.0, 10, 60, steps=60, **of_root)
+    ordered = mf_of(1.0, 1.0, 10, 60, steps=60, **of_root)
     independent = "mechanism of an energy must have independent noise"
     all_refused([*rows, (independent, of(jnp.zeros(60), ordered, ordered.sampler(60)))])
 

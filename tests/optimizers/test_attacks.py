@@ -19,6 +19,7 @@ from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.raw_gradient import RawGradient
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from jaxdp.types import Summed
+from tests.mechanisms import sgd_of
 from tests.optimizers import attack
 from tests.refusing import refused
 
@@ -29,7 +30,7 @@ HALF = (3, 6, "poisson")  # every record in half of the draws
 
 
 def flat(noise=2.0, sizes=HALF):
-    return jaxdp.dp_sgd(noise, 1.0, *sizes)
+    return sgd_of(noise, 1.0, *sizes)
 
 
 def box(noise=2.0, sizes=HALF):
@@ -188,7 +189,7 @@ def energy_of(noise):
 
 def test_a_private_energy_stands_with_its_event_and_falls_without():
     quiet, blind = 1.5, started(annealed(noise=40.0))
-    with_event = dataclasses.replace(blind, energy=jaxdp.dp_sgd(quiet, 1e-3, *FULL))
+    with_event = dataclasses.replace(blind, energy=sgd_of(quiet, 1e-3, *FULL))
     shown = attack.runs(blind, steps=STEPS, energy=energy_of(quiet))
     assert not attack.broken(*shown, with_event.total(STEPS), STEPS)
     assert attack.broken(*shown, blind.mechanism.total(STEPS), STEPS)
@@ -226,7 +227,7 @@ def square_loss(w, example):
 
 
 def mechanism():
-    return jaxdp.dp_sgd(1.0, 0.1, batch_size=10, dataset_size=100)
+    return jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=0.1, batch_size=10, dataset_size=100)
 
 
 def a_thousand_gradients(loss_fn, made=RawGradient):

@@ -14,6 +14,7 @@ from jaxdp import accounting as acc
 from jaxdp.optimizers import quantile
 from jaxdp.types import Summed
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 PARAMS = {"w": jnp.zeros(3)}
@@ -119,7 +120,7 @@ def test_the_bound_goes_to_the_quantile(target):
 
 def test_sums_keys_and_numbers_that_do_not_fit_are_refused():
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
-    plain = jaxdp.dp_sgd(mechanism.multipliers(0)["gradient"], 0.1, 20, 100)
+    plain = sgd_of(mechanism.multipliers(0)["gradient"], 0.1, 20, 100)
     other = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=5.0)[0]
     made = partial(partial, quantile.quantile_clip, 1.0, 10, 100)
 

@@ -18,6 +18,7 @@ from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import Summed
 from tests.compiling import QUICK
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
@@ -244,7 +245,7 @@ def test_a_part_of_the_parameters_may_be_wrapped_and_does_not_know_adadps_noise(
             {"some": tx, "still": optax.set_to_zero()}, {"w": "some", "b": "still"}
         )
 
-    mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
+    mech = sgd_of(1.0, 1.0, 6, 24)
     make = optax.inject_hyperparams(opt.scale_by_dp_adam_bc, static_args=("noise_std",))
     falling = optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))
     after = optax.chain(make(noise_std=mech.noise_std, b1=0.8), falling)
@@ -282,7 +283,7 @@ def moments(made, params, steps, summed):
 
 
 def test_correction_takes_the_noise_out_of_the_moment():
-    made = opt.dp_adam_bc(jaxdp.dp_sgd(4.0, 1.0, 10, 100), 0.1, b2=0.99)
+    made = opt.dp_adam_bc(sgd_of(4.0, 1.0, 10, 100), 0.1, b2=0.99)
     signal = Summed({"w": 10 * jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)}, 1.0)
     state, _ = moments(made, {"w": jnp.zeros(4000)}, 300, lambda state: (signal, 0.0))
     moment = np.asarray(state[1][0].nu["w"]) / (1 - 0.99**300)

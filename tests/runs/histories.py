@@ -27,14 +27,15 @@ from jaxdp.runs.run import Parts, Prepared
 from jaxdp.sampling import as_source
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.training.trainer import TrainState
+from tests.mechanisms import mf_of, sgd_of
 from tests.runs.small import Killed
 
 STEPS, N = 12, 60
-POISSON = jaxdp.dp_sgd(2.0, 1.0, 20, N)
-EPOCHS = jaxdp.dp_sgd(2.0, 1.0, 20, N, "allocation")  # of three steps
-LEVELS = jaxdp.dp_sgd(NoiseSchedule(((2.0, 6), (3.0, STEPS))), 1.0, 20, N)
+POISSON = sgd_of(2.0, 1.0, 20, N)
+EPOCHS = sgd_of(2.0, 1.0, 20, N, "allocation")  # of three steps
+LEVELS = sgd_of(NoiseSchedule(((2.0, 6), (3.0, STEPS))), 1.0, 20, N)
 IN_ORDER, CYCLIC = (
-    jaxdp.dp_mf(1.0, 1.0, 20, N, rule, steps=STEPS, strategy="banded", bands=2)
+    mf_of(1.0, 1.0, 20, N, rule, steps=STEPS, strategy="banded", bands=2)
     for rule in ("fixed_order", "cyclic_poisson")
 )
 SOURCE = as_source(np.zeros(N, np.float32))
@@ -163,7 +164,7 @@ class World:
             patch.setattr(Light, "world", self)
             patch.setattr(Light, "is_saving", slow)
             patch.setattr(module, "Checkpoints", Light)
-            patch.setattr(jaxdp.Run, "_configuration", lambda self: "of any folder")
+            patch.setattr(jaxdp.Run, "_configuration", lambda self, secret: "of any folder")
             fresh = np.zeros((STEPS, 2), int)
             patch.setattr(module, "_first_state", lambda *args, **options: (fresh, ()))
             patch.setattr(RunDirectory, "save_history", lambda *args: None)

@@ -12,7 +12,7 @@ X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = RNG.normal(size=200).astype(np.float32)
 SIZES = {"l2_clip_norm": 1.0, "batch_size": 40, "dataset_size": 200}
 MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, **SIZES)
-PLAIN = jaxdp.dp_sgd(2.0, **SIZES)
+PLAIN = jaxdp.dp_sgd(noise_multiplier=2.0, **SIZES)
 SGD = optax.sgd(0.1)
 
 

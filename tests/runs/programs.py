@@ -9,13 +9,13 @@ import numpy as np
 import optax
 from flax import nnx
 
-import jaxdp
 from jaxdp.optimizers.algorithm import as_algorithm
 from jaxdp.runs import program
 from jaxdp.training.step import PrivateStep
+from tests.mechanisms import sgd_of
 
 EXAMPLE = jax.ShapeDtypeStruct((8,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, 10, 100)
+MECHANISM = sgd_of(1.0, 1.0, 10, 100)
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 

@@ -327,7 +327,7 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path):
     first, second = (row for row in done.stderr.splitlines() if not row.startswith("step "))
     assert str(tmp_path / "200") in first
     assert str(tmp_path / "20000") in second
-    assert "the ledger holds every charge: make room and continue with --resume" in second
+    assert "the ledger holds every charge. Make room, and start the same program again" in second
     main(["train", "--out", str(tmp_path / "20000"), "--resume"])
     # They open again, whatever the limit cut.
     assert jaxdp.Ledger(tmp_path / "20000" / "ledger.jsonl").steps == 2

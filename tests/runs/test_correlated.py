@@ -20,6 +20,7 @@ from jaxdp.runs import RunDirectory
 from jaxdp.runs.assemble import rehearse
 from jaxdp.sampling import as_source
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.mechanisms import mf_of
 from tests.refusing import refused
 from tests.runs import own, small
 from tests.runs.small import Killed, Stop, crash_at
@@ -37,7 +38,7 @@ def flat_loss(w, example):
 
 
 def mechanism(sampling="cyclic_poisson", **options):
-    return jaxdp.dp_mf(1.0, 1.0, BATCH, N, sampling, steps=STEPS, **options)
+    return mf_of(1.0, 1.0, BATCH, N, sampling, steps=STEPS, **options)
 
 
 EVERY = {
@@ -163,7 +164,7 @@ def test_projections_are_made_in_order_and_a_rehearsal_ends_where_the_strategy_d
 
 
 # Taken apart: tails made again, groups, relations, kills.
-AMPLIFIED = jaxdp.dp_mf(1.0, 1.0, 10, 120, steps=18, bands=3)
+AMPLIFIED = mf_of(1.0, 1.0, 10, 120, steps=18, bands=3)
 ROWS = {"x": np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)}
 
 
@@ -178,7 +179,7 @@ def tails(entries):
     for place, value in entries.items():
         matrix[place] = value
     dense = Dense.of(matrix)
-    return jaxdp.dp_mf(1.0, 1.0, 40, 120, "fixed_order", steps=12, strategy=dense), matrix
+    return mf_of(1.0, 1.0, 40, 120, "fixed_order", steps=12, strategy=dense), matrix
 
 
 def assert_charged(folder, mechanism, moved):
@@ -241,7 +242,7 @@ def test_a_run_keeps_the_groups_of_its_records(tmp_path):
     later = run_of(tmp_path / "r", AMPLIFIED, WithIdentities(names[::-1]))
     refused("source must hold the records that the run in", later.fit)
     # A relation without a bound is refused before a charge.
-    in_order = jaxdp.dp_mf(1.0, 1.0, 10, 120, "fixed_order", steps=18, strategy="identity")
+    in_order = mf_of(1.0, 1.0, 10, 120, "fixed_order", steps=18, strategy="identity")
     unbounded = (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE)
     for mechanism, relation in zip((in_order, AMPLIFIED), unbounded, strict=True):
         folder = tmp_path / relation.value
@@ -259,7 +260,7 @@ def test_no_key_of_a_run_that_is_killed_again_and_again_comes_twice(tmp_path, mo
         return key
 
     monkeypatch.setattr(Ticket, "spend", spied)
-    mechanism = jaxdp.dp_mf(1.0, 1.0, 40, 120, steps=6, bands=2, noise="grid")
+    mechanism = mf_of(1.0, 1.0, 40, 120, steps=6, bands=2, noise="grid")
     for last in (1, 3, 4):
         with pytest.raises(Killed):
             run_of(tmp_path / "r", mechanism, every=2, progress=crash_at(last, Killed)).fit()

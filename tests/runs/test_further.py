@@ -16,12 +16,13 @@ from jaxdp.ledger.tickets import Issuer
 from jaxdp.runs import RunDirectory, export, reporting
 from jaxdp.runs.reporting import AS_IF
 from jaxdp.runs.starts import EXTENDED, MOVED, WENT_ON
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.runs.histories import EPOCHS, IN_ORDER, LEVELS, POISSON, STEPS, N, World
 from tests.runs.own import MECHANISM, SIZES, X, Y, again, loss_fn, run
 from tests.runs.small import Stop, crash_at, undrawn
 
-OTHER = jaxdp.dp_sgd(4.0, **SIZES)
+OTHER = jaxdp.dp_sgd(noise_multiplier=4.0, **SIZES)
 FURTHER = {"mechanism": OTHER, "optimizer": optax.sgd(0.0, 0.9), "extend": "more", "every": 2}
 
 
@@ -115,7 +116,7 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
     assert not (finished / "secret/stages").exists()
     # Another mechanism in the same folder: what changed, and the ways on.
     refused(
-        r"changed: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
+        r"got another one: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
         run(finished, mechanism=OTHER, delta=1e-3, average=0.5).fit,
         12,
     )
@@ -228,7 +229,7 @@ def test_a_run_after_another_counts_both_once(tmp_path):
 
 
 def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
-    new, by_user = tmp_path / "new", jaxdp.dp_sgd(2.0, 1.0, 20, 100, records_per_user=2)
+    new, by_user = tmp_path / "new", sgd_of(2.0, 1.0, 20, 100, records_per_user=2)
     users = jaxdp.sampling.users((X, Y), np.arange(200) // 2, 2)
     loss = jaxdp.clipping.user_loss(loss_fn)
     for words, options in (

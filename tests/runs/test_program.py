@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import jaxdp
 from jaxdp.runs import program
 from tests.refusing import refused
-from tests.runs.own import loss_fn, run
+from tests.runs.own import SIZES, loss_fn, run
 from tests.runs.programs import PROGRAMS, by_hand, form, linen, nnx_model
 from tests.runs.test_opened import contents
 
@@ -87,6 +88,19 @@ def test_a_run_goes_on_with_the_program_that_it_was_begun_with(tmp_path):
     assert said in (folder / "report.md").read_text()
     refused("number 50.0 is now 0.1", lambda: run(folder).fit())
     assert other(folder).unverified() == [said]
+
+
+def test_a_further_stage_has_a_program_of_its_own(tmp_path):
+    """Its parameters are those of the stage before, whatever numbers are given for their shapes."""
+    folder = tmp_path / "r"
+    run(folder).fit()
+    mechanism, ones = jaxdp.dp_sgd(4.0, **SIZES), {"w": jnp.ones((20, 3))}
+    further = {"mechanism": mechanism, "delta": 1e-3, "extend": "more"}
+    other(folder, 3, **further)
+    one = other(folder, 6, **further, params=ones)
+    assert not [said for said in one.unverified() if program.SAME_PROGRAM in said]
+    refused("number 50.0 is now 0.1", run(folder, **further).fit, 9)
+    assert run(folder).fit()["w"].shape == (20, 3)
 
 
 def test_other_versions_are_no_refusal(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
 from jaxdp.runs import tries as engine
 from jaxdp.runs.tuning import LogUniform, Uniform, tune
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 LAW = acc.Geometric(0.3)
@@ -33,7 +34,7 @@ def loss_fn(w, x, y):
 
 
 def make(candidate, noise=2.0):
-    return jaxdp.dp_sgd(noise, 1.0, 20, 60), optax.sgd(candidate["rate"])
+    return sgd_of(noise, 1.0, 20, 60), optax.sgd(candidate["rate"])
 
 
 ALONE = jaxdp.Algorithm(*make({"rate": 0.1})).total(2)  # the event of one try
@@ -242,8 +243,10 @@ def test_a_search_that_is_stopped_keeps_its_number_and_its_tries(tmp_path, monke
     draws(monkeypatch, 3)
     folder, error = tmp_path / "t", OSError(28, "none") if end == "full disk" else KeyboardInterrupt
     stopped = Watching(folder, [0.9, 0.1, 0.2], stop_at=2, error=error)
-    with pytest.raises((KeyboardInterrupt, OSError)):
+    with pytest.raises((KeyboardInterrupt, OSError)) as caught:
         search(folder, stopped)
+    said = f"interrupted: what was done in {folder} is safe; the same program continues the tuning"
+    assert end == "full disk" or str(caught.value) == said
     if end == "kill":
         folder = stopped.left
     before = seen(folder)

@@ -253,7 +253,8 @@ PROGRAMS = {
     """,
     "a loop was left": """
         ledger = jaxdp.Ledger(f"{folder}/ledger.jsonl")
-        sampler = jaxdp.dp_sgd(1.0, 1.0, 20, 60).sampler(60, ledger=ledger, reserve=8)
+        named = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "batch_size": 20}
+        sampler = jaxdp.dp_sgd(**named, dataset_size=60).sampler(60, ledger=ledger, reserve=8)
         batches = Batches(sampler, as_source(numpy.zeros(60)), 20)
         print(next(batches).step, next(batches).step)
     """,

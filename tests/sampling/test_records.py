@@ -15,6 +15,7 @@ import jaxdp
 from jaxdp.sampling import as_source, padded_text, users
 from jaxdp.sampling.hashes import check_repeatable, identities
 from jaxdp.sampling.source import Records
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.sampling.fakes import GrainRange, HuggingFace, MapDataset, ask, refused_without
 
@@ -242,7 +243,7 @@ def loss_fn(params, record):
 
 
 def trained_on(source, records, loss=loss_fn, **options):
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, records, **options)
+    mechanism = sgd_of(1.0, 1.0, 20, records, **options)
     trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)
     trainer.init(jnp.zeros(3))
     return trainer
@@ -254,7 +255,7 @@ def test_a_source_that_was_batched_is_told():
         words = f"source must give one record for each index, got .* records batched by {size}"
         source, private = Batched(200, size), str(-(-200 // size))
         refused_without(private, words, trained_on, source, 200, sampling=rule)
-        mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
+        mechanism = sgd_of(1.0, 1.0, 20, 200)
         refused(words, jaxdp.check, loss_fn, jnp.zeros(3), source, mechanism)
     # Groups that are records are taken.
     trained_on(Batched(200, 2), 100)  # declared as many as they are
@@ -267,7 +268,7 @@ def test_a_source_that_was_batched_is_told():
     empty = {"x": np.ones((0, 3), np.float32), "y": np.zeros(0)}
     words = "source must hold records to draw from, got an empty one"
     for rule, size in (("poisson", 20), ("fixed_size", 20), ("full_batch", 200)):
-        mechanism = jaxdp.dp_sgd(1.0, 1.0, size, 200, rule)
+        mechanism = sgd_of(1.0, 1.0, size, 200, rule)
         refused(words, jaxdp.Trainer, loss_fn, mechanism, optax.sgd(0.1), empty)
     refused("got an empty source", as_source, [])
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxdp import Ledger, Secret, dp_sgd
+from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.sampling import (
@@ -26,6 +26,7 @@ from jaxdp.sampling import (
 )
 from jaxdp.sampling.rules import RULES
 from tests.laws import is_binomial, is_uniform
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 SECRET = Secret.from_seed(3)
@@ -163,7 +164,7 @@ def test_charging_comes_before_drawing_and_what_cannot_be_charged_is_not_drawn(t
     assert order == [0, "drawn", 1, "drawn"]
     assert source.step == 2
     # A draw that was handed to somebody counts at once; what is reserved besides does not.
-    source = dp_sgd(1.0, 1.0, 5, 50).sampler(50, reserve=4)
+    source = sgd_of(1.0, 1.0, 5, 50).sampler(50, reserve=4)
     for taken in (1, 2):
         assert source.draw().ticket.usable
         assert (source.ledger.steps, source.step) == (taken, taken)
@@ -199,7 +200,7 @@ def test_size_is_a_truncated_binomial_and_the_part_kept_uniform():
 
 
 def test_every_draw_of_a_truncated_rule_has_one_shape():
-    mechanism = dp_sgd(1.0, 1.0, 12, N, sampling=TruncatedPoisson(Q, CAP))
+    mechanism = sgd_of(1.0, 1.0, 12, N, sampling=TruncatedPoisson(Q, CAP))
     for rows, passes in ((None, 1), (16, 1), (6, 3)):
         source = mechanism.sampler(N, secret=Secret.from_seed(1), physical_batch_size=rows)
         draws = [source.draw() for _ in range(100)]
@@ -245,7 +246,7 @@ class Epochs(EpochSampling):
 
 
 def owned(rule, **options):
-    return dp_sgd(1.0, 1.0, 4, 40, sampling=rule, **options)
+    return sgd_of(1.0, 1.0, 4, 40, sampling=rule, **options)
 
 
 # A record drawn twice added 10 clip norms to a sum that said one; four draws of all records were
@@ -283,7 +284,7 @@ def test_a_rule_of_the_users_own_draws_each_record_once_and_is_charged_for_what_
 
 
 def truncated(cap, batch, size=100, prob=0.1):
-    return dp_sgd(1.0, 1.0, batch, size, sampling=TruncatedPoisson(prob, cap))
+    return sgd_of(1.0, 1.0, batch, size, sampling=TruncatedPoisson(prob, cap))
 
 
 # fmt: off

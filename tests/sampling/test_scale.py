@@ -11,11 +11,12 @@ from jaxdp import Secret
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, RandomAllocation, Shuffled, as_source, pad
 from jaxdp.types import Draw, positions_for_device, record_keys
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 HUGE = 10**10
 RATE = 500 / HUGE
-MECHANISM = jaxdp.dp_sgd(1.0, 1.0, 500, HUGE)
+MECHANISM = sgd_of(1.0, 1.0, 500, HUGE)
 
 
 class Virtual:

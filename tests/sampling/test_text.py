@@ -9,6 +9,7 @@ import pytest
 import jaxdp
 from jaxdp.clipping.engine import add_physical_batch
 from jaxdp.sampling import Source, as_source, bucketed_text, padded_text
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.sampling.fakes import HuggingFace, Tensor, ask, refused_without
 
@@ -124,7 +125,7 @@ def test_other_fields_stay():
 
 
 def trained(source, loss=loss_fn, rows=4):
-    given = (loss, jaxdp.dp_sgd(1.0, 0.5, 20, 60), optax.sgd(0.5), source)
+    given = (loss, sgd_of(1.0, 0.5, 20, 60), optax.sgd(0.5), source)
     options = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
     trainer = jaxdp.Trainer(*given, **options)
     state, lengths = trainer.init(PARAMS), []
@@ -158,6 +159,6 @@ def test_a_record_of_any_length_adds_one_clipped_gradient_and_is_compiled_once()
     assert sum(map(len, lengths)) > 3 * 4
     assert add_physical_batch._cache_size() == before + 3
     # A pass is small where nobody says.
-    source, mechanism = bucketed_text(RANDOM * 10, BUCKETS), jaxdp.dp_sgd(1.0, 0.5, 240, 600)
+    source, mechanism = bucketed_text(RANDOM * 10, BUCKETS), sgd_of(1.0, 0.5, 240, 600)
     train = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.5), source)
     assert train._sampler.physical_batch_size == 30

@@ -12,6 +12,7 @@ from jaxdp.clipping import user_loss
 from jaxdp.sampling import User, users
 from tests.laws import is_uniform
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.sampling.fakes import ask
 
@@ -97,7 +98,7 @@ def test_a_user_makes_one_gradient_which_is_clipped_once_and_each_record_has_a_k
 
 
 def trainer(source, **options):
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, 10, 40, **options)
+    mechanism = sgd_of(1.0, 1.0, 10, 40, **options)
     return jaxdp.Trainer(user_loss(loss_fn), mechanism, optax.sgd(0.1), source)
 
 
@@ -129,7 +130,7 @@ def test_training_charges_users(sampling):
 def test_a_run_and_its_report_name_the_user(tmp_path):
     ids = np.arange(100) % 40
     data = {"x": np.ones((100, 3), np.float32), "y": np.ones(100, np.float32)}
-    mechanism = jaxdp.dp_sgd(2.0, 1.0, 10, 40, records_per_user=2)
+    mechanism = sgd_of(2.0, 1.0, 10, 40, records_per_user=2)
     options = {"params": params(), "delta": 1e-3, "every": 3}
     loss, source = user_loss(loss_fn), users(data, ids, 2)
     run = jaxdp.Run(tmp_path / "r", loss, mechanism, optax.sgd(0.1), source, **options)

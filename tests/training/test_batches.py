@@ -20,6 +20,7 @@ from jaxdp.sampling import as_source
 from jaxdp.training.batches import Batches
 from tests.laws import is_binomial, is_uniform
 from tests.ledger.small import at_once, reserved
+from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 
 N = 60
@@ -29,7 +30,7 @@ BROKEN = OSError("record 7 is gone")
 
 def sampler(path=None, sampling="poisson", batch=20, **options):
     ledger = options.pop("ledger", None) or Ledger(path)
-    return jaxdp.dp_sgd(1.0, 1.0, batch, N, sampling).sampler(N, ledger=ledger, **options)
+    return sgd_of(1.0, 1.0, batch, N, sampling).sampler(N, ledger=ledger, **options)
 
 
 def batches(drawn_by, steps):
@@ -280,7 +281,7 @@ def test_what_reads_all_records_fails_before_anything_is_drawn_or_charged():
         def gather(self, indices, mask):
             self.drawn += 1
 
-    mechanism = jaxdp.dp_mf(1.0, 1.0, 20, N, "cyclic_poisson", steps=4, bands=2, strategy="banded")
+    mechanism = mf_of(1.0, 1.0, 20, N, "cyclic_poisson", steps=4, bands=2, strategy="banded")
     source = Unreadable()
     drawn_by = mechanism.sampler(N)
     drawn_by._identities = lambda: source.identities
@@ -330,12 +331,12 @@ def trainer(mechanism, ledger, **options):
 
 
 def planned(sampling="poisson", steps=24):
-    found = jaxdp.dp_sgd(3.0, 1.0, 15, N, sampling)
+    found = sgd_of(3.0, 1.0, 15, N, sampling)
     return dataclasses.replace(found, steps=steps, delta=1e-5)
 
 
 def correlated(steps=24):
-    return jaxdp.dp_mf(3.0, 1.0, 15, N, "fixed_order", steps=steps, strategy="identity")
+    return mf_of(3.0, 1.0, 15, N, "fixed_order", steps=steps, strategy="identity")
 
 
 # The mechanism, how many of reservations of six were taken, how it ended, where another begins,
@@ -415,7 +416,7 @@ def test_trainers_that_live_together_are_each_charged_and_take_no_more_than_was_
 
 def test_what_is_handed_out_is_in_epsilon_and_what_is_reserved_in_the_file(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    train = trainer(jaxdp.dp_sgd(1.0, 1.0, 20, N), path, reserve=5)
+    train = trainer(sgd_of(1.0, 1.0, 20, N), path, reserve=5)
     state = train.init(jnp.zeros(3))
     for n, batch in zip(range(1, 8), train.batches(50), strict=False):
         state, _ = train.step(state, batch)
@@ -433,7 +434,7 @@ def test_what_is_handed_out_is_in_epsilon_and_what_is_reserved_in_the_file(tmp_p
     assert train.unverified() == Ledger(path).unverified() == []
     refused("ledger must be open", next, train.batches(1))
     # Closed by hand first: what is reserved stays.
-    train = trainer(jaxdp.dp_sgd(1.0, 1.0, 20, N), None, reserve=5)
+    train = trainer(sgd_of(1.0, 1.0, 20, N), None, reserve=5)
     next(train.batches(5))
     train.ledger.close()
     train.close()
@@ -441,7 +442,7 @@ def test_what_is_handed_out_is_in_epsilon_and_what_is_reserved_in_the_file(tmp_p
 
 
 def test_a_step_that_was_moved_out_of_the_loop_takes_one_batch_and_the_rest_are_told():
-    train = trainer(jaxdp.dp_sgd(1.0, 1.0, 20, N), None)
+    train = trainer(sgd_of(1.0, 1.0, 20, N), None)
     state = train.init(jnp.zeros(3))
     assert list(train.batches(0)) == []
     assert train.ledger.steps == 0

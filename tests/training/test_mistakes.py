@@ -109,7 +109,7 @@ def test_an_error_of_the_users_loss_comes_with_the_shapes_of_an_example():
 def test_mistakes_with_a_run_are_named_and_none_is_called_a_damaged_folder(tmp_path):
     run(tmp_path / "run").fit(2)
     other = jax.tree.map(jnp.zeros_like, {"w": jnp.zeros((3, 5)), "b": jnp.zeros(5)})
-    numbers = "evaluate must return numbers by name"
+    numbers, three = "evaluate must return numbers by name", np.ones(3)
     whole = "of these parameters and this optimizer, got whole ones"
 
     def evaluated(name, found):
@@ -117,8 +117,21 @@ def test_mistakes_with_a_run_are_named_and_none_is_called_a_damaged_folder(tmp_p
 
     all_refused(
         [
-            (numbers, lambda: evaluated("a", 0.5)),
-            (numbers, lambda: evaluated("b", {"accuracy": np.ones(3)})),
+            (f"{numbers}.* got 0.5", lambda: evaluated("a", 0.5)),
+            (rf"{numbers}.* array float32 \[3\]$", lambda: evaluated("d", jnp.ones(3))),
+            (
+                rf"{numbers}.* array float64 \[3\] as 'each': .* No step is lost",
+                lambda: evaluated(
+                    "b", {"loss": np.float32(1), "mean": jnp.ones(()), "each": three}
+                ),
+            ),
+            (f"{numbers}.* got 'high' as 'loss'", lambda: evaluated("b", {"loss": "high"})),
+            (f"{numbers}.* got a dict as 'of'", lambda: evaluated("b", {"of": {"loss": 1.0}})),
+            (
+                "progress must be a function .* log= .* got 'tqdm'",
+                lambda: run("e", progress="tqdm"),
+            ),
+            ("evaluate must be a function from", lambda: run("e", evaluate={"accuracy": 1.0})),
             (r"run must have begun .* call fit\(\)", lambda: run(tmp_path / "c").epsilon()),
             (whole, lambda: run(tmp_path / "run", optax.adam(0.1)).fit(), "optimizer"),
             (whole, lambda: run(tmp_path / "run", params=other).fit(), "shapes"),

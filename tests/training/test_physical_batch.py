@@ -18,6 +18,7 @@ from jaxdp.sampling import as_source
 from jaxdp.sampling.rules import TruncatedPoisson
 from jaxdp.training import physical_batch
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 N, WIDTH = 400, 256
@@ -42,7 +43,7 @@ def shallow(params, x):
 
 
 def mechanism(batch, records, sampling="poisson"):
-    return jaxdp.dp_sgd(1.0, 1.0, batch, records, sampling)
+    return sgd_of(1.0, 1.0, batch, records, sampling)
 
 
 def trainer(batch=32, sampling="poisson", loss_fn=deep, rows=None, records=N, **options):

@@ -14,10 +14,11 @@ from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.training.step import PrivateStep
 from jaxdp.types import ExtraArgument
 from tests.ledger.small import trained
+from tests.mechanisms import sgd_of
 from tests.refusing import refused
 
 DATA = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+MECH = sgd_of(1.0, 1.0, 20, 60)
 PARAMS = jnp.zeros(3)
 
 
@@ -217,3 +218,27 @@ def test_several_physical_batches_are_the_step_of_one():
     np.testing.assert_allclose(*moved, rtol=1e-5)
     step = PrivateStep.of(jaxdp.Algorithm(MECH, OPTIMIZER), loss_fn)
     assert step.context is None
+
+
+def test_updates_of_ones_own_leave_what_is_frozen():
+    params = {"w": jnp.ones(2), "frozen": jnp.full(2, 3)}
+    moved = jaxdp.apply_updates(params, {"w": jnp.ones(2), "frozen": None})
+    assert moved["frozen"] is params["frozen"]
+    np.testing.assert_array_equal(moved["w"], np.full(2, 2.0))
+
+
+def test_no_noise_and_no_clipping_is_plain_optax():
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    loss = lambda w, x: jnp.sum((x @ w - 1.0) ** 2)  # noqa: E731
+    given = {"l2_clip_norm": 1e6, "batch_size": 40, "dataset_size": 40, "sampling": "full_batch"}
+    mechanism, tx = jaxdp.dp_sgd(noise_multiplier=0, **given), optax.sgd(0.1, 0.9)
+    train = jaxdp.Trainer(loss, mechanism, tx, x)
+    state, params = train.init(jnp.zeros(3)), jnp.zeros(3)
+    plain = tx.init(params)
+    for batch in train.batches(20):
+        state, _ = train.step(state, batch)
+        grads = jax.grad(lambda w: jnp.mean(jax.vmap(loss, (None, 0))(w, x)))(params)
+        updates, plain = tx.update(grads, plain)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(state.params, params, rtol=5e-6, atol=5e-7)
+    assert train.epsilon(1e-5).upper == np.inf

@@ -16,6 +16,7 @@ from jaxdp.clipping import options, rounding
 from jaxdp.papers.pigdo import pigdo_as_published
 from tests.laws import are_uncorrelated
 from tests.ledger.small import at_once
+from tests.mechanisms import sgd_of
 from tests.refusing import all_refused, refused
 
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -30,7 +31,7 @@ def loss_fn(params, example):
 
 
 def trainer(secret=None, loss_fn=loss_fn, data=DATA, optimizer=SGD, **options):
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+    mech = sgd_of(1.0, 1.0, 20, 60)
     return jaxdp.Trainer(loss_fn, mech, optimizer, data, secret=secret, **options)
 
 
@@ -125,7 +126,7 @@ def test_randomness_of_the_loss_differs_between_steps(rows):
         return jnp.vdot(params["w"], jax.random.normal(rng, (3,))) + 0.0 * example
 
     # Everybody, no noise and no momentum: nothing else could differ.
-    mech = jaxdp.dp_sgd(0.0, 1.0, 60, 60, "full_batch")
+    mech = sgd_of(0.0, 1.0, 60, 60, "full_batch")
     chosen = {"secret": jaxdp.Secret.from_seed(1), "physical_batch_size": rows}
     train = jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), jnp.zeros(60), **chosen)
     _, norms = steps(train, 4, {"w": jnp.zeros(3)})
@@ -180,7 +181,7 @@ def test_a_state_stands_for_its_charges_and_a_batch_or_state_of_another_trainer_
 
 
 def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
-    mech = dataclasses.replace(jaxdp.dp_sgd(3.0, 1.0, 20, 60), steps=6, delta=1e-5)
+    mech = dataclasses.replace(sgd_of(3.0, 1.0, 20, 60), steps=6, delta=1e-5)
     kept = {"ledger": tmp_path / "l", "secret": jaxdp.Secret.new()}
     first = jaxdp.Trainer(loss_fn, mech, SGD, DATA, **kept)
     state, _ = steps(first, 4)
@@ -228,7 +229,7 @@ def test_each_of_three_models_on_one_ledger_has_all_its_steps(models, capsys):
     total = ledger.epsilon(1e-5).upper
     assert (total <= 3.0) == (models == 3)
     assert said[0] == ""
-    assert f"holds 18 steps once it is trained: epsilon {total:.2f} at delta 1e-05" in said[2]
+    assert f"holds 18 steps in the end: epsilon {total:.2f} at delta 1e-05" in said[2]
     assert ("dp_sgd(..., models=3)" in said[2]) == (models == 1)
     assert train.mechanism.models == models
     assert "models" not in repr(train.mechanism)  # which names runs, and goes into keys
@@ -237,7 +238,7 @@ def test_each_of_three_models_on_one_ledger_has_all_its_steps(models, capsys):
     assert "these are 4" in capsys.readouterr().err
 
 
-def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path):
+def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path, capsys):
     """The first was killed after four of six steps, and its checkpoint is of two."""
     path = tmp_path / "ledger.jsonl"
     begun = of_six(path)
@@ -272,7 +273,15 @@ def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path):
     assert not batch.draw.ticket.spent
     new.step(new.init(PARAMS), batch)
     # Other noise is another mechanism, of which the ledger holds nothing.
-    assert len(other.batches()) == 6
+    capsys.readouterr()
+    assert len(other.batches(state=two)) == 6
+    words = (
+        "another mechanism, whose steps are no steps of this one: on this ledger, which holds 10"
+    )
+    assert words in capsys.readouterr().err
+    late = at_work()
+    assert len(late.batches(state=late.init(PARAMS))) == 2
+    assert "holds 4 steps of its model: 2 are taken" in capsys.readouterr().err
     # A new model after a crash of the first is charged as one.
     assert len(new.batches()) == 5
     assert new.ledger.steps == 5
@@ -301,6 +310,34 @@ def test_models_that_share_a_ledger_go_on_each_with_its_own_state(tmp_path):
         taken[which] = 6
         ledger.close()
     assert ledger.epsilon(1e-5).upper == trains[0].mechanism.epsilon(18, 1e-5).upper
+
+
+def test_memory_that_a_step_has_reused_is_named_with_the_remedy():
+    train = trainer()
+    old = train.init(PARAMS)
+    inside = jnp.ones(2)
+
+    def captures(params, example):
+        return loss_fn(params, example) + jnp.vdot(params["b"], inside)
+
+    other = trainer(loss_fn=captures, constants=inside)
+    its = other.init(PARAMS)
+    state = one_step(train, old)
+    (one,), (two,) = train.batches(1), other.batches(1)
+    jax.jit(jnp.negative, donate_argnums=0)(inside)
+    gone = {**state.params, "b": old.params["b"]}
+    all_refused(
+        [
+            (r"state\.params\['b'\] must .*copy from before", lambda: train.step(state._replace(params=gone), one)),
+            ("write state, info = trainer.step", lambda: train.step(old, one), "whole"),
+            ("copied before a step", lambda: copy.deepcopy(old)),
+            ("state must be the last one", lambda: train.released(old)),
+            ("public_value must be", lambda: train.step(state, one, public_value=inside)),
+            ("capture arrays that are there", lambda: trainer(loss_fn=captures).init(PARAMS), "traced"),
+            ("capture arrays that are there", lambda: other.step(its, two), "compiled"),
+        ]
+    )  # fmt: skip
+    train.step(state, one)
 
 
 def test_two_loops_of_one_ledger_at_a_time_are_two_models():
@@ -431,7 +468,7 @@ def test_arrays_that_no_step_returned_are_on_the_list_and_those_of_steps_are_not
 @in_passes_and_in_one
 def test_frozen_arrays_that_this_ledger_released_are_not_on_the_list(rows):
     """Generators, target networks; a mean of releases, and what another ledger holds, are."""
-    first = jaxdp.Trainer(squared, jaxdp.dp_sgd(2.0, 1.0, 20, 60), SGD, source=positive())
+    first = jaxdp.Trainer(squared, sgd_of(2.0, 1.0, 20, 60), SGD, source=positive())
     made = one_step(first, first.init(jnp.zeros(3))).params
     assumed = "assumed to be public, or made from what this ledger released: "
     said = [f"{assumed}the frozen parameter ['teacher']"]

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxdp
 from benchmarks.papers import beale, curves, figures, plane
 from jaxdp.optimizers import sgd
 from jaxdp.papers import claims
 from jaxdp.papers import hidden_state as hs
+from tests.mechanisms import sgd_of
 
 
 def test_lemma_ones_cosines_are_ours_and_figure_4_has_the_values_of_its_text():
@@ -41,7 +41,7 @@ def test_lemma_ones_cosines_are_ours_and_figure_4_has_the_values_of_its_text():
 
 
 def test_the_beale_function_without_noise_and_by_the_papers_own_measure():
-    algorithm = sgd(jaxdp.dp_sgd(0.0, 1.0, 1, 1, "full_batch"), 0.05)
+    algorithm = sgd(sgd_of(0.0, 1.0, 1, 1, "full_batch"), 0.05)
 
     def loss_fn(weights, example):
         return example * beale.beale(weights[0], weights[1])

@@ -62,7 +62,10 @@ PLANNED = {"l2_clip_norm": 1.0, "epsilon": 3.0, "delta": DELTA, "steps": STEPS, 
 MECHANISMS = {
     "poisson": (jaxdp.dp_sgd(**PLANNED), 1.962513908854594),
     "epochs": (Mechanism(clip(1.0), 2.0, RandomAllocation(3), **SIZES), 2.0),
-    "correlated": (jaxdp.dp_mf(1.0, 1.0, **SIZES, steps=STEPS, bands=2), 1.0),
+    "correlated": (
+        jaxdp.dp_mf(noise_multiplier=1.0, l2_clip_norm=1.0, **SIZES, steps=STEPS, bands=2),
+        1.0,
+    ),
     "grid": (jaxdp.dp_sgd(**PLANNED, noise="grid"), 1.9625139088545938),
 }
 # Ended; killed once the row of step 6 was shown, with steps begun after it; or so, its last checkpoint
