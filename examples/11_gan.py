@@ -26,7 +26,7 @@ def improved(params, opt_state, noise):  # sees the discriminator that was relea
     return optax.apply_updates(params["G"], updates), opt_state
 
 
-budget = {"epsilon": 3, "delta": 1e-5, "steps": 300, "l2_clip_norm": 1.0}
+budget = {"epsilon": 3, "delta": 1e-5, "steps": 300, "l2_clip_norm": 1.0}  # few steps, a high rate
 for privacy in ({"noise_multiplier": 0, "l2_clip_norm": 1e6}, budget):  # without privacy, and with
     mechanism = jaxdp.dp_sgd(batch_size=1024, dataset_size=20_000, **privacy)
     trainer = jaxdp.Trainer(loss_fn, mechanism, tx["D"], train, trainable={"D": True, "G": False})

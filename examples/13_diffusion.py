@@ -26,6 +26,7 @@ def loss_fn(params, x, noise, angle):  # of one draw for one record
 
 
 budget = {"epsilon": 3, "delta": 1e-5, "steps": 200, "l2_clip_norm": 0.5}
+# A draw more costs time and no privacy: less of each gradient is chance, more of it is signal.
 keys = jax.random.split(jax.random.key(1), len(public))
 held_out = jax.vmap(jaxdp.augmented(loss_fn, noised, 16), (None, 0, 0))
 for draws, privacy in ((8, {"noise_multiplier": 0, "l2_clip_norm": 1e6}), (1, budget), (8, budget)):

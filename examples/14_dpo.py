@@ -29,7 +29,7 @@ def loss_fn(params, chosen, rejected):  # of one pair
     return jax.nn.softplus(0.1 * (gains[1] - gains[0]))
 
 
-budget = {"epsilon": 3, "delta": 1e-5, "steps": 100, "l2_clip_norm": 0.3}
+budget = {"epsilon": 3, "delta": 1e-5, "steps": 100, "l2_clip_norm": 0.3}  # few steps, a high rate
 for privacy in ({"noise_multiplier": 0, "l2_clip_norm": 1e6}, budget):  # without privacy, and with
     mechanism = jaxdp.dp_sgd(batch_size=1024, dataset_size=20_000, **privacy)
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.adam(0.03), train)

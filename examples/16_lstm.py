@@ -28,6 +28,7 @@ def loss_fn(params, record):
 
 
 params = Reader().init(jax.random.key(0), public["ids"][0], 16)
+# Few steps at a high rate: for one epsilon the noise of a step grows with the root of their number.
 budget = {"epsilon": 3, "delta": 1e-5, "steps": 30, "l2_clip_norm": 1.0}
 for privacy in ({"noise_multiplier": 0, "l2_clip_norm": 1e6}, budget):  # without privacy, and with
     mechanism = jaxdp.dp_sgd(batch_size=512, dataset_size=8_000, **privacy)

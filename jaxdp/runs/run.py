@@ -322,12 +322,12 @@ class Run:
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
         self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
         rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
-        for name, given, what in (
+        for name, function, what in (
             ("evaluate", evaluate, "from the parameters to numbers by name"),
             ("progress", progress, rows),
         ):
-            if given is not None and not callable(given):
-                raise ValueError(f"{name} must be a function {what}; got {given!r}")
+            if function is not None and not callable(function):
+                raise ValueError(f"{name} must be a function {what}; got {function!r}")
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         if log is not None and not callable(log):
             raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
