@@ -437,7 +437,7 @@ class Checkpoints:
 
 
 def arrays_on_host(folder: Path) -> PyTree:
-    """What orbax wrote to a folder, as dicts and lists of NumPy arrays, whatever devices it had."""
+    """The arrays that orbax wrote to a folder, in dicts and lists, whatever devices it had."""
     import orbax.checkpoint as ocp
 
     with ocp.PyTreeCheckpointer() as reader:
