@@ -437,7 +437,7 @@ class Checkpoints:
 
 
 def arrays_on_host(folder: Path) -> PyTree:
-    """The arrays that orbax wrote to a folder, in dicts and lists, whatever devices it had."""
+    """Reads what orbax wrote to a folder, on any devices: dicts and lists of NumPy arrays."""
     import orbax.checkpoint as ocp
 
     with ocp.PyTreeCheckpointer() as reader:
