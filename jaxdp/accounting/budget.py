@@ -84,7 +84,7 @@ def as_read(plan: Plan) -> Plan:
 
 
 def _parts(event: Event) -> dict[Event, int]:
-    """What an event consists of, each with its number: it costs the same in any order."""
+    """The parts of an event, each with its number: they cost the same in any order."""
     if isinstance(event, Repeated):
         inner = _parts(event.event) if event.count else {}
         return {part: n * event.count for part, n in inner.items()}
