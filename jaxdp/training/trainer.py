@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 import jax
@@ -25,6 +25,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.ledger import this_process
 from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.seeds import Secret
@@ -308,16 +309,25 @@ class Trainer:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         issuer, ledger, mechanism = self._issuer, self.ledger, self.mechanism
-        model, first, taken = self._model, issuer.next, issuer.next
-        begins = bool(self._own) and model is None
-        if self._own:  # not a run's
+        if not self._own:  # a run's
+            room = issuer.room() if ledger.has_budget else None
+            count = left_of(mechanism, issuer.next, steps, epochs, beyond, room)
+            processes.agree(step=issuer.next, steps=count)
+            return Batches(self._sampler, self.source, issuer.next + count, self._place)
+
+        if this_process() != ledger.guard.process:
+            issuer.room()  # refused: a fork may never get the lock
+        with ledger.guard.lock:  # of two threads one is first
             # What others took, by model: asked for at every call, for they may go on meanwhile.
-            # What they were asked for, and did not hand out yet, has begun.
+            # A loop of theirs that has not handed out a batch has begun, too.
             others = charged(ledger, self._events, self._own)
-            for loop, of in tuple(_loops.items()):
-                alike = of is not self and of.ledger is ledger and of._events & self._events
-                if alike and len(loop):
-                    others = {of._model or "": 0} | others
+            loops = [
+                (loop, of)
+                for loop, of in tuple(_loops.items())
+                if of is not self and of.ledger is ledger and of._events & self._events
+                if len(loop)
+            ]
+            others = {of._model or "": 0 for _, of in loops} | others
 
             # Whose steps these are: this trainer's own, a new model's, or those of the state.
             stream = self._own[0]
@@ -325,6 +335,7 @@ class Trainer:
                 check_state(state, ledger)
                 stream = ledger.last_stream(np.asarray(state.past, np.uint32).tobytes())
             from_init, of_state = stream in self._own, ledger.model_of(stream)
+            model, begins, line = self._model, self._model is None, ""
             if model is not None:
                 if not from_init and of_state != model:
                     raise ValueError(
@@ -347,12 +358,12 @@ class Trainer:
                     "interruption"
                 )
             elif state is None:
-                planned = "" if mechanism.steps is None else f" of {mechanism.steps} steps"
+                left = "" if mechanism.steps is None else f" of {mechanism.steps} steps"
                 raise ValueError(
                     "state must be given where the ledger holds steps of this mechanism already "
                     f"({sum(others.values())}), got none. Training that goes on, as after a crash: "
                     "trainer.batches(state=state) with the state that training returned, restored "
-                    f"from your checkpoint; it has what is left{planned}. A new model, which costs "
+                    f"from your checkpoint; it has what is left{left}. A new model, which costs "
                     "as much again: jaxdp.Trainer(..., ledger=ledger, another=True)"
                 )
             elif of_state in others and not from_init:
@@ -367,26 +378,34 @@ class Trainer:
                     "jaxdp.Trainer(..., ledger=ledger, another=True)"
                 )
             taken = others.get(model, 0) + issuer.next - issuer.first
-            if begins:
-                first = taken
+            first = taken if begins else issuer.next
 
-        room = issuer.room(first) if ledger.has_budget else None
-        count = left_of(mechanism, taken, steps, epochs, beyond, room)
-        processes.agree(step=first, steps=count, model=model)
-        if begins:
-            if model:
-                ledger.assign_model(issuer.stream, model)
-            if first:
-                issuer.begin_at(first)
-            self._model, line = model, ""
-            if self._another:
+            room = issuer.room(first) if ledger.has_budget else None
+            count = left_of(mechanism, taken, steps, epochs, beyond, room)
+            processes.agree(step=first, steps=count, model=model)
+            if begins:
+                for name in self._own if model else ():
+                    ledger.assign_model(name, model)
+                if first:
+                    issuer.begin_at(first)
+                self._model = model
+            planned = mechanism.steps
+            ahead = sum(len(loop) for loop, of in loops if (of._model or "") == model)
+            if begins and self._another:
                 line = f"another model on this ledger, {self._described_end(others, count)}"
-            elif not from_init and not any(others.values()):  # such as noise calibrated anew
+            elif count and ahead and (planned is None or taken + count + ahead > planned):
                 line = (
-                    "the state was trained with another mechanism, whose steps are no steps of "
-                    f"this one: on this ledger, {self._described_end(others, count)}"
+                    f"the loop of another trainer has {ahead} steps of this model to come, "
+                    f"besides these {count}: on this ledger, "
+                    f"{self._described_end(others, count)}. Close that loop, or make this a "
+                    "new model, jaxdp.Trainer(..., another=True)"
                 )
-            elif from_init and first:
+            elif begins and not from_init and not any(others.values()):
+                line = (  # such as noise that was calibrated anew
+                    "the state was trained with another mechanism, whose steps are no steps "
+                    f"of this one: on this ledger, {self._described_end(others, count)}"
+                )
+            elif begins and from_init and first:
                 line = (
                     f"the state is from init, and the ledger holds {first} steps of its model: "
                     f"{count} are taken. A new model has all its steps: "
@@ -394,29 +413,30 @@ class Trainer:
                 )
             if line and processes.index() == 0:
                 print(f"jaxdp: {line}", file=sys.stderr)
-        found = Batches(self._sampler, self.source, first + count, self._place)
-        if self._own:
+            found = Batches(self._sampler, self.source, first + count, self._place)
             _loops[found] = self
         return found
 
-    def _described_end(self, held: dict[str, int], count: int) -> str:
+    def _described_end(self, models: Iterable[str], count: int) -> str:
         """Words on what the ledger holds once this trainer, and others that live, are done."""
-        ledger, issuer, mechanism = self.ledger, self._issuer, self.mechanism
-        counts = event_counts(ledger.reserved)
-        coming = [(mechanism, issuer.next, count)]
-        for loop, of in tuple(_loops.items()):
-            if of is not self and of.ledger is ledger and len(loop):
-                coming.append((of.mechanism, of._issuer.next, len(loop)))
-        for made, first, steps in coming:
-            for event, _, n in made.events(first, steps) if steps else ():
-                counts[event] = counts.get(event, 0) + -(-n // event.block)
+        ledger, mechanism, counts = self.ledger, self.mechanism, event_counts(self.ledger.reserved)
+        others = [(of, len(loop)) for loop, of in tuple(_loops.items()) if of.ledger is ledger]
+        for of, steps in [(self, count), *(each for each in others if each[0] is not self)]:
+            at, start = of._issuer.unused()  # up to start they are reserved, and counted
+            made = of.mechanism.events(start, at + steps - start) if at + steps > start else []
+            if steps and (charges := of._hook.charges) is not None:
+                made += charges.events(0, steps)
+            for event, first, n in made:
+                # A block that is begun is counted, too.
+                new = -(-(first + n) // event.block) - -(-first // event.block)
+                counts[event] = counts.get(event, 0) + new
         total = sum(n * event.block for event, n in counts.items())
         words = f"which holds {total} steps in the end"
         if mechanism.delta is not None and counts:
             event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
             found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
             words += f": epsilon {found:.2f} at delta {mechanism.delta:g}"
-        models = len({*held, issuer.stream})
+        models = len({*models, self._model})
         if mechanism.steps is not None and models > mechanism.models:
             words += (
                 f". The noise is for {mechanism.models}, these are {models}: "
