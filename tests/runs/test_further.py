@@ -233,7 +233,7 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     users = jaxdp.sampling.users((X, Y), np.arange(200) // 2, 2)
     loss = jaxdp.clipping.user_loss(loss_fn)
     for words, options in (
-        ("out must hold a run", {"after": tmp_path / "nowhere"}),
+        ("must hold a run that has begun", {"after": tmp_path / "nowhere"}),
         ("whose privacy unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
         ("canaries must be 0", {"canaries": 3}),
     ):
