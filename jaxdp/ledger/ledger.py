@@ -478,7 +478,7 @@ class Ledger:
             self.charge(
                 entry.event,
                 entry.steps,
-                stream=f"{name}/{entry.stream}",
+                stream=name if entry.stream is None else f"{name}/{entry.stream}",
                 first_step=entry.first_step,
                 source=entry.source,
                 again=True,

@@ -30,6 +30,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -42,7 +43,7 @@ from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
-from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
+from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, origin_of, past_of
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.training.batches import placed
@@ -923,9 +924,9 @@ class Run:
         if self._parts.is_new and (exists or self.directory.ledger.exists()):
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
         if self._parts.is_new or (self._parts.is_new is None and not exists):
-            self._check_after()
             path, key = self._ledger_given()
             secret, before, place = self._secret or Secret.new(), None, None
+            self._check_after(secret)
             if self.directory.stage:
                 secret, before, place = self._finished_before()
             count = 0 if self._canaries is None else self._canaries.count
@@ -978,7 +979,7 @@ class Run:
             )
         # The same ledger and, where others' were taken over, as many: what was shown counts them.
         if not kept.starts:  # nothing was drawn yet
-            self._check_after()
+            self._check_after(kept.secret.restored())
         elif len(self._after) not in (0, len(kept.after or ())):
             raise ValueError(
                 f"after must be given when a run begins, got {len(self._after)} runs for "
@@ -1006,8 +1007,13 @@ class Run:
                 f"got {self._ledger}"
             )
 
-    def _check_after(self) -> None:
-        """Raises ValueError for a run that this one cannot be begun after, before any charge."""
+    def _check_after(self, secret: Secret) -> None:
+        """Raises ValueError for a run that this one cannot be begun after, before any charge.
+
+        Args:
+            secret: of this run.
+        """
+        own, drawn = secret.stream("run").hex(), set[tuple[str, int]]()
         for each in self._after:
             found = each.checked_ledger()
             if not found.reserved:
@@ -1019,6 +1025,22 @@ class Run:
                     f"after must be a run on another ledger than this one's, got {each.path}: its "
                     "releases are in it"
                 )
+            # Draws of a block follow from secret, stream and block; two releases of one draw cost
+            # more than those of two.
+            blocks = {
+                (origin_of(str(stream)), block)
+                for entry in found.reserved
+                for stream, block in blocks_drawn(entry)
+            }
+            if blocks & drawn or any(stream.split("/")[0] == own for stream, _ in blocks):
+                raise ValueError(
+                    "after must be runs of other secrets than each other's and this one's, where "
+                    f"the records of an epoch, or a run, are drawn at once, got {each.path}: its "
+                    "records were drawn alike, and two releases of one draw cost more than two "
+                    "draws. Give another secret=; of copies, or of a run that another one was "
+                    "begun after, give one"
+                )
+            drawn |= blocks
             for event in {entry.event for entry in found.reserved}:
                 flatten(event, self._relation)  # raises where it has no bound
                 if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):

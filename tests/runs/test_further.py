@@ -116,7 +116,7 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
     assert not (finished / "secret/stages").exists()
     # Another mechanism in the same folder: what changed, and the ways on.
     refused(
-        r"got another one: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
+        r"changed: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
         run(finished, mechanism=OTHER, delta=1e-3, average=0.5).fit,
         12,
     )
@@ -226,6 +226,25 @@ def test_a_run_after_another_counts_both_once(tmp_path):
         "run 1 before this one": STEPS,
         "run 2 before this one": STEPS,
     }
+
+
+def test_runs_whose_blocks_were_drawn_alike_are_not_counted_as_two_draws(tmp_path):
+    """They cost 1.96 and not 1.71 (two of these epochs, each released twice)."""
+    same = Secret.new()
+    first, alone = World(tmp_path / "1", EPOCHS, same), World(tmp_path / "2", EPOCHS, same)
+    first.start(steps=3)
+    alone.start(steps=3)
+    one, other = first.directory.path, alone.directory.path
+    words = "after must be runs of other secrets"
+    for secret, runs in ((same, (one,)), (Secret.new(), (one, other))):
+        world = World(tmp_path / f"{len(runs)} before", EPOCHS, secret)
+        world.options = {"after": runs}
+        refused(words, world.start)
+    second = begun_after(tmp_path / "3", one)
+    second.start(steps=4)
+    third = World(tmp_path / "4", EPOCHS, same)
+    third.options = {"after": second.directory.path}
+    refused(words, third.start)
 
 
 def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
