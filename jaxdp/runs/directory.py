@@ -324,7 +324,7 @@ class RunDirectory:
     def load_state(self) -> RunState:
         """The secret state of the run; ValueError if there is none, or it is damaged."""
         if not self.exists():
-            raise ValueError(f"out must hold a run to resume, got {self.path}")
+            raise ValueError(f"folder must hold a run that has begun, got {self.path}")
         with reading(self.state_file):
             content = self.state_file.read_bytes()
         try:
