@@ -143,6 +143,12 @@ def in_structure_of(like: PyTree, arrays: PyTree, whence: str, partial: bool = F
     return jax.tree_util.tree_unflatten(structure, loaded)
 
 
+def in_msgpack(params: PyTree) -> bytes:
+    """The content of a .msgpack file of any pytree of arrays, as ``load`` reads it."""
+    nested = flax.traverse_util.unflatten_dict(_arrays(params))
+    return bytes(flax.serialization.msgpack_serialize(nested))
+
+
 def _ending_of(path: Path) -> str:
     """The ending of a path, one of those that are written and read.
 
@@ -211,7 +217,7 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
                     writer.wait_until_finished()
                     Path(place, "params").rename(path)
             elif ending == ".msgpack":
-                write_bytes_atomically(path, flax.serialization.msgpack_serialize(nested))
+                write_bytes_atomically(path, in_msgpack(nested))
             else:
                 import safetensors.numpy
 

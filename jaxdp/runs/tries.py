@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import flax.serialization
 import jax
 import numpy as np
 
@@ -31,6 +30,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import StorageError, open_locked, sync_directory, write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.runs import space as spaces
+from jaxdp.runs.export import in_msgpack, load
 from jaxdp.runs.files import make_private, rewrite, write_bytes_atomically, writing
 from jaxdp.types import PyTree
 
@@ -400,7 +400,7 @@ def _one_more(directory: TuneDirectory, search: Search, state: SearchState) -> S
     params, score, trusted = _tried(search, folder, state.candidate)
     won = score > (-math.inf if state.best_score is None else state.best_score)
     if won:
-        write_bytes_atomically(folder / PARAMS, flax.serialization.to_bytes(params), mode=0o600)
+        write_bytes_atomically(folder / PARAMS, in_msgpack(params), mode=0o600)
         state = dataclasses.replace(
             state,
             best=state.done,
@@ -493,6 +493,6 @@ def _released(
     _remove_all_but(directory.work, None)  # also what a crash after the release left
     (directory.work / "failed.txt").unlink(missing_ok=True)
     row = json.loads(directory.result.read_text(encoding="utf-8"))
-    content = directory.params.read_bytes()
-    params = flax.serialization.from_bytes(search.like, content) if content else None
+    found = directory.params.stat().st_size > 0
+    params = load(directory.params, search.like) if found else None
     return Chosen(row["candidate"], params, row["score"], bound)

@@ -130,7 +130,7 @@ def test_blocks_schedules_and_whole_numbers_are_admitted_as_they_are_planned():
     # Another mechanism, or noise that was chosen on the way.
     other = issuer(ledger=Ledger(budget=plan()))
     refused("fit the plan .* goes through acc.RenyiFilter", other.take)
-    train = a_trainer(Ledger(budget=plan()), jaxdp.dp_sgd(2.0, 1.0, 3, N))
+    train = a_trainer(Ledger(budget=plan()), sgd_of(2.0, 1.0, 3, N))
     count, said = taken(train, 5)
     assert count == 0
     assert "0 of 5 steps fit the budget" in said

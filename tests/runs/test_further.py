@@ -116,7 +116,7 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
     assert not (finished / "secret/stages").exists()
     # Another mechanism in the same folder: what changed, and the ways on.
     refused(
-        r"mechanism must stay that of the run .*changed: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
+        r"changed: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
         run(finished, mechanism=OTHER, delta=1e-3, average=0.5).fit,
         12,
     )

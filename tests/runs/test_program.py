@@ -94,7 +94,7 @@ def test_a_further_stage_has_a_program_of_its_own(tmp_path):
     """Its parameters are those of the stage before, whatever numbers are given for their shapes."""
     folder = tmp_path / "r"
     run(folder).fit()
-    mechanism, ones = jaxdp.dp_sgd(4.0, **SIZES), {"w": jnp.ones((20, 3))}
+    mechanism, ones = jaxdp.dp_sgd(noise_multiplier=4.0, **SIZES), {"w": jnp.ones((20, 3))}
     further = {"mechanism": mechanism, "delta": 1e-3, "extend": "more"}
     other(folder, 3, **further)
     one = other(folder, 6, **further, params=ones)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -448,3 +449,12 @@ def test_the_number_of_tries_keeps_its_law_where_its_first_mass_underflows():
     # Values of a law are numbers or words.
     assert spaces.parsed("optimizer=sgd,adam") == ("optimizer", ("sgd", "adam"))
     assert spaces.parsed("rate=1,0.5,word") == ("rate", (1, 0.5, "word"))
+
+
+def test_a_search_returns_the_parameters_of_any_framework(tmp_path, monkeypatch):
+    """Before: those of nnx and Equinox could not be written, once the tries were done."""
+    draws(monkeypatch, 1)
+    graph, params = nnx.split(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), nnx.Param)
+    loss = lambda p, x, y: (nnx.merge(graph, p, copy=True)(x)[0] - y) ** 2  # noqa: E731
+    found = search(tmp_path / "s", loss=loss, params=params, score=lambda p: 0.5)
+    assert nnx.merge(graph, found.params)(X[0]).shape == (1,)
