@@ -923,9 +923,10 @@ class Run:
         if self._parts.is_new and (exists or self.directory.ledger.exists()):
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
         if self._parts.is_new or (self._parts.is_new is None and not exists):
-            self._check_after()
             path, key = self._ledger_given()
             secret, before, place = self._secret or Secret.new(), None, None
+            self._check_after(secret)
+            self._check_others()
             if self.directory.stage:
                 secret, before, place = self._finished_before()
             count = 0 if self._canaries is None else self._canaries.count
@@ -978,7 +979,7 @@ class Run:
             )
         # The same ledger and, where others' were taken over, as many: what was shown counts them.
         if not kept.starts:  # nothing was drawn yet
-            self._check_after()
+            self._check_after(kept.secret.restored())
         elif len(self._after) not in (0, len(kept.after or ())):
             raise ValueError(
                 f"after must be given when a run begins, got {len(self._after)} runs for "
@@ -1006,8 +1007,9 @@ class Run:
                 f"got {self._ledger}"
             )
 
-    def _check_after(self) -> None:
+    def _check_after(self, secret: Secret) -> None:
         """Raises ValueError for a run that this one cannot be begun after, before any charge."""
+        name = secret.stream("run").hex()
         for each in self._after:
             found = each.checked_ledger()
             if not found.reserved:
@@ -1019,14 +1021,28 @@ class Run:
                     f"after must be a run on another ledger than this one's, got {each.path}: its "
                     "releases are in it"
                 )
-            for event in {entry.event for entry in found.reserved}:
-                flatten(event, self._relation)  # raises where it has no bound
-                if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
-                    raise ValueError(
-                        "after must be a run whose privacy unit is a user, as here, got "
-                        f"{each.path}, which released {event.describe()} of records: what that "
-                        "says of a user is not known"
-                    )
+            if any(name in str(entry.stream) for entry in found.reserved):
+                raise ValueError(
+                    f"secret must not be that of a run before this one, got that of {each.path}: "
+                    "draws of both could be the same, which cost more than two draws"
+                )
+            self._check_events(found, f"after must be a run {{}}, got {each.path}")
+
+    def _check_others(self) -> None:
+        """Raises ValueError for a ledger with releases that this run cannot be charged beside."""
+        if self._ledger is not None and not self.directory.stage:
+            given = Ledger(self._ledger, key=None if self._shared is None else self._shared.key)
+            self._check_events(given, f"ledger must be one {{}}, got {self._ledger}")
+
+    def _check_events(self, found: Ledger, words: str) -> None:
+        """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
+        for event in {entry.event for entry in found.reserved}:
+            flatten(event, self._relation)  # raises where it has no bound
+            if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
+                raise ValueError(
+                    f"{words.format('whose privacy unit is a user, as here')}, which holds "
+                    f"{event.describe()} of records: what that says of a user is not known"
+                )
 
     def _finished_before(self) -> tuple[Secret, int, str | None]:
         """The secret of a new stage, the steps before it, and where the folder was by then.

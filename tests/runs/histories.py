@@ -319,7 +319,7 @@ class World:
         """(stream, first step, end) of what is charged, streams by number."""
         name, found = name_of(self.directory.load_state()), []
         for entry in self.directory.checked_ledger().entries:
-            if not entry.stream.startswith(name):
+            if not str(entry.stream).startswith(name):
                 continue
             number = entry.stream.removeprefix(name).removeprefix("/") or "0"
             found.append(

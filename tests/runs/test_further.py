@@ -88,6 +88,12 @@ def test_a_finished_run_goes_on_in_a_stage_and_its_page_has_both(finished):
         assert AS_IF in (finished / page).read_text()
         assert "What epsilon counts" in (finished / page).read_text()
     assert {EXTENDED, MOVED} <= set(one.unverified())  # a copy, which others may go on from
+    refused("must lie outside", one.export, finished / "secret/p.msgpack")
+    # The first stage alone does not count less.
+    lines = (finished / "ledger.jsonl").read_text().splitlines(keepends=True)
+    end = max(n for n, line in enumerate(lines) if '"shown": 12' in line)
+    (finished / "ledger.jsonl").write_text("".join(lines[: end + 1]))
+    refused("must hold the 4 steps that were shown", again.epsilon)
 
 
 def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(finished, tmp_path):
@@ -215,7 +221,12 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     first.start(steps=4)
     two.start(steps=10)
     assert WENT_ON in two.directory.checked_ledger().unverified()
-    shutil.rmtree(folder)  # it was counted
+    two.options["after"] = (folder, tmp_path / "1")
+    refused("after must be the runs that this one was begun after", two.start)
+    two.options["after"] = ()  # they were counted
+    two.start(steps=11)
+    two.options["after"] = (folder, copy)
+    shutil.rmtree(folder)
     two.start()
     assert two.directory.checked_ledger().steps == 3 * STEPS
     relation = acc.Relation.ADD_OR_REMOVE_ONE
@@ -228,14 +239,35 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     }
 
 
+def test_what_a_run_has_taken_over_is_missed_before_it_has_shown_anything(tmp_path):
+    """Where it is killed once it has begun, and goes on with another ledger, or with none."""
+    ledger = jaxdp.Ledger(tmp_path / "by hand.jsonl")
+    ledger.charge(acc.Gaussian(2.0), 5)
+    ledger.charge(acc.Gaussian(2.0), 5, stream="None")
+    first = World(tmp_path / "first")
+    first.options = {"ledger": ledger}
+    first.start()
+    ledger.close()
+    world = begun_after(tmp_path / "r", first.directory.path)
+    world.options["ledger"] = tmp_path / "shared.jsonl"
+    world.start("stream at 0")
+    world.options["ledger"] = tmp_path / "other.jsonl"
+    refused("must hold the start of the run, but lines are missing", world.start)
+    del world.options["ledger"]
+    world.start()
+    assert world.directory.checked_ledger().steps == 10 + 2 * STEPS
+
+
 def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     new, by_user = tmp_path / "new", sgd_of(2.0, 1.0, 20, 100, records_per_user=2)
     users = jaxdp.sampling.users((X, Y), np.arange(200) // 2, 2)
     loss = jaxdp.clipping.user_loss(loss_fn)
+    secret = RunDirectory(finished).load_state().secret.restored()
     for words, options in (
         ("out must hold a run", {"after": tmp_path / "nowhere"}),
-        ("whose privacy unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
+        ("after must .*unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
         ("canaries must be 0", {"canaries": 3}),
+        ("secret must not be that of a run before", {"secret": secret}),
     ):
         given = {"after": finished, "delta": 1e-3, **options}
         refused(words, lambda o=given: run(new, **o).fit(3))
@@ -243,6 +275,9 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     begun.start(steps=4)
     begun.options["after"] = (finished,)
     refused("after must be given when a run begins", begun.start)
+    path = tmp_path / "records.jsonl"
+    run(tmp_path / "records", ledger=path).fit(3)
+    refused("ledger must .*unit is a user", run(new, users, by_user, loss, ledger=path).fit, 3)
     empty = World(tmp_path / "empty")
     empty.start("begun")
     refused("released something", begun_after(tmp_path / "more", empty.directory.path).start)
