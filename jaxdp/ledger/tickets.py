@@ -413,9 +413,11 @@ class Issuer:
             if fit < entry.steps:
                 break
         if start == first:
-            of = "" if asked is None else f" of {asked - self.first}"
+            # A run asks block by block; how many of it fit is counted from its beginning.
+            of = "" if asked is None or self._resumed else f" of {asked - self.first}"
+            fit = first - (0 if self._resumed else self.first)
             raise acc.BudgetExceededError(
-                f"{first - self.first}{of} steps fit the budget, and no further one: "
+                f"{fit}{of} steps fit the budget, and no further one: "
                 + self.ledger._refusal(event)
             )
         self._end = start

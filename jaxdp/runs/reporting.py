@@ -92,6 +92,7 @@ def write_own(
     date: str,
     about: dict[str, str],
     anew: bool = False,
+    said: Sequence[str] = (),
 ) -> Path:
     """Writes the report of a ``jaxdp.Run``; returns the path of the page.
 
@@ -107,6 +108,7 @@ def write_own(
         about: further facts by name, in the caller's words.
         anew: the owner asked for another page in the place of one that is there; it keeps the date
             of that one, and says so.
+        said: what was not verified of the program that asks for it.
     """
     from jaxdp.runs.report import build
     from jaxdp.runs.report.schema import load
@@ -127,7 +129,8 @@ def write_own(
     if last:
         training.append(("Evaluated last", ", ".join(last)))
     if anew and (directory.path / "report.json").exists():
-        training.append(("Rendered anew", f"{date}, by run.report(), from the same releases"))
+        words = "; ".join([f"{date}, by run.report(), from the same releases", *said])
+        training.append(("Rendered anew", words))
         date = load(directory.path / "report.json").date or date
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(

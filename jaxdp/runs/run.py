@@ -320,7 +320,9 @@ class Run:
         self._gradient: dict[str, Any] = {"trainable": trainable, **clipping}
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
-        self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        # A further stage has the numbers that were released, and takes only shapes from these.
+        trained = grad_fn.trained(self._params)
+        self._frozen = frozen_of(self._params, trained, numbers=not self.directory.stage)
         rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
         for name, function, what in (
             ("evaluate", evaluate, "from the parameters to numbers by name"),
@@ -449,11 +451,17 @@ class Run:
         """
         if self.directory.exists():  # a page of another mechanism or program would not be its own
             kept = self._kept_state()
-            self._require_same_program(kept)
+            said = self._require_same_program(kept)
+            return self._write_report(anew=True, said=said)
         return self._write_report(anew=True)
 
-    def _write_report(self, anew: bool = False) -> Path:
-        """Writes the page; one that takes another's place on purpose says so."""
+    def _write_report(self, anew: bool = False, said: Sequence[str] = ()) -> Path:
+        """Writes the page; one that takes another's place on purpose says so.
+
+        Args:
+            anew: on purpose.
+            said: what of this program was not verified.
+        """
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
         self.history = self.directory.load_history() or self.history
@@ -483,6 +491,7 @@ class Run:
             date=self._date,
             about=self._about,
             anew=anew,
+            said=said,
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -551,6 +560,7 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            self._keep_moved_ledger(kept)
             before = kept.before or 0  # steps of the stages before this one
             earlier = self._begin_with_released(before) if before else []
             unsure = self._require_same_program(kept)
@@ -998,6 +1008,20 @@ class Run:
         path = None if self._ledger is None else str(self._ledger.resolve())
         return path, key.hex() if key else None
 
+    def _keep_moved_ledger(self, kept: RunState) -> None:
+        """Keeps where the ledger of several runs is now, if it holds what the run has written."""
+
+        def once() -> str:
+            own = self.directory.exists() and self.directory.load_state()
+            if own and (own.ledger, own.ledger_key) != (kept.ledger, kept.ledger_key):
+                ledger = self.directory.open_ledger(kept, self._shared)
+                for each in (kept, *(stage.load_state() for stage in self.directory.later)):
+                    self.directory.check_shown(ledger, each)
+                self.directory.save_state(kept)
+            return ""
+
+        processes.from_process_0(once)
+
     def _check_ledger(self) -> None:
         """Raises ValueError for a ledger that is not the one that the run was begun with."""
         own = self.directory.first.load_state().ledger
@@ -1009,7 +1033,7 @@ class Run:
 
     def _check_after(self, secret: Secret) -> None:
         """Raises ValueError for a run that this one cannot be begun after, before any charge."""
-        name = secret.stream("run").hex()
+        name, ledgers = secret.stream("run").hex(), list[Ledger]()
         for each in self._after:
             found = each.checked_ledger()
             if not found.reserved:
@@ -1027,6 +1051,10 @@ class Run:
                     "draws of both could be the same, which cost more than two draws"
                 )
             self._check_events(found, f"after must be a run {{}}, got {each.path}")
+            ledgers.append(found)
+        # Copies of one run have the same draws of epochs: added up, they would count too little.
+        if any(entry.block > 1 for found in ledgers[1:] for entry in found.reserved):
+            Ledger.merged(*ledgers)
 
     def _check_others(self) -> None:
         """Raises ValueError for a ledger with releases that this run cannot be charged beside."""
@@ -1175,12 +1203,13 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
 
 
-def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
+def frozen_of(params: PyTree, trained: PyTree, numbers: bool = True) -> tuple[str, str] | None:
     """Words for what is not trained, and a hash of its paths, types and numbers; None for nothing.
 
     Args:
         params: the parameters.
         trained: the same, with None where they are frozen.
+        numbers: False leaves the numbers out.
     """
     structure: Any = jax.tree.structure(params)
     flags = [leaf is not None for leaf in structure.flatten_up_to(trained)]
@@ -1190,7 +1219,8 @@ def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
     found = hashlib.blake2b(digest_size=16)
     for path, leaf, flag in zip(options.paths(params), jax.tree.leaves(params), flags, strict=True):
         if not flag:
-            found.update(f"{path} {leaf.dtype} {leaf.shape} {shards.hashed(leaf)}|".encode())
+            content = shards.hashed(leaf) if numbers else ""
+            found.update(f"{path} {leaf.dtype} {leaf.shape} {content}|".encode())
     return words, found.hexdigest()
 
 

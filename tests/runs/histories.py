@@ -347,4 +347,4 @@ def _name(row):
     if "event" in row:
         part = "energy " if row["stream"].endswith("/energy") else ""
         return f"{part}{row['first_step']}-{row['first_step'] + row['steps']}"
-    return next(name for name in ("trusted", "seen", "format", "ledger") if name in row)
+    return next(name for name in ("trusted", "seen", "format", "budget", "ledger") if name in row)

@@ -239,6 +239,18 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     }
 
 
+def test_copies_that_went_on_within_one_draw_are_not_counted_as_two_draws(tmp_path):
+    one, two = (World(tmp_path / name, EPOCHS) for name in ("one", "two"))
+    one.start("shown 6", every=3)
+    shutil.rmtree(two.directory.path)
+    shutil.copytree(one.directory.path, two.directory.path)
+    one.start()
+    folders = one.directory.path, two.directory.path
+    begun_after(tmp_path / "before", *folders).start(steps=4)
+    two.start()
+    refused("went on within one draw of records", begun_after(tmp_path / "r", *folders).start)
+
+
 def test_what_a_run_has_taken_over_is_missed_before_it_has_shown_anything(tmp_path):
     """Where it is killed once it has begun, and goes on with another ledger, or with none."""
     ledger = jaxdp.Ledger(tmp_path / "by hand.jsonl")
@@ -327,9 +339,25 @@ def test_runs_and_trainers_charge_one_ledger_in_turn(tmp_path):
     with undrawn():
         last.fit(6)
     assert last.epsilon().upper == epsilon((MECHANISM, 6), (OTHER, 2))
-    page = (tmp_path / "a/report.md").read_text()
+    page, moved = (tmp_path / "a/report.md").read_text(), tmp_path / "moved.jsonl"
+    path.rename(moved)
+    refused("must hold the 6 steps that were shown", run(tmp_path / "a", ledger=path).fit, 6)
+    run(tmp_path / "a", ledger=moved).fit(6)
+    assert jaxdp.Run.open(tmp_path / "a").epsilon() == last.epsilon()
     assert "Others on this ledger" in page
     assert "both.jsonl, which other runs and trainers may charge" in page
+
+
+def test_a_run_on_a_budget_says_how_many_of_its_steps_fit(tmp_path):
+    """Also where it goes on, in the middle of a block."""
+    world, plan = World(tmp_path / "r"), acc.Repeated(POISSON.event, 7)
+    ledger = jaxdp.Ledger(tmp_path / "l.jsonl", budget=acc.Budget(9.0, 1e-5, plan=plan))
+    world.options = {"ledger": ledger}
+    for _ in range(2):
+        refused("^7 steps fit the budget", world.start)
+    world.start(steps=7)
+    assert ledger.steps == 7
+    world.check()
 
 
 def test_a_ledger_of_several_runs_is_refused_where_it_cannot_be_one(finished, tmp_path):
