@@ -133,6 +133,9 @@ def write_own(
         training.append(("Rendered anew", words))
         date = load(directory.path / "report.json").date or date
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
+    # More steps were asked for once, and nothing says that they were not left out after a look.
+    most = kept.planned if algorithm.mechanism.steps is None else None
+    ended = most is not None and steps - (kept.before or 0) < most
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
         algorithm,
@@ -143,7 +146,7 @@ def write_own(
         f"python {program}" if program.endswith(".py") else _NO_SCRIPT,
         _measured(history),
         parts=charged_parts(directory, ledger, history, delta, relation),
-        provided=AS_IF if EXTENDED in ledger.unverified() else None,
+        provided=AS_IF if EXTENDED in ledger.unverified() or ended else None,
         ledger=_ledger_in_words(directory),
     )
     report = build(

@@ -19,7 +19,7 @@ from jaxdp.runs.starts import EXTENDED, MOVED, WENT_ON
 from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.runs.histories import EPOCHS, IN_ORDER, LEVELS, POISSON, STEPS, N, World
-from tests.runs.own import MECHANISM, SIZES, X, Y, again, loss_fn, run
+from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
 from tests.runs.small import Stop, crash_at, undrawn
 
 OTHER = jaxdp.dp_sgd(noise_multiplier=4.0, **SIZES)
@@ -176,6 +176,13 @@ def test_more_steps_than_calibrated_count_and_say_what_was_fixed(finished, tmp_p
     page = (finished / "report.md").read_text()
     assert f"**, {AS_IF}." in page
     assert "the noise was calibrated for 12" in page
+    # So where fewer were taken than were asked for.
+    plain = {"mechanism": PLAIN, "delta": 1e-3}
+    with pytest.raises(Stop):
+        run(tmp_path / "fewer", progress=crash_at(5), **plain).fit(9)
+    with undrawn():
+        run(tmp_path / "fewer", report=True, **plain).fit(3)
+    assert AS_IF in (tmp_path / "fewer/report.md").read_text()
     # Fixed before anything was seen, it is said nowhere.
     planned = World(tmp_path / "planned", dataclasses.replace(POISSON, steps=4))
     planned.start(steps=4)
