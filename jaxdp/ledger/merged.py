@@ -103,7 +103,10 @@ def _check_draws(going_on: Streams, groups: dict[bytes, dict[str, Book]], end: i
         ValueError: two did.
     """
     known = {
-        each for entries in going_on.entries.values() for entry in entries for each in _drawn(entry)
+        each
+        for entries in going_on.entries.values()
+        for entry in entries
+        for each in blocks_drawn(entry)
     }
     for group in groups.values():
         own = {
@@ -111,7 +114,7 @@ def _check_draws(going_on: Streams, groups: dict[bytes, dict[str, Book]], end: i
             for book in group.values()
             for _, row in book[end:]
             if "event" in row
-            for each in _drawn(Entry.from_dict(row))
+            for each in blocks_drawn(Entry.from_dict(row))
         }
         if both := own & known:
             stream, block = min(both, key=str)
@@ -123,7 +126,7 @@ def _check_draws(going_on: Streams, groups: dict[bytes, dict[str, Book]], end: i
         known |= own
 
 
-def _drawn(entry: Entry) -> set[tuple[str | None, int]]:
+def blocks_drawn(entry: Entry) -> set[tuple[str | None, int]]:
     """(stream, number) of the entry's blocks whose records were sampled at once."""
     event = entry.event
     while isinstance(event, acc.PerUser | acc.GridNoise):

@@ -30,6 +30,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import Placement, placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -42,7 +43,7 @@ from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
-from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, past_of
+from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, origin_of, past_of
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.training.batches import placed
@@ -1032,8 +1033,12 @@ class Run:
             )
 
     def _check_after(self, secret: Secret) -> None:
-        """Raises ValueError for a run that this one cannot be begun after, before any charge."""
-        name, ledgers = secret.stream("run").hex(), list[Ledger]()
+        """Raises ValueError for a run that this one cannot be begun after, before any charge.
+
+        Args:
+            secret: of this run.
+        """
+        own, drawn = secret.stream("run").hex(), set[tuple[str, int]]()
         for each in self._after:
             found = each.checked_ledger()
             if not found.reserved:
@@ -1045,16 +1050,23 @@ class Run:
                     f"after must be a run on another ledger than this one's, got {each.path}: its "
                     "releases are in it"
                 )
-            if any(name in str(entry.stream) for entry in found.reserved):
+            # Draws of a block follow from secret, stream and block; two releases of one draw cost
+            # more than those of two.
+            blocks = {
+                (origin_of(str(stream)), block)
+                for entry in found.reserved
+                for stream, block in blocks_drawn(entry)
+            }
+            if blocks & drawn or any(stream.split("/")[0] == own for stream, _ in blocks):
                 raise ValueError(
-                    f"secret must not be that of a run before this one, got that of {each.path}: "
-                    "draws of both could be the same, which cost more than two draws"
+                    "after must be runs of other secrets than each other's and this one's, where "
+                    f"the records of an epoch, or a run, are drawn at once, got {each.path}: its "
+                    "records were drawn alike, and two releases of one draw cost more than two "
+                    "draws. Give another secret=; of copies, or of a run that another one was "
+                    "begun after, give one"
                 )
+            drawn |= blocks
             self._check_events(found, f"after must be a run {{}}, got {each.path}")
-            ledgers.append(found)
-        # Copies of one run have the same draws of epochs: added up, they would count too little.
-        if any(entry.block > 1 for found in ledgers[1:] for entry in found.reserved):
-            Ledger.merged(*ledgers)
 
     def _check_others(self) -> None:
         """Raises ValueError for a ledger with releases that this run cannot be charged beside."""

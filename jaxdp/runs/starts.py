@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
@@ -47,6 +48,11 @@ WENT_ON = (
 
 
 AFTER = "after "  # and the run's name: its ledger's streams for the charges of other runs
+
+
+def origin_of(stream: str) -> str:
+    """The name that a stream had in its own run's ledger, whoever has taken it over since."""
+    return re.sub(rf"^({AFTER}\w+ \d+/)+", "", stream)
 
 
 class Continuation(enum.Enum):

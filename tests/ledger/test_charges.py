@@ -38,6 +38,11 @@ def test_charges_without_a_stream_and_of_several_always_add_up():
         ledger.charge(STEP, 10, stream=stream)
     assert ledger.steps == 48
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 46), acc.Repeated(OTHER, 2)))
+    ledger.charge(STEP, 2, stream="None")
+    taken = jaxdp.Ledger()
+    for _ in range(2):  # done again, it costs nothing
+        taken.take_over(ledger, "before")
+        assert taken.event == ledger.event
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=30))

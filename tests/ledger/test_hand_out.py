@@ -495,7 +495,8 @@ def test_forks_are_refused_and_neither_a_collector_nor_an_exit_ends_a_reservatio
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(path)]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert "the state is from init, and the ledger holds 6 steps" in done.stderr
     assert done.stdout.split() == [*["refused"] * 10, "3", "1", "3", "refused", "refused"] * 2
     assert b"ended" not in path.read_bytes()
     assert jaxdp.Ledger(path).steps == 6 + 4

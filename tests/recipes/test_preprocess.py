@@ -360,7 +360,7 @@ def test_the_release_costs_its_gaussian_under_every_relation(tmp_path):
 
 def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):
     folder = tmp_path / "r"
-    small.go(folder, config(steps=3))
+    small.planned(folder, config())
     words = "changed: whiten_noise_multiplier .8.0 then, 9.0 now"
     refused(words, small.go, folder, config(whiten_noise_multiplier=9.0))
     file = folder / "components.npy"

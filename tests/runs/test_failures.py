@@ -13,6 +13,14 @@ from jaxdp.runs.failures import in_words
 from tests.runs.own import run
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C interrupts also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def struck(number):
     return lambda: signal.raise_signal(number)
 

@@ -43,13 +43,15 @@ def test_every_ledger_of_before_is_opened_as_then_and_goes_on(tmp_path):
         expected, key = EXPECTED[path.name], b"k" * 32 if name == "keyed" else None
         ledger = jaxdp.Ledger(path, key=key)
         shown = [ledger.shown(str(entry.stream)) for entry in ledger.entries]
+        now = "or made from what this ledger released"
+        words = [line.replace("computed from no record", now) for line in expected["unverified"]]
         assert {
             "epsilon": pytest.approx(ledger.epsilon(DELTA).upper, rel=1e-6),
             "steps": ledger.steps,
             "begun": len(ledger.begun),
             "unverified": ledger.unverified(),
             "shown to": max(getattr(each, "step", 0) for each in shown),
-        } == expected, name
+        } == {**expected, "unverified": words}, name
         # One more charge is added to what there is, on a stream of its own.
         ledger.charge(STEP)
         ledger.close()
@@ -93,7 +95,8 @@ def test_a_run_of_before_goes_on_at_the_epsilon_that_it_had(tmp_path, name):
     run.fit(STEPS)
     near |= {"epsilon": pytest.approx(run.epsilon(DELTA).upper, rel=1e-6)}
     said = run.unverified()
-    moved = [line for line in said if line not in expected["unverified"]]
-    assert all("the folder was" in line or "copied" in line for line in moved), moved
+    more = [line for line in said if line not in expected["unverified"]]
+    words = ("the folder was", "copied", "kept no form of its program")
+    assert all(any(each in line for each in words) for line in more), more
     assert set(expected.pop("unverified")) <= set(said)
     assert {**near, "rows": [row["step"] for row in run.history]} == expected
