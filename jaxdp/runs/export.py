@@ -64,9 +64,10 @@ def export_params(
     # Refused before any work.
     path = Path(path)
     ending = _ending_of(path)
-    if directory.secret.resolve() in (path.resolve(), *path.resolve().parents):
+    secret = directory.first.secret  # of all stages
+    if secret.resolve() in (path.resolve(), *path.resolve().parents):
         raise ValueError(
-            f"path must lie outside {directory.secret}, which is for its owner alone and deleted "
+            f"path must lie outside {secret}, which is for its owner alone and deleted "
             f"once the run is finished, got {path}"
         )
     if only not in (None, "trained"):
