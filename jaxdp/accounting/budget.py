@@ -36,14 +36,16 @@ Plan = Event | PlannedSteps | Iterable[Any]  # or a list of them, in order
 def planned(plan: Plan) -> list[tuple[Event, int]]:
     """The events of a plan in their order, each with how often it comes in a row.
 
-    A block of steps that is one event is one.
+    A block of steps that is one event is one; so is a round of several that is repeated.
 
     Raises:
         ValueError: it is no plan; one without an end comes before another.
     """
     if isinstance(plan, Repeated):
         inner = planned(plan.event)
-        return [(event, n * plan.count) for event, n in inner] if len(inner) == 1 else [(plan, 1)]
+        if len(inner) < 2:
+            return [(event, n * plan.count) for event, n in inner]
+        return [(plan.event, plan.count)]  # rounds of several
     if isinstance(plan, Event):
         return planned(plan.events) if isinstance(plan, Composed) else [(plan, 1)]
     if isinstance(plan, PlannedSteps):
@@ -74,6 +76,50 @@ def planned(plan: Plan) -> list[tuple[Event, int]]:
     return [each for one in lists for each in one]
 
 
+def as_read(plan: Plan) -> Plan:
+    """The plan, its lists as tuples: an iterator could be read once."""
+    if isinstance(plan, Event | PlannedSteps | str | bytes) or not isinstance(plan, Iterable):
+        return plan
+    return tuple(as_read(part) for part in plan)
+
+
+def _parts(event: Event) -> dict[Event, int]:
+    """The parts of an event, each with its number: they cost the same in any order."""
+    if isinstance(event, Repeated):
+        inner = _parts(event.event) if event.count else {}
+        return {part: n * event.count for part, n in inner.items()}
+    if not isinstance(event, Composed):
+        return {event: 1}
+    found: dict[Event, int] = {}
+    for each in event.events:
+        for part, n in _parts(each).items():
+            found[part] = found.get(part, 0) + n
+    return found
+
+
+def relation_of(plan: Plan, relation: Relation | None) -> Relation:
+    """The relation, which the plan's mechanisms must cover; None takes theirs, else add-or-remove.
+
+    Raises:
+        ValueError: it is no relation; None, and those of the mechanisms differ.
+        UnsupportedEventError: the proof of a mechanism's draws does not cover it.
+    """
+    if relation is not None and not isinstance(relation, Relation):
+        raise ValueError(f"relation={relation!r}: expected a Relation")
+    found: set[Relation] = set()
+    if isinstance(plan, tuple):
+        found = {relation_of(part, relation) for part in plan if not isinstance(part, Event)}
+    elif hasattr(plan, "covered") and hasattr(plan, "neighbours"):
+        # A mechanism's proof may cover fewer relations than its event.
+        found = {plan.covered(relation) or plan.neighbours}
+    if len(found) > 1:
+        raise ValueError(
+            "relation must be given where the mechanisms of a plan have unlike ones, "
+            f"{', '.join(sorted(each.value for each in found))}, got None"
+        )
+    return next(iter(found), relation or ADD)
+
+
 class Budget:
     """Admits the steps of one public plan, as many of its first ones as fit (epsilon, delta).
 
@@ -89,8 +135,8 @@ class Budget:
         epsilon: > 0.
         delta: in (0, 1).
         plan: a mechanism (its ``steps``, or without end), an event, or a list of them in order.
-        relation: the neighbouring relation of the guarantee; None takes the mechanism's
-            (``Mechanism.neighbours``), else add-or-remove-one.
+        relation: the neighbouring relation of the guarantee; None takes that of the plan's
+            mechanisms (``Mechanism.neighbours``), else add-or-remove-one.
 
     Attributes:
         admitted: how many of each event fit; blocks of steps that are one event are whole.
@@ -111,13 +157,8 @@ class Budget:
     ) -> None:
         self.epsilon = epsilon = check.positive("epsilon", epsilon)
         self.delta = delta = check.error_probability("delta", delta)
-        if not isinstance(plan, Event | PlannedSteps) and isinstance(plan, Iterable):
-            plan = tuple(plan)
-        # A mechanism's proof may cover fewer relations than its event.
-        for part in plan if isinstance(plan, tuple) else (plan,):
-            if hasattr(part, "covered") and hasattr(part, "neighbours"):
-                relation = part.covered(relation) or part.neighbours
-        self.relation = ADD if relation is None else relation
+        plan = as_read(plan)
+        self.relation = relation_of(plan, relation)
         rows = planned(plan)
         total = sum(n for _, n in rows)
         if not total:
@@ -131,7 +172,8 @@ class Budget:
             for event, n in rows:
                 if count <= 0:
                     break
-                found[event] = found.get(event, 0) + min(n, count)
+                for part, each in _parts(event).items():
+                    found[part] = found.get(part, 0) + each * min(n, count)
                 count -= n
             return found
 
@@ -151,10 +193,8 @@ class Budget:
 
     def fits(self, event: Event, most: int = 1) -> int:
         """The number of an event that is still admitted, at most ``most``."""
-        need: dict[Event, int] = {}
-        for part, n in planned(event):
-            need[part] = need.get(part, 0) + n
-        return min([most, *(self._left.get(part, 0) // n for part, n in need.items() if n)])
+        need = _parts(event).items()
+        return min([most, *(self._left.get(part, 0) // n for part, n in need)])
 
     def charge(self, event: Event) -> None:
         """Charges ``event``; call it before the release becomes visible.
@@ -164,12 +204,12 @@ class Budget:
         """
         if not self.fits(event):
             raise BudgetExceededError(self.refusal(event, 0, 1))
-        for part, n in planned(event):
+        for part, n in _parts(event).items():
             self._left[part] -= n
 
     def give_back(self, event: Event) -> None:
         """Takes back a charge whose release was never made, and never will be."""
-        for part, n in planned(event):
+        for part, n in _parts(event).items():
             self._left[part] += n
 
     def refusal(self, event: Event, fit: int, count: int) -> str:

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.budget import BudgetExceededError, Plan, planned
+from jaxdp.accounting.budget import BudgetExceededError, Plan, as_read, planned, relation_of
 from jaxdp.accounting.curves import renyi_curve
-from jaxdp.accounting.events import ADD, Array, Composed, Event, Relation, Repeated
+from jaxdp.accounting.events import Array, Composed, Event, Relation, Repeated
 from jaxdp.accounting.rdp import DEFAULT_ORDERS as FINE_ORDERS
 from jaxdp.accounting.rdp import rdp_to_epsilon
 
@@ -29,7 +29,8 @@ class RenyiFilter:
     Args:
         epsilon: budget, > 0.
         delta: budget, in (0, 1).
-        relation: the neighbouring relation of the guarantee.
+        relation: the neighbouring relation of the guarantee; None takes that of the plan's
+            mechanisms, as ``Budget`` does, else add-or-remove-one.
         orders: [k] Renyi orders > 1, fixed from the start; None takes eleven that suit most runs.
         plan: in place of ``orders``: what will probably be charged, as for ``Budget``. The filter
             has the one order that suits it best, and all of delta for it; it admits other events
@@ -40,16 +41,15 @@ class RenyiFilter:
         self,
         epsilon: float,
         delta: float,
-        relation: Relation = ADD,
+        relation: Relation | None = None,
         orders: tuple[float, ...] | None = None,
         *,
         plan: Plan | None = None,
     ) -> None:
         self.epsilon = check.positive("epsilon", epsilon)
         self.delta = check.error_probability("delta", delta)
-        if not isinstance(relation, Relation):
-            raise ValueError(f"relation={relation!r}: expected a Relation")
-        self.relation = relation
+        plan = None if plan is None else as_read(plan)
+        self.relation = relation = relation_of(() if plan is None else plan, relation)
         if plan is not None:
             if orders is not None:
                 raise ValueError(f"give one of orders and plan, got orders={orders!r} and a plan")

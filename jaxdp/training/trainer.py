@@ -314,31 +314,42 @@ class Trainer:
             return Batches(self._sampler, self.source, issuer.next + count, self._place)
 
         # Whose steps these are, and how many of them others have taken: asked at every call, for
-        # they may go on meanwhile.
-        held, stream = charged(ledger, self._events, self._own), self._own[0]
-        if state is not None:
-            check_state(state, ledger)
-            stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
-        model = self._choose_model(held, stream, state is not None)
-        others = held.get(model, 0)
-        first = others if self._model is None else issuer.next
-        taken = others + (0 if self._model is None else issuer.next - issuer.first)
-        count = left_of(self.mechanism, taken, steps, epochs, beyond, issuer.room(first))
-        processes.agree(step=first, steps=count, model=model)
-        if self._model is None:
-            if model:
-                ledger.begin_model(issuer.stream, model)
-            issuer.begin_at(first)
-            self._model = model
+        # they may go on meanwhile. Of two threads one is first.
+        issuer.room()  # refused in a fork, which may never get the lock
+        with ledger.guard.lock:
+            held, stream = charged(ledger, self._events, self._own), self._own[0]
+            if state is not None:
+                check_state(state, ledger)
+                stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
+            model = self._choose_model(held, stream, state is not None)
+            others = held.get(model, 0)
+            first = others if self._model is None else issuer.next
+            taken = others + (0 if self._model is None else issuer.next - issuer.first)
+            count = left_of(self.mechanism, taken, steps, epochs, beyond, issuer.room(first))
+            processes.agree(step=first, steps=count, model=model)
+            begins = self._model is None
+            if begins:
+                for name in self._own if model else ():
+                    ledger.begin_model(name, model)
+                issuer.begin_at(first)
+                self._model = model
+            fresh, planned = stream in self._own, self.mechanism.steps
+            ahead = sum(len(loop) for loop, of in self._others() if (of._model or "") == model)
             line = ""
-            if self._another:
+            if begins and self._another:
                 line = f"another model on this ledger, {self._described_end(held, count)}"
-            elif stream not in self._own and not held:  # such as noise that was calibrated anew
+            elif count and ahead and (planned is None or taken + count + ahead > planned):
+                line = (
+                    f"the loop of another trainer has {ahead} steps of this model to come, besides "
+                    f"these {count}: on this ledger, {self._described_end(held, count)}. Close "
+                    "that loop, or make this a new model, jaxdp.Trainer(..., another=True)"
+                )
+            elif begins and not fresh and not held:  # such as noise that was calibrated anew
                 line = (
                     "the state was trained with another mechanism, whose steps are no steps of "
                     f"this one: on this ledger, {self._described_end(held, count)}"
                 )
-            elif stream in self._own and first:
+            elif begins and fresh and first:
                 line = (
                     f"the state is from init, and the ledger holds {first} steps of its model: "
                     f"{count} are taken. A new model has all its steps: "
@@ -346,9 +357,18 @@ class Trainer:
                 )
             if line and processes.index() == 0:
                 print(f"jaxdp: {line}", file=sys.stderr)
-        found = Batches(self._sampler, self.source, first + count, self._place)
-        _loops[found] = self
+            found = Batches(self._sampler, self.source, first + count, self._place)
+            _loops[found] = self
         return found
+
+    def _others(self) -> list[tuple[Batches, "Trainer"]]:
+        """The loops of other trainers of this mechanism that live and have steps to come."""
+        return [
+            (loop, of)
+            for loop, of in tuple(_loops.items())
+            if of is not self and of.ledger is self.ledger and len(loop)
+            if of._events & self._events
+        ]
 
     def _choose_model(self, held: dict[str, int], stream: str, given: bool) -> str:
         """The model in the ledger that this trainer's steps belong to, once it is known which.
@@ -363,9 +383,8 @@ class Trainer:
         """
         ledger = self.ledger
         # What other trainers were asked for and did not hand out yet counts as begun.
-        for loop, of in tuple(_loops.items()):
-            if of is not self and of.ledger is ledger and len(loop) and of._events & self._events:
-                held = {of._model or "": 0} | held
+        for _, of in self._others():
+            held = {of._model or "": 0} | held
         fresh, of_state = stream in self._own, ledger.model_of(stream)
         if self._model is not None:
             if fresh or of_state == self._model:
@@ -390,22 +409,24 @@ class Trainer:
 
     def _described_end(self, held: dict[str, int], count: int) -> str:
         """Words on what the ledger holds once this trainer, and others that live, are done."""
-        ledger, issuer, mechanism = self.ledger, self._issuer, self.mechanism
-        counts = event_counts(ledger.reserved)
-        coming = [(mechanism, issuer.next, count)]
-        for loop, of in tuple(_loops.items()):
-            if of is not self and of.ledger is ledger and len(loop):
-                coming.append((of.mechanism, of._issuer.next, len(loop)))
-        for made, first, steps in coming:
-            for event, _, n in made.events(first, steps) if steps else ():
-                counts[event] = counts.get(event, 0) + -(-n // event.block)
+        ledger, mechanism, counts = self.ledger, self.mechanism, event_counts(self.ledger.reserved)
+        others = [(of, len(loop)) for loop, of in tuple(_loops.items()) if of.ledger is ledger]
+        for of, steps in [(self, count), *(each for each in others if each[0] is not self)]:
+            at, start = of._issuer.unused()  # up to start they are reserved, and counted
+            made = of.mechanism.events(start, at + steps - start) if at + steps > start else []
+            if steps and (charges := of._hook.charges) is not None:
+                made += charges.events(0, steps)
+            for event, first, n in made:
+                # A block that is begun is counted, too.
+                new = -(-(first + n) // event.block) - -(-first // event.block)
+                counts[event] = counts.get(event, 0) + new
         total = sum(n * event.block for event, n in counts.items())
         words = f"which holds {total} steps in the end"
         if mechanism.delta is not None and counts:
             event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
             found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
             words += f": epsilon {found:.2f} at delta {mechanism.delta:g}"
-        models = len({*held, issuer.stream})
+        models = len({*held, self._model, *(of._model or "" for _, of in self._others())})
         if mechanism.steps is not None and models > mechanism.models:
             words += (
                 f". The noise is for {mechanism.models}, these are {models}: "

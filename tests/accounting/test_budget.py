@@ -34,6 +34,7 @@ PLANS = {
     "one": (acc.Gaussian(0.01), {}),
     "schedule": (SCHEDULE, {OTHER: 40, STEP: 63}),
     "in order": ([mechanism().total(30), mechanism(2.0)], {STEP: 30, OTHER: 366}),
+    "rounds": (acc.Repeated(acc.Composed([STEP, STEP]), 99), {STEP: 68}),
     "nested": (acc.Composed([acc.Repeated(acc.Repeated(STEP, 5), 50)]), {STEP: 68}),
 }
 
@@ -60,11 +61,22 @@ def test_a_calibrated_mechanism_has_all_its_steps_and_its_models_and_relation():
     made = jaxdp.dp_sgd(epsilon=2.0, delta=1e-5, steps=30, relation="replace_one", **GIVEN)
     budget = acc.Budget(2.0, 1e-5, plan=made)
     assert (budget.admitted, budget.relation) == ({made.event: 30}, REPLACE)
-    assert acc.Budget(2.0, 1e-5, plan=[made]).admitted == {made.event: 30}
+    for plan in ([made], [[made], STEP], iter([iter([made])])):
+        assert acc.Budget(2.0, 1e-5, plan=plan).admitted == {made.event: 30}
     # A relation that a part's proof does not cover.
     fixed = mechanism(sampling="fixed_size")
     refused("add_or_remove_one", acc.Budget, 3.0, 1e-5, fixed, acc.Relation.ADD_OR_REMOVE_ONE)
-    assert acc.Budget(3.0, 1e-5, plan=fixed).relation is REPLACE
+    for kind in (acc.Budget, acc.RenyiFilter):
+        for plan in (fixed, made, [STEP, [made]]):
+            assert kind(3.0, 1e-5, plan=plan).relation is REPLACE
+    # Where they differ, the order decides nothing.
+    for plan in (
+        [made, mechanism(2.0)],
+        [made.total(3), mechanism(2.0).total(3), mechanism(), made],
+    ):
+        for order in (plan, plan[::-1]):
+            refused("relation must be given where .*unlike", acc.RenyiFilter, 3.0, 1e-5, plan=order)
+    assert acc.Budget(3.0, 1e-5, [made, mechanism(2.0)], REPLACE).relation is REPLACE
 
 
 def test_what_is_admitted_is_charged_in_any_order_until_it_is_used_and_nothing_else():

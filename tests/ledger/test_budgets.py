@@ -141,6 +141,11 @@ def test_a_plan_is_fixed_before_the_first_charge_and_opened_with_the_same(path):
     ledger.charge(STEP, 5, stream="a")
     ledger.charge(acc.Repeated(STEP, 2))
     refused("3 of 1000 fit|61 of 1000 fit", ledger.charge, STEP, 1_000)
+    # Several events in one release, as a recipe's: on disk only what the budget takes in.
+    pair = acc.Repeated(acc.Composed([STEP, acc.Repeated(STEP, 2)]), 3)
+    refused("6 of 7 fit", ledger.charge, pair, 7)
+    ledger.charge(pair, 1, stream="b")
+    ended(ledger, "b", 0)
     ledger.close()
     assert Ledger(path, budget=plan()).left()[1] == 61
     reader = Ledger(path)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import re
 import shutil
 
 import jax
@@ -203,11 +204,11 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
     second.close()
 
 
-def of_six(ledger, another=False, models=1, **changes):
+def of_six(ledger, another=False, models=1, reserve=None, **changes):
     mech = jaxdp.dp_sgd(epsilon=3.0, delta=1e-5, steps=6, l2_clip_norm=1.0, batch_size=20,
                         dataset_size=60, models=models)  # fmt: skip
     mech = dataclasses.replace(mech, **changes)
-    return jaxdp.Trainer(loss_fn, mech, SGD, DATA, ledger=ledger, another=another)
+    return jaxdp.Trainer(loss_fn, mech, SGD, DATA, ledger=ledger, another=another, reserve=reserve)
 
 
 def on(train, count, state=None):
@@ -340,13 +341,22 @@ def test_memory_that_a_step_has_reused_is_named_with_the_remedy():
     train.step(state, one)
 
 
-def test_two_loops_of_one_ledger_at_a_time_are_two_models():
+def test_two_loops_of_one_ledger_at_a_time_are_two_models(capsys):
     ledger = jaxdp.Ledger()
-    one, two = of_six(ledger), of_six(ledger)
+    one, two = of_six(ledger, reserve=4), of_six(ledger)
     first = one.batches()  # of which none was handed out yet
     refused("state must be given", two.batches)
+    # Both on one state, which has six steps: with words alone.
+    said = "6 steps of this model to come, besides these 6: .* holds 12 steps in the end: epsilon"
+    for given in ({"state": two.init(PARAMS)}, {}):
+        two.batches(**given)
+        assert re.search(said, capsys.readouterr().err)
+    next(first)  # three more are reserved
     two = of_six(ledger, True)
-    assert len(list(zip(first, two.batches(), strict=True))) == 6
+    second = two.batches()
+    assert "which holds 12 steps in the end" in capsys.readouterr().err
+    assert 1 + len(list(zip(first, second, strict=False))) == 6
+    assert len(list(second)) <= 1
     assert ledger.steps == 12
 
 
