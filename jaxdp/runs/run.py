@@ -1139,13 +1139,10 @@ class Run:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        traced = self._program(secret)
-        return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
+        return f"{self._mechanism()} {self.path.resolve()} {self._program(secret).text}"
 
-    def _program(self, secret: Secret) -> program.ProgramForm | None:
-        """The form of this program, traced once; None where a configuration says what it is."""
-        if self._parts.config is not None:
-            return None
+    def _program(self, secret: Secret) -> program.ProgramForm:
+        """The form of this program, traced once."""
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
@@ -1155,9 +1152,9 @@ class Run:
 
     def _require_same_program(self, kept: RunState) -> list[str]:
         """Sentences for ``unverified`` on a program that could not be compared; see ``program``."""
-        traced = self._program(kept.secret.restored())
-        if traced is None:
+        if self._parts.config is not None:  # which was compared
             return []
+        traced = self._program(kept.secret.restored())
 
         def once() -> str:
             if not self.directory.exists():
