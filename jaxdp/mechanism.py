@@ -650,7 +650,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def _by_name(make: Callable[_Arguments, Mechanism]) -> Callable[_Arguments, Mechanism]:
-    """Refuses in words an argument without a name, and one that it has not."""
+    """Refuses in words an argument without a name, one that it has not, and no real budget."""
     known = tuple(inspect.signature(make).parameters)
 
     @functools.wraps(make)
@@ -669,19 +669,15 @@ def _by_name(make: Callable[_Arguments, Mechanism]) -> Callable[_Arguments, Mech
                     f"{make.__name__} has no argument {name}{_hint(name, given)}. It takes "
                     f"{', '.join(known)}"
                 )
+        if isinstance(given.get("epsilon"), float) and given["epsilon"] == math.inf:
+            raise ValueError(
+                "epsilon must be finite, got inf. Training without privacy by the same program: "
+                "jaxdp.dp_sgd(noise_multiplier=0, ...) without epsilon, delta and steps, and an "
+                "l2_clip_norm that no gradient reaches"
+            )
         return make(*args, **given)
 
     return made
-
-
-def _require_budget(epsilon: float | None) -> None:
-    """Raises ValueError for an infinite epsilon, which is no budget."""
-    if isinstance(epsilon, float) and epsilon == math.inf:
-        raise ValueError(
-            "epsilon must be finite, got inf. Training without privacy by the same program: "
-            "jaxdp.dp_sgd(noise_multiplier=0, ...) without epsilon, delta and steps, and an "
-            "l2_clip_norm that no gradient reaches"
-        )
 
 
 @_by_name
@@ -747,7 +743,6 @@ def dp_sgd(
         >>> mechanism.epsilon(1_000, delta=1e-5).upper <= 3.0
         True
     """
-    _require_budget(epsilon)
     rule = rule_of(l2_clip_norm, rule)
     budget = {"epsilon": epsilon, "delta": delta, "steps": steps}
     if (noise_multiplier is None) == (epsilon is None):
@@ -874,7 +869,6 @@ def dp_mf(
         >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
         True
     """
-    _require_budget(epsilon)
     rule = rule_of(l2_clip_norm, rule)
     steps = arguments.integer("steps", steps, least=1)
     batch_size = arguments.integer("batch_size", batch_size, least=1)

@@ -470,7 +470,7 @@ class ClippedGrad:
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
-        frozen = options.describe_frozen(params, flags)
+        frozen = [""] * len(flags) if all(flags) else options.describe_frozen(params, flags)
         each = plan_leaves(options.paths(params), shapes, frozen, used, size, self.engine)
         return traced, used, Plan((*each, *constants))
 

@@ -126,6 +126,10 @@ _UNSEEN = (
     "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
     "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
 )
+_LATE = (
+    "the budget was put on a ledger that held steps already: that it and its orders were not "
+    "chosen by looking at what these released was not verified"
+)
 _ASSUMED = "assumed to be public, or made from what this ledger released: "
 
 
@@ -200,6 +204,7 @@ class Ledger:
         self.guard = ProcessLock()
         self.path, self.key = None if path is None else Path(path), key
         self._budget, self._processes = budget, processes.count()
+        self.has_budget = budget is not None
         self.closed = False  # True once ``close`` was called
         self._issuers: dict[str | None, Reserving] = {}  # made on this object, by stream
         self._forget()
@@ -243,28 +248,28 @@ class Ledger:
     @property
     def head(self) -> bytes:
         """A 16-byte hash of everything written so far."""
-        if not self._rows.chained:
-            self.join()
-        return self._rows.chain.head
+        return self.last_head()
 
     def holds(self, head: bytes, since: bytes = b"") -> bool:
         """True if ``head`` was this ledger's (after ``since``): it holds all releases up to it."""
         heads = self._rows.chain.heads
         return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
 
-    def head_of(self, *streams: str) -> bytes:
-        """The head up to which the last row that names a stream names one of these.
+    def last_head(self, *streams: str) -> bytes:
+        """The last head at which ``last_stream`` is one of these; without any, the head.
 
-        So a state of one of several models says which one it is. Without any: the head.
+        A state has it as its past, which so tells one model from others on the same ledger.
         """
-        head = self.head
+        if not self._rows.chained:
+            self.join()
+        head = self._rows.chain.head
         if not streams or self._named.get(head) in streams:
             return head
         heads = (self._head_of[stream] for stream in streams if stream in self._head_of)
         return max(heads, key=self._rows.chain.heads.__getitem__, default=head)
 
-    def stream_at(self, head: bytes) -> str:
-        """The stream that the last row up to this head names; "" where none does."""
+    def last_stream(self, head: bytes) -> str:
+        """The stream named last in the rows up to this head; "" where none is."""
         return self._named.get(head, "")
 
     def model_of(self, stream: str | None) -> str:
@@ -401,8 +406,8 @@ class Ledger:
         return name, self._begun[name]
 
     @alone
-    def begin_model(self, stream: str, model: str) -> None:
-        """Writes down that a trainer's stream belongs to this model, one of several."""
+    def assign_model(self, stream: str, model: str) -> None:
+        """Writes down that the steps of a trainer's stream are this model's, one of several."""
         self._open()
         self._rows.append({"model": model, "stream": stream})
 
@@ -593,7 +598,10 @@ class Ledger:
             if fit < count:
                 raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
             if not self._fixed:
+                late = bool(self.reserved)  # a filter: a plan's budget was refused by then
                 self._rows.append({"budget": repr(self._budget)})
+                if late and _LATE not in self._noted["trusted"]:
+                    self._rows.note({"trusted": _LATE})
         elif self._fixed:  # forgotten, as where a trainer is given the path alone
             raise acc.BudgetExceededError(
                 f"budget must be given again to charge this ledger, {self._fixed}, got none: "
@@ -610,14 +618,11 @@ class Ledger:
             entry: the steps.
             trial: a copy of the budget, to be asked in its place, and charged what fits.
         """
-        budget, fit = trial or self._budget, entry.steps
-        if budget is None:
-            return fit
+        budget, fit, first = trial or self._budget, entry.steps, entry.first_step
+        assert budget is not None
         self._open()
         count = self._streams.new_events(entry)
-        if not count:
-            return fit
-        most, first = budget.fits(entry.event, count), entry.first_step
+        most = budget.fits(entry.event, count) if count else 0
         if most < count:
             fit = bisect.bisect_right(
                 range(1, entry.steps + 1),
@@ -627,11 +632,6 @@ class Ledger:
         if trial is not None and most:
             trial.charge(acc.Repeated(entry.event, most))
         return fit
-
-    def _refusal(self, event: acc.Event) -> str:
-        """The words for an event of which the budget does not admit one more."""
-        assert self._budget is not None
-        return self._budget.refusal(event, 0, 1)
 
     def _end_stream(self, stream: str, step: int) -> None:
         """Takes out the steps of a stream from this one on: nobody was handed them.

@@ -354,17 +354,15 @@ class Issuer:
             self._charge(until, until, whole)
 
     @alone
-    def room(self, first: int | None = None) -> int | None:
-        """The number of steps that the budget admits from one on; None without a budget.
+    def room(self, first: int | None = None) -> int:
+        """The number of steps from one on that the budget, which the ledger must have, admits.
 
         Args:
             first: the step, where nothing is reserved yet; None takes the next one.
         """
         return self._room(first)
 
-    def _room(self, first: int | None = None) -> int | None:
-        if self.ledger._budget is None:
-            return None
+    def _room(self, first: int | None = None) -> int:
         # Of a copy, which is charged what the steps behind the reservation would cost.
         budget, step = copy.copy(self.ledger._budget), self._end
         if first is not None and self.next == self._end:
@@ -392,10 +390,11 @@ class Issuer:
             ValueError: as ``Ledger.charge``.
         """
         first = start = self._end
-        if whole and (room := self._room()) is not None and room < until - self.next:
+        budget = self.ledger._budget
+        if whole and budget is not None and (room := self._room()) < until - self.next:
             raise acc.BudgetExceededError(
-                f"all {until - self.next} steps must fit the budget {self.ledger._budget}, for "
-                f"releases decide how many of them are taken, but {room} do"
+                f"all {until - self.next} steps must fit the budget {budget}, for releases decide "
+                f"how many of them are taken, but {room} do"
             )
         # A schedule may change the event on the way, and each stretch of one event has its line.
         while start < until:
@@ -406,17 +405,18 @@ class Issuer:
                     raise
                 break
             entry = Entry(event, start, min(end, until) - start, self.stream, *self._kind, whole)
-            fit = self.ledger._fits(entry)
+            fit = entry.steps if budget is None else self.ledger._fits(entry)
             if fit:
-                self.ledger._reserve(entry.between(start, start + fit))
+                partly = fit < entry.steps
+                self.ledger._reserve(entry.between(start, start + fit) if partly else entry)
             start += fit
             if fit < entry.steps:
                 break
-        if start == first:
+        if start == first and budget is not None:
             of = "" if asked is None else f" of {asked - self.first}"
             raise acc.BudgetExceededError(
                 f"{first - self.first}{of} steps fit the budget, and no further one: "
-                + self.ledger._refusal(event)
+                + budget.refusal(event, 0, 1)
             )
         self._end = start
 

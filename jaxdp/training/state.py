@@ -120,7 +120,8 @@ def describe_replaced(
 ) -> list[str]:
     """Sentences on arrays of a state that no step returned; [] if there are none.
 
-    Arrays are told by identity alone: nothing is read, and nothing waits for the device.
+    Arrays are told by identity alone: nothing is read, and nothing waits for the device. Frozen
+    ones are named by what every sum assumes (``losses.note_assumed``).
 
     Args:
         state: of the caller.
@@ -138,10 +139,8 @@ def describe_replaced(
     known = [id(leaf) not in missing for leaf in leaves]
     structure: Any = jax.tree.structure(state.params)
     is_trained = [kept is not None for kept in structure.flatten_up_to(trained(state.params))]
-    of_params = list(zip(is_trained, known, strict=False))
     found = {
-        "trained parameters": (True, False) in of_params,
-        "frozen parameters": (False, False) in of_params,
+        "trained parameters": (True, False) in zip(is_trained, known, strict=False),
         "arrays of the optimizer's state": not all(known[len(is_trained) :]),
     }
     return [_BY_THE_CALLER.format(what) for what, is_found in found.items() if is_found]

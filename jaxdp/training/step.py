@@ -241,7 +241,8 @@ class PrivateStep:
         updates, last = self._after(noisy, last, trained, extra)
 
         # Accept: what is frozen stays.
-        return apply_updates(params, updates), (moved_first, last), noisy, updates
+        moved = filled(optax.apply_updates(trained, updates), params)
+        return moved, (moved_first, last), noisy, updates
 
     def _after(
         self, noisy: PyTree, last: PyTree, trained: PyTree, extra: dict[str, PyTree]

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 import jax
@@ -25,6 +25,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.ledger import this_process
 from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned
 from jaxdp.ledger.seeds import Secret
@@ -239,7 +240,7 @@ class Trainer:
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         valued = {} if public_value is None else _valued(public_value)
         self._check_optimizer(params, opt_state, valued)
-        past = np.frombuffer(self.ledger.head_of(*self._own), np.uint32)
+        past = np.frombuffer(self.ledger.last_head(*self._own), np.uint32)
         state = self._placed(TrainState(params, opt_state, 0, past))
         own: PyTree = (state.params, state.opt_state)
         record_returned(unknown_arrays(own, self.ledger, self._start), self._start)
@@ -307,49 +308,104 @@ class Trainer:
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
-        issuer, ledger = self._issuer, self.ledger
+        issuer, ledger, mechanism = self._issuer, self.ledger, self.mechanism
         if not self._own:  # a run's
-            count = left_of(self.mechanism, issuer.next, steps, epochs, beyond, issuer.room())
+            room = issuer.room() if ledger.has_budget else None
+            count = left_of(mechanism, issuer.next, steps, epochs, beyond, room)
             processes.agree(step=issuer.next, steps=count)
             return Batches(self._sampler, self.source, issuer.next + count, self._place)
 
-        # Whose steps these are, and how many of them others have taken: asked at every call, for
-        # they may go on meanwhile. Of two threads one is first.
-        issuer.room()  # refused in a fork, which may never get the lock
-        with ledger.guard.lock:
-            held, stream = charged(ledger, self._events, self._own), self._own[0]
+        if this_process() != ledger.guard.process:
+            issuer.room()  # refused: a fork may never get the lock
+        with ledger.guard.lock:  # of two threads one is first
+            # What others took, by model: asked for at every call, for they may go on meanwhile.
+            # A loop of theirs that has not handed out a batch has begun, too.
+            others = charged(ledger, self._events, self._own)
+            loops = [
+                (loop, of)
+                for loop, of in tuple(_loops.items())
+                if of is not self and of.ledger is ledger and of._events & self._events
+                if len(loop)
+            ]
+            others = {of._model or "": 0 for _, of in loops} | others
+
+            # Whose steps these are: this trainer's own, a new model's, or those of the state.
+            stream = self._own[0]
             if state is not None:
                 check_state(state, ledger)
-                stream = ledger.stream_at(np.asarray(state.past, np.uint32).tobytes())
-            model = self._choose_model(held, stream, state is not None)
-            others = held.get(model, 0)
-            first = others if self._model is None else issuer.next
-            taken = others + (0 if self._model is None else issuer.next - issuer.first)
-            count = left_of(self.mechanism, taken, steps, epochs, beyond, issuer.room(first))
+                stream = ledger.last_stream(np.asarray(state.past, np.uint32).tobytes())
+            from_init, of_state = stream in self._own, ledger.model_of(stream)
+            model, begins, line = self._model, self._model is None, ""
+            if model is not None:
+                if not from_init and of_state != model:
+                    raise ValueError(
+                        "state must be of the model that this trainer trains, got one of another "
+                        "model on its ledger: make another trainer, and take its "
+                        "trainer.batches(state=state)"
+                    )
+            elif self._another:
+                if not from_init:
+                    raise ValueError(_NOT_FROM_INIT)
+                model = self._own[0]
+            elif not others:
+                model = ""  # the first
+            elif mechanism.strategy is not None:
+                raise ValueError(
+                    "another must be True where the ledger holds a run of this mechanism already: "
+                    "correlated noise goes on from that of the step before, which no ledger holds, "
+                    "so that the run begins anew, and costs as much again: "
+                    "jaxdp.Trainer(..., ledger=ledger, another=True). jaxdp.Run goes on after an "
+                    "interruption"
+                )
+            elif state is None:
+                left = "" if mechanism.steps is None else f" of {mechanism.steps} steps"
+                raise ValueError(
+                    "state must be given where the ledger holds steps of this mechanism already "
+                    f"({sum(others.values())}), got none. Training that goes on, as after a crash: "
+                    "trainer.batches(state=state) with the state that training returned, restored "
+                    f"from your checkpoint; it has what is left{left}. A new model, which costs "
+                    "as much again: jaxdp.Trainer(..., ledger=ledger, another=True)"
+                )
+            elif of_state in others and not from_init:
+                model = of_state
+            elif len(others) == 1:
+                model = next(iter(others))
+            else:
+                raise ValueError(
+                    "state must be one that training returned, where the ledger holds "
+                    f"{len(others)} models of this mechanism, got one of which nobody knows whose "
+                    "it is, as before a first step. A new model: "
+                    "jaxdp.Trainer(..., ledger=ledger, another=True)"
+                )
+            taken = others.get(model, 0) + issuer.next - issuer.first
+            first = taken if begins else issuer.next
+
+            room = issuer.room(first) if ledger.has_budget else None
+            count = left_of(mechanism, taken, steps, epochs, beyond, room)
             processes.agree(step=first, steps=count, model=model)
-            begins = self._model is None
             if begins:
                 for name in self._own if model else ():
-                    ledger.begin_model(name, model)
-                issuer.begin_at(first)
+                    ledger.assign_model(name, model)
+                if first:
+                    issuer.begin_at(first)
                 self._model = model
-            fresh, planned = stream in self._own, self.mechanism.steps
-            ahead = sum(len(loop) for loop, of in self._others() if (of._model or "") == model)
-            line = ""
+            planned = mechanism.steps
+            ahead = sum(len(loop) for loop, of in loops if (of._model or "") == model)
             if begins and self._another:
-                line = f"another model on this ledger, {self._described_end(held, count)}"
+                line = f"another model on this ledger, {self._described_end(others, count)}"
             elif count and ahead and (planned is None or taken + count + ahead > planned):
                 line = (
-                    f"the loop of another trainer has {ahead} steps of this model to come, besides "
-                    f"these {count}: on this ledger, {self._described_end(held, count)}. Close "
-                    "that loop, or make this a new model, jaxdp.Trainer(..., another=True)"
+                    f"the loop of another trainer has {ahead} steps of this model to come, "
+                    f"besides these {count}: on this ledger, "
+                    f"{self._described_end(others, count)}. Close that loop, or make this a "
+                    "new model, jaxdp.Trainer(..., another=True)"
                 )
-            elif begins and not fresh and not held:  # such as noise that was calibrated anew
-                line = (
-                    "the state was trained with another mechanism, whose steps are no steps of "
-                    f"this one: on this ledger, {self._described_end(held, count)}"
+            elif begins and not from_init and not any(others.values()):
+                line = (  # such as noise that was calibrated anew
+                    "the state was trained with another mechanism, whose steps are no steps "
+                    f"of this one: on this ledger, {self._described_end(others, count)}"
                 )
-            elif begins and fresh and first:
+            elif begins and from_init and first:
                 line = (
                     f"the state is from init, and the ledger holds {first} steps of its model: "
                     f"{count} are taken. A new model has all its steps: "
@@ -361,53 +417,7 @@ class Trainer:
             _loops[found] = self
         return found
 
-    def _others(self) -> list[tuple[Batches, "Trainer"]]:
-        """The loops of other trainers of this mechanism that live and have steps to come."""
-        return [
-            (loop, of)
-            for loop, of in tuple(_loops.items())
-            if of is not self and of.ledger is self.ledger and len(loop)
-            if of._events & self._events
-        ]
-
-    def _choose_model(self, held: dict[str, int], stream: str, given: bool) -> str:
-        """The model in the ledger that this trainer's steps belong to, once it is known which.
-
-        Args:
-            held: the steps of each, of other trainers.
-            stream: that the state comes from where training goes on.
-            given: False where nobody gave a state.
-
-        Raises:
-            ValueError: it is not known, or the state is another model's.
-        """
-        ledger = self.ledger
-        # What other trainers were asked for and did not hand out yet counts as begun.
-        for _, of in self._others():
-            held = {of._model or "": 0} | held
-        fresh, of_state = stream in self._own, ledger.model_of(stream)
-        if self._model is not None:
-            if fresh or of_state == self._model:
-                return self._model
-            raise ValueError(_OTHER_MODEL)
-        if self._another:
-            if fresh:
-                return self._own[0]
-            raise ValueError(_NOT_FRESH)
-        if not held:
-            return ""
-        if self.mechanism.strategy is not None:
-            raise ValueError(_CORRELATED)
-        if not given:
-            left = "" if (planned := self.mechanism.steps) is None else f" of {planned} steps"
-            raise ValueError(_WHOSE.format(sum(held.values()), left))
-        if of_state in held and not fresh:
-            return of_state
-        if len(held) > 1:
-            raise ValueError(_WHICH.format(len(held)))
-        return next(iter(held))
-
-    def _described_end(self, held: dict[str, int], count: int) -> str:
+    def _described_end(self, models: Iterable[str], count: int) -> str:
         """Words on what the ledger holds once this trainer, and others that live, are done."""
         ledger, mechanism, counts = self.ledger, self.mechanism, event_counts(self.ledger.reserved)
         others = [(of, len(loop)) for loop, of in tuple(_loops.items()) if of.ledger is ledger]
@@ -426,7 +436,7 @@ class Trainer:
             event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
             found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
             words += f": epsilon {found:.2f} at delta {mechanism.delta:g}"
-        models = len({*held, self._model, *(of._model or "" for _, of in self._others())})
+        models = len({*models, self._model})
         if mechanism.steps is not None and models > mechanism.models:
             words += (
                 f". The noise is for {mechanism.models}, these are {models}: "
@@ -481,8 +491,8 @@ class Trainer:
         check_state(state, self.ledger, batch.draw.step if mechanism.strategy else None)
         if self._another:
             past = np.asarray(state.past, np.uint32).tobytes()
-            if self.ledger.stream_at(past) not in self._own:
-                raise ValueError(_NOT_FRESH)
+            if self.ledger.last_stream(past) not in self._own:
+                raise ValueError(_NOT_FROM_INIT)
         if bool(valued) not in self._tried:
             self._check_optimizer(state.params, state.opt_state, valued)
         # Arrays that no step returned are told by identity, so before they are placed anew.
@@ -519,7 +529,7 @@ class Trainer:
                 return_info=return_info,
             )
         self._stepped = True
-        past = self.ledger.head_of(*self._own)
+        past = self.ledger.last_head(*self._own)
         record_returned((params, opt_state), past)  # as what the releases in the ledger led to
         moved = TrainState(params, opt_state, state.step + 1, np.frombuffer(past, np.uint32))
         return moved, info, infos
@@ -635,34 +645,13 @@ class Trainer:
         return state._replace(params=params, opt_state=opt_state)
 
 
-# The iterators that live, and whose they are.
+# The loops that live, each with its trainer.
 _loops: "weakref.WeakKeyDictionary[Batches, Trainer]" = weakref.WeakKeyDictionary()
 
-_WHOSE = (
-    "state must be given where the ledger holds steps of this mechanism already ({0}), got none. "
-    "Training that goes on, as after a crash: trainer.batches(state=state) with the state that "
-    "training returned, restored from your checkpoint; it has what is left{1}. A new model, which "
-    "costs as much again: jaxdp.Trainer(..., ledger=ledger, another=True)"
-)
-_NOT_FRESH = (
+_NOT_FROM_INIT = (
     "state must be one that trainer.init(params) returned, for a trainer of a new model "
     "(another=True), got one that other training on this ledger returned. To go on with it make "
     "the trainer without another=True, and take trainer.batches(state=state)"
-)
-_OTHER_MODEL = (
-    "state must be of the model that this trainer trains, got one of another model on its ledger: "
-    "make another trainer, and take its trainer.batches(state=state)"
-)
-_WHICH = (
-    "state must be one that training returned, where the ledger holds {} models of this mechanism, "
-    "got one of which nobody knows whose it is, as before a first step. A new model: "
-    "jaxdp.Trainer(..., ledger=ledger, another=True)"
-)
-_CORRELATED = (
-    "another must be True where the ledger holds a run of this mechanism already: correlated noise "
-    "goes on from that of the step before, which no ledger holds, so that the run begins anew, and "
-    "costs as much again: jaxdp.Trainer(..., ledger=ledger, another=True). jaxdp.Run goes on after "
-    "an interruption"
 )
 _HOOK = (
     "what the optimizer is passed in each step comes from a hook of the caller's (energy=): that "
