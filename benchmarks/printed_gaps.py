@@ -19,8 +19,8 @@ from benchmarks.papers import beale, figures, queue
 from benchmarks.papers.row import Row
 from benchmarks.papers.rows import FALLING, ROWS
 from jaxdp import data
-from jaxdp.cli.progress import progress_bar
 from jaxdp.runs import described
+from jaxdp.runs.bar import printing_bar
 
 RESULTS = Path(__file__).parent / "results" / "printed_gaps.json"
 # What a line keeps of a queue's.
@@ -130,7 +130,7 @@ for _name in ("dp-sgd-tanh", "auto-s"):
 def one(row: Row, number: int, folder: Path, load: Any) -> dict[str, Any]:
     """Runs a row, and returns its line."""
     dataset = load(row.dataset)
-    with progress_bar(row.config(), row.name) as shown:
+    with printing_bar(row.name, row.config().steps, f"{row.name}: ") as shown:
         result = queue.run_row(row, folder / queue.folder_name(row.name, number), dataset, shown)
     line = queue.line_of(row, described.report(result))
     return {

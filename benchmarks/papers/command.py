@@ -176,7 +176,7 @@ def audit(results: Path, runs: int, confidence: float, seed: int | None) -> None
     done.
     """
     from benchmarks.papers.column import audit_rows
-    from jaxdp.cli.progress import counting_bar
+    from jaxdp.runs.bar import counting_bar
 
     with _stored(results):
         done = audit_rows(
@@ -272,7 +272,7 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
     """Runs the rows of a target that are missing."""
     from benchmarks.papers import agd, census, not_private, tables
     from benchmarks.papers.tables import accountants
-    from jaxdp.cli.progress import counting_bar
+    from jaxdp.runs.bar import counting_bar
 
     target = tables.TARGETS[name]
     results, times = results_dir / target.file, runs or target.runs
@@ -311,8 +311,8 @@ def _work(
     names: tuple[str, ...], results: Path, data_dir: Path | None, out: Path, runs: int
 ) -> None:
     from benchmarks.papers import queue
-    from jaxdp.cli.progress import progress_bar
     from jaxdp.runs import described
+    from jaxdp.runs.bar import printing_bar
 
     with _stored(results):
         queue.work(
@@ -321,7 +321,7 @@ def _work(
             results,
             data_dir,
             described.report,
-            lambda row: progress_bar(row.config(), row.name),
+            lambda row: printing_bar(row.name, row.config().steps, f"{row.name}: "),
             runs,
         )
 

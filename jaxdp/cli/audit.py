@@ -95,12 +95,12 @@ def audit(
     import jax
 
     from jaxdp.audit.algorithms import audit_algorithm
-    from jaxdp.cli.progress import counting_bar
     from jaxdp.cli.train import parse_settings
     from jaxdp.optimizers import registry
     from jaxdp.papers.block_coordinate.audit import audit_configured
     from jaxdp.runs import RunDirectory
     from jaxdp.runs import audit as of_runs
+    from jaxdp.runs.bar import counting_bar
 
     papers()
     kept, directory = None, None

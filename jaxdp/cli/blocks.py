@@ -13,12 +13,12 @@ from jaxdp import data
 from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.launch import print_summary, public_numbers
 from jaxdp.cli.options import Option
-from jaxdp.cli.progress import progress_bar
 from jaxdp.devices import processes
 from jaxdp.ledger.seeds import Secret
 from jaxdp.papers.block_coordinate.run import block_run, report_of, train
 from jaxdp.papers.block_coordinate.settings import BlockConfig, configured
 from jaxdp.runs import reporting
+from jaxdp.runs.bar import printing_bar
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.report import origin
 from jaxdp.runs.report.schema import Report
@@ -144,7 +144,7 @@ def _progress(config: BlockConfig) -> Iterator[Any]:
             "before the end, for the states between are hidden",
             err=True,
         )
-    with progress_bar(config) as progress:
+    with printing_bar(f"{config.algorithm} on {config.dataset}", config.steps) as progress:
         yield progress
 
 

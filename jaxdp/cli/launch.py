@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxdp.cli.options import Option
-from jaxdp.cli.progress import progress_bar
+from jaxdp.runs.bar import printing_bar
 
 if TYPE_CHECKING:
     import jax
@@ -47,7 +47,7 @@ def launch(
     from jaxdp.runs import reporting
 
     date = reporting.today()
-    with progress_bar(config) as progress:
+    with printing_bar(f"{config.algorithm} on {config.dataset}", config.steps) as progress:
         if secret is None:
             result = runs.resume(
                 config,

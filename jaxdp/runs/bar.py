@@ -1,8 +1,7 @@
-"""Progress bars, in terminals and notebooks; silent elsewhere."""
+"""Progress bars, in terminals and notebooks; elsewhere silent, or a line for a row."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import (
@@ -13,6 +12,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from jaxdp.runs.directory import Row
 
 
 @contextlib.contextmanager
@@ -39,19 +40,45 @@ def progress_bar(title: str, total: int) -> Iterator[tuple[Callable[..., None], 
 
 
 @contextlib.contextmanager
-def row_bar(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | None], None]]:
+def counting_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function of how many of ``total`` are done."""
+    with progress_bar(title, total) as (update, _):
+        yield lambda done: update(completed=done)
+
+
+@contextlib.contextmanager
+def row_bar(title: str, total: int) -> Iterator[Callable[[int, Row | None], None]]:
     """Yields a function of (steps taken, a row or None); arguments as for ``progress_bar``."""
     with progress_bar(title, total) as (update, _):
 
-        def progress(step: int, row: Mapping[str, float] | None) -> None:
+        def progress(step: int, row: Row | None) -> None:
             update(completed=step)
             if row is not None:
-                update(latest=_in_words(row))
+                told = {n: value for n, value in row.items() if n not in ("step", "update_norm")}
+                update(latest="  ".join(f"{name} {value:.4g}" for name, value in told.items()))
 
         yield progress
 
 
-def _in_words(row: Mapping[str, float]) -> str:
-    """The numbers of a row on one line."""
-    numbers = {name: value for name, value in row.items() if name not in ("step", "update_norm")}
-    return "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+@contextlib.contextmanager
+def printing_bar(
+    title: str, total: int | None, prefix: str = ""
+) -> Iterator[Callable[[int, Row | None], None]]:
+    """As ``row_bar``, for the command line: without a terminal it prints a line for a row."""
+    assert total is not None
+    with progress_bar(title, total) as (update, console):
+
+        def progress(step: int, row: Row | None) -> None:
+            if row is None:
+                update(completed=step)
+                return
+            from jaxdp.runs.report.words import show_epsilon  # its package draws, and is slow
+
+            latest = f"epsilon {show_epsilon(row['epsilon'])}"
+            if "test_accuracy" in row:
+                latest = f"accuracy {row['test_accuracy']:.2%}  {latest}"
+            update(completed=step, latest=latest)
+            if not console.is_terminal:
+                console.print(f"{prefix}step {step}/{total}  {latest}", highlight=False)
+
+        yield progress

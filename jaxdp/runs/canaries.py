@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.seeds import Secret
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.directory import Row, RunDirectory
 from jaxdp.runs.files import reading, save_array, writing
 from jaxdp.sampling import Source, as_source
 from jaxdp.training.physical_batch import default_rows
@@ -194,7 +193,7 @@ def keep(directory: RunDirectory, first_step: int, rows: list[jax.Array]) -> str
     return hashed(gradients)
 
 
-def publish(directory: RunDirectory, row: Mapping[str, Any]) -> None:
+def publish(directory: RunDirectory, row: Row) -> None:
     """Publishes the gradients up to the step of a row, whose checkpoint is durable.
 
     Raises:

@@ -27,6 +27,7 @@ from jax.extend import core
 
 from jaxdp import __version__
 from jaxdp.clipping import ClippedGrad, losses
+from jaxdp.devices import processes
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import reading, writing
@@ -109,7 +110,7 @@ def program_of(
         numbers: False leaves out those of the parameters.
     """
 
-    def hashed(array: Any) -> str:
+    def hashed(array: PyTree) -> str:
         if not losses.is_readable(array):
             return "on devices of other processes"
         is_key = isinstance(array, jax.Array) and losses.is_key(array)
@@ -205,10 +206,9 @@ def require_same(directory: RunDirectory, now: ProgramForm, same_program: bool) 
     )
 
 
-def keep(directory: RunDirectory, now: ProgramForm) -> None:
+def keep(directory: RunDirectory, now: ProgramForm | None) -> None:
     """Keeps the form durably, beside those that the run went on with before."""
-    kept = _kept(directory)
-    if now in kept:
+    if now is None or processes.index() or now in (kept := _kept(directory)):
         return
     text = json.dumps([each.to_dict() for each in [*kept, now][-_MOST:]])
     with writing(directory.secret / _FILE):

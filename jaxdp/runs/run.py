@@ -28,7 +28,7 @@ from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
 from jaxdp.devices import processes, shards
-from jaxdp.devices.placement import Placement, placement, resolve_placement
+from jaxdp.devices.placement import placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.merged import blocks_drawn
@@ -214,9 +214,9 @@ class Run:
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
         same_program: True goes on although optimizer, loss or first parameters are not those that
-            the run was begun with, which ``unverified`` and the page then say. False refuses them,
-            and names what changed. Under other versions, or on another machine, where they cannot
-            be compared, a run goes on with a warning.
+            the run was begun with, which ``unverified`` and the page then say; from then on it goes
+            on with both. False refuses them, and names what changed. Under other versions, or on
+            another machine, where they cannot be compared, a run goes on with a warning.
         set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
             whatever reason, and goes on from one before them or from the beginning; the steps up to
             them are **charged anew**. For one start, once nothing else helps: False raises what the
@@ -247,7 +247,7 @@ class Run:
         source: PyTree = None,
         *,
         params: PyTree,
-        trainable: Any = None,
+        trainable: PyTree | Callable[[str], bool] | None = None,
         constants: PyTree = None,
         evaluate: Evaluate | None = None,
         every: int | None = None,
@@ -285,13 +285,12 @@ class Run:
         self.directory = folder if isinstance(folder, RunDirectory) else RunDirectory(folder)
         # Of a path no object is kept, which would hold the file.
         self._shared = ledger if isinstance(ledger, Ledger) else None
-        self._ledger: Path | None = None
-        if ledger is not None:
-            self._ledger = ledger.path if isinstance(ledger, Ledger) else Path(ledger)
-        if ledger is not None and self._ledger is None:
+        file = ledger.path if isinstance(ledger, Ledger) else ledger
+        if ledger is not None and file is None:
             raise ValueError(
                 "ledger must be a file for a Run, a path or Ledger(path), got Ledger()"
             )
+        self._ledger = None if file is None else Path(file)
         after = (after,) if isinstance(after, str | os.PathLike | Run | OpenedRun) else after
         self._after = [
             each.directory if isinstance(each, Run | OpenedRun) else RunDirectory(each).latest
@@ -334,13 +333,12 @@ class Run:
         for name, function, what in (
             ("evaluate", evaluate, "from the parameters to numbers by name"),
             ("progress", progress, rows),
+            ("log", log, "of a row, such as print"),
         ):
             if function is not None and not callable(function):
                 raise ValueError(f"{name} must be a function {what}; got {function!r}")
-        self._evaluate, self._secret, self._progress = evaluate, secret, progress
-        if log is not None and not callable(log):
-            raise ValueError(f"log must be a function of a row, such as print, got {log!r}")
-        self._log = log
+        self._evaluate, self._secret = evaluate, secret
+        self._progress, self._log = progress, log
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
@@ -414,6 +412,7 @@ class Run:
         Raises:
             ValueError: more steps than the noise was calibrated for, or fewer than were taken; see
                 the class.
+            BudgetExceededError: the ledger's budget does not admit them all; nothing was charged.
         """
         mechanism, asked = self.algorithm.mechanism, steps is not None
         steps = steps_within(mechanism.steps, steps, beyond)
@@ -562,13 +561,13 @@ class Run:
             if not self.directory.stage and not self.directory.exists():
                 self.directory.create()
             self.directory.lock()
-            # A start of this stage that failed before its first step leaves nothing to go on with.
-            if self.directory.stage and not self.directory.is_charged():
-                shutil.rmtree(self.directory.secret, ignore_errors=True)
             return ""
 
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
+            # A start of this stage that failed before its first step leaves nothing to go on with.
+            if self.directory.stage and not self.directory.is_charged():
+                shutil.rmtree(self.directory.secret, ignore_errors=True)
             kept = self._agreed_state()
             self._keep_moved_ledger(kept)
             before = kept.before or 0  # steps of the stages before this one
@@ -584,7 +583,7 @@ class Run:
             if not self.directory.exists():
                 if self.directory.stage:
                     self.directory.create()
-                self._keep_program()  # before the state, which says that there is a run
+                program.keep(self.directory, self._traced)  # before the state of a run
             count = 0 if self._canaries is None else self._canaries.count
             every = self._every or max(1, -(-steps // 20))
             with (
@@ -676,7 +675,7 @@ class Run:
                     # be compared is written down before.
                     for sentence in unsure:
                         start.ledger.trust(sentence)
-                    self._keep_program()
+                    program.keep(self.directory, self._traced)
                     # Its row knows less of the cost.
                     if state.step and start.restarted_since(state):
                         rows[-1] |= describe(state)
@@ -772,10 +771,6 @@ class Run:
         finally:
             self.directory.unlock()
 
-    def _keep_program(self) -> None:
-        if self._traced is not None and processes.index() == 0:
-            program.keep(self.directory, self._traced)
-
     def _finished(self, kept: RunState, steps: int, asked: bool) -> Result | None:
         """The result of a run that has taken its steps, as it was shown; None where some are left.
 
@@ -866,14 +861,23 @@ class Run:
 
     def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
         """The parameters and the optimizer's state before the first step, on their devices."""
-        return _first_state(
-            algorithm,
-            loss_fn,
-            self._given,
-            None if self._mesh is None else placement(self._mesh, self._data_axes),
-            traceable=self._parts.config is not None and self._mesh is None,
-            options=self._gradient,
-        )
+        step = PrivateStep.of(algorithm, loss_fn, **self._gradient)
+
+        def both(params: PyTree) -> tuple[PyTree, PyTree]:
+            # Copied: parts that share a buffer could not all be donated.
+            first, state = jax.tree.map(jnp.array, (params, step.init(params)))
+            return first, state
+
+        # A model of ours is made by one compilation.
+        at_once = self._parts.config is not None and self._mesh is None
+        made = jax.jit(both, compiler_options=AT_ONCE) if at_once else both
+        params, opt_state = made(self._given)
+        place = None if self._mesh is None else placement(self._mesh, self._data_axes)
+        place = resolve_placement(place, params)
+        if place is None:
+            return params, opt_state
+        params = place.put(params)
+        return tuple(shards.put((params, opt_state), step.sharded_as(params, place).shardings))
 
     def _trainer(
         self,
@@ -1169,13 +1173,10 @@ class Run:
         """A text of all that makes this run: its configuration, or the program and the folder."""
         if self._parts.config is not None:
             return json.dumps(self._parts.config.to_dict(), sort_keys=True)
-        traced = self._program(secret)
-        return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
+        return f"{self._mechanism()} {self.path.resolve()} {self._program(secret).text}"
 
-    def _program(self, secret: Secret) -> program.ProgramForm | None:
-        """The form of this program, traced once; None where a configuration says what it is."""
-        if self._parts.config is not None:
-            return None
+    def _program(self, secret: Secret) -> program.ProgramForm:
+        """The form of this program, traced once."""
         if self._traced is None:
             step = PrivateStep.of(self.algorithm, self._loss_fn, **self._gradient)
             given = self._params, self.source.example, secret.key("program")
@@ -1185,10 +1186,12 @@ class Run:
 
     def _require_same_program(self, kept: RunState) -> list[str]:
         """Sentences for ``unverified`` on a program that could not be compared; see ``program``."""
+        if self._parts.config is not None:  # which was compared
+            return []
         traced = self._program(kept.secret.restored())
 
         def once() -> str:
-            if traced is None or not self.directory.exists():
+            if not self.directory.exists():
                 return "[]"
             return json.dumps(program.require_same(self.directory, traced, self._same_program))
 
@@ -1281,39 +1284,6 @@ def require_equal_config(old: Config, new: Config) -> None:
     if changed:
         parts = [f"{name} ({before[name]!r} then, {after[name]!r} now)" for name in changed]
         raise ValueError(f"a resumed run must keep its configuration; changed: {', '.join(parts)}")
-
-
-def _first_state(
-    algorithm: Algorithm,
-    loss_fn: LossFn,
-    params: PyTree,
-    place: Placement | None,
-    traceable: bool,
-    options: dict[str, Any],
-) -> tuple[PyTree, PyTree]:
-    """The parameters and the optimizer's state before the first step, on their devices.
-
-    Args:
-        algorithm: of the run.
-        loss_fn: of one example.
-        params: before the first step.
-        place: of the mesh that was asked for.
-        traceable: whether both can be made by one compilation.
-        options: of the clipped gradient.
-    """
-    step = PrivateStep.of(algorithm, loss_fn, **options)
-
-    def both(params: PyTree) -> tuple[PyTree, PyTree]:
-        # Copied: parts that share a buffer could not all be donated.
-        first, state = jax.tree.map(jnp.array, (params, step.init(params)))
-        return first, state
-
-    params, opt_state = (jax.jit(both, compiler_options=AT_ONCE) if traceable else both)(params)
-    place = resolve_placement(place, params)
-    if place is None:
-        return params, opt_state
-    params = place.put(params)
-    return tuple(shards.put((params, opt_state), step.sharded_as(params, place).shardings))
 
 
 def _clip_statistics(infos: list[ClipInfo]) -> dict[str, float]:

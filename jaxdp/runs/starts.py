@@ -184,9 +184,11 @@ class Start:
 
         Before any of them is charged: a block that ends in its middle would be shown by nobody.
         """
-        rooms = [issuer.room() or 0 for issuer in self.issuers] if self.ledger._budget else []
-        most = step + min(rooms, default=self.steps)
+        if self.ledger._budget is None:
+            return
+        most = step + min((issuer.room() or 0 for issuer in self.issuers), default=self.steps)
         if most < self.steps:
+            self.save_state(steps=most)  # with which the run is finished, and may be extended
             remedy = f"fit({most}) trains as many" if most > step else "it is spent"
             raise acc.BudgetExceededError(
                 f"steps must be at most {most}, which the ledger's budget admits, got {self.steps}:"

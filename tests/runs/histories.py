@@ -166,7 +166,7 @@ class World:
             patch.setattr(module, "Checkpoints", Light)
             patch.setattr(jaxdp.Run, "_configuration", lambda self, secret: "of any folder")
             fresh = np.zeros((STEPS, 2), int)
-            patch.setattr(module, "_first_state", lambda *args, **options: (fresh, ()))
+            patch.setattr(jaxdp.Run, "_first", lambda *args: (fresh, ()))
             patch.setattr(RunDirectory, "save_history", lambda *args: None)
             # The parameters that a stage begins with, and the rows before it.
             zeros = np.zeros(2, np.float32)

@@ -418,6 +418,7 @@ def test_a_run_says_how_many_steps_fit_a_budget_before_any_is_charged(tmp_path):
     one.fit(10)
     assert [row["step"] for row in one.history] == [3, 4, 6, 9, 10]
     refused("at most 10, .* it is spent", one.fit, 11)
+    assert one.directory.load_state().steps == 10  # finished
 
 
 def test_an_issuer_of_a_run_that_ended_hands_out_nothing(tmp_path):
