@@ -436,11 +436,11 @@ class Trainer:
             event = acc.Composed(tuple(acc.Repeated(each, n) for each, n in counts.items()))
             found = acc.epsilon(event, mechanism.delta, mechanism.neighbours).upper
             words += f": epsilon {found:.2f} at delta {mechanism.delta:g}"
-        models = len({*models, self._model})
-        if mechanism.steps is not None and models > mechanism.models:
+        number = len({*models, self._model})
+        if mechanism.steps is not None and number > mechanism.models:
             words += (
-                f". The noise is for {mechanism.models}, these are {models}: "
-                f"jaxdp.dp_sgd(..., models={models}) keeps to the budget"
+                f". The noise is for {mechanism.models}, these are {number}: "
+                f"jaxdp.dp_sgd(..., models={number}) keeps to the budget"
             )
         return words
 
