@@ -126,6 +126,10 @@ _UNSEEN = (
     "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
     "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
 )
+_LATE = (
+    "the budget was put on a ledger that held steps already: that it and its orders were not "
+    "chosen by looking at what these released was not verified"
+)
 _ASSUMED = "assumed to be public, or made from what this ledger released: "
 
 
@@ -594,7 +598,10 @@ class Ledger:
             if fit < count:
                 raise acc.BudgetExceededError(self._budget.refusal(entry.event, fit, count))
             if not self._fixed:
+                late = bool(self.reserved)  # a filter: a plan's budget was refused by then
                 self._rows.append({"budget": repr(self._budget)})
+                if late and _LATE not in self._noted["trusted"]:
+                    self._rows.note({"trusted": _LATE})
         elif self._fixed:  # forgotten, as where a trainer is given the path alone
             raise acc.BudgetExceededError(
                 f"budget must be given again to charge this ledger, {self._fixed}, got none: "

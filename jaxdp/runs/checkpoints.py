@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxdp.devices import processes
 from jaxdp.ledger.durable import StorageError, sync_directory
 from jaxdp.ledger.interrupts import deferred
+from jaxdp.runs.directory import Row
 from jaxdp.runs.files import AGAIN, broken_seal, first_line, make_private, private, remedy, seal
 from jaxdp.training.trainer import TrainState
 from jaxdp.types import PyTree, filled
@@ -33,7 +34,7 @@ _COMMITTED = "commit_success.txt"
 _CHANGING = ("_CHECKPOINT_METADATA", _COMMITTED)
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
 
-Restored = tuple[TrainState, list[dict[str, Any]]]
+Restored = tuple[TrainState, list[Row]]
 # What orbax says of a whole checkpoint of another model or optimizer.
 _UNLIKE = ("do not match", "not compatible with the stored")
 
@@ -89,7 +90,7 @@ class Checkpoints:
     def _in_use(self) -> bool:
         return "_manager" in self.__dict__
 
-    def save(self, state: TrainState, history: list[dict[str, Any]]) -> None:
+    def save(self, state: TrainState, history: list[Row]) -> None:
         """Begins to save the state under its step, with the history.
 
         Raises:

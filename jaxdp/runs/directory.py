@@ -30,6 +30,9 @@ SENSITIVE_NOTE = (
 )
 
 
+Row = dict[str, Any]  # of the history: the numbers of a block by name
+
+
 @dataclasses.dataclass(frozen=True)
 class KeptSecret(Written):
     """A run's secret as text. **Secret**.
@@ -186,13 +189,16 @@ class RunDirectory:
         return RunDirectory(self.path) if self.stage else self
 
     def stages(self) -> list["RunDirectory"]:
-        """The directories of all stages that have begun, in their order."""
+        """The directories of all stages that have begun, in their order.
+
+        A further one of which no step was charged, for its start failed before, is none.
+        """
         first = self.first
         if not first.exists():
             return []
         with reading(first.secret):
             names = [path.parent.name for path in first.secret.glob("stages/*/run.json")]
-        later = [RunDirectory(self.path, name) for name in names]
+        later = [each for name in names if (each := RunDirectory(self.path, name)).is_charged()]
         return [first, *sorted(later, key=lambda each: each.load_state().before or 0)]
 
     @property
@@ -225,6 +231,14 @@ class RunDirectory:
         """True if a run was started here."""
         with reading(self.state_file):
             return self.state_file.exists()
+
+    def is_charged(self) -> bool:
+        """True if anything was charged for a step of this stage, or shown or kept of it."""
+        if not self.exists():
+            return False
+        state = self.load_state()
+        kept = any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
+        return bool(state.shown) or kept or is_charged(self.open_ledger(state), state)
 
     def place(self) -> str:
         """A hash of the folder's place, another one once it was moved or copied.
@@ -322,13 +336,13 @@ class RunDirectory:
                 "version: put back a copy, or start a new run in another folder"
             ) from None
 
-    def save_history(self, rows: list[dict[str, Any]]) -> None:
+    def save_history(self, rows: list[Row]) -> None:
         """Writes the rows that were shown to history.json."""
         if processes.index() == 0:
             with writing(self.history):
                 write_atomically(self.history, json.dumps(rows, indent=1))
 
-    def load_history(self) -> list[dict[str, Any]]:
+    def load_history(self) -> list[Row]:
         """The rows of history.json; [] without it, or a damaged one: checkpoints hold them too."""
         with reading(self.history):
             try:
@@ -379,6 +393,12 @@ class RunDirectory:
 def name_of(state: RunState) -> str:
     """The name of a run in its ledger, which is that of its first stream of steps."""
     return state.secret.restored().stream("run").hex()
+
+
+def is_charged(ledger: Ledger, state: RunState) -> bool:
+    """True if a ledger holds a charge of this run, or of this stage of one."""
+    name = name_of(state)
+    return any(str(entry.stream).partition("/")[0] == name for entry in ledger.reserved)
 
 
 def streams_of(ledger: Ledger, state: RunState) -> list[str]:

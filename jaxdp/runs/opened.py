@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp.ledger import Ledger
-from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.directory import Row, RunDirectory
 from jaxdp.runs.export import Only, export_params, shown_params
 from jaxdp.runs.files import reading
 from jaxdp.types import PyTree
@@ -63,7 +63,7 @@ class OpenedRun:
         export_params(self.directory, path, only=only)
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Row]:
         """The rows that were shown, one a block; [] before the first."""
         return self.directory.load_history()
 

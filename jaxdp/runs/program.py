@@ -57,7 +57,7 @@ WAYS_OUT = (
     "after= counts both"
 )
 _FILE = "program.json"
-_MOST = 8  # machines and versions whose forms are kept
+_MOST = 8  # forms that are kept, of all machines and versions
 _SHOWN = 3  # differences that are told
 _VERSIONS = ("jax", "jaxlib", "optax", "numpy")
 _IF_IMPORTED = ("flax", "equinox", "haiku", "einops", "transformers")
@@ -72,7 +72,7 @@ Hash = Callable[[PyTree], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program(Written):
+class ProgramForm(Written):
     """The form of a program. **Secret**: kept for the run's owner.
 
     Attributes:
@@ -98,7 +98,7 @@ class Program(Written):
 
 def program_of(
     step: PrivateStep, params: PyTree, example: PyTree, key: bytes, numbers: bool = True
-) -> Program:
+) -> ProgramForm:
     """The form of a program; nothing is computed, and the loss is traced once.
 
     Args:
@@ -144,7 +144,7 @@ def program_of(
         jax.tree_util.keystr(path): f"{_kind(leaf)} #{hashed(leaf) if numbers else ''}"
         for path, leaf in paths
     }
-    return Program(
+    return ProgramForm(
         environment=environment(), optimizer=tuple(optimizer), loss=tuple(loss), params=first
     )
 
@@ -161,7 +161,7 @@ def environment() -> dict[str, str]:
     return {"jaxdp": __version__, **found, "devices": devices, "machine": machine}
 
 
-def require_same(directory: RunDirectory, now: Program, same_program: bool) -> tuple[str, ...]:
+def require_same(directory: RunDirectory, now: ProgramForm, same_program: bool) -> tuple[str, ...]:
     """Compares a program with the one that a run was begun with; nothing is written.
 
     Args:
@@ -179,10 +179,13 @@ def require_same(directory: RunDirectory, now: Program, same_program: bool) -> t
     if not kept:
         return (UNCOMPARED,)
     here = [before for before in kept if before.environment == now.environment]
-    before = (here or kept)[-1]
-    found = differences(before, now)
-    if not found:
-        return (UNTRACED,) if UNTRACED in now.optimizer else ()
+    # With any of those that it went on with, its owner's consent included; the last is told of.
+    for before in here or kept:
+        found = differences(before, now)
+        if not found:
+            return (UNTRACED,) if UNTRACED in now.optimizer else ()
+    if not directory.is_charged():  # a start that ended before its first step has trained nothing
+        return ()
     words = "; ".join(found)
     if not here:
         moved = [
@@ -202,28 +205,27 @@ def require_same(directory: RunDirectory, now: Program, same_program: bool) -> t
     )
 
 
-def keep(directory: RunDirectory, now: Program) -> None:
-    """Keeps the form, durably, in the place of that of the same environment."""
+def keep(directory: RunDirectory, now: ProgramForm) -> None:
+    """Keeps the form durably, beside those that the run went on with before."""
     kept = _kept(directory)
     if now in kept:
         return
-    others = [before for before in kept if before.environment != now.environment]
-    text = json.dumps([each.to_dict() for each in [*others, now][-_MOST:]])
+    text = json.dumps([each.to_dict() for each in [*kept, now][-_MOST:]])
     with writing(directory.secret / _FILE):
         write_atomically(directory.secret / _FILE, text, mode=0o600)
 
 
-def _kept(directory: RunDirectory) -> list[Program]:
+def _kept(directory: RunDirectory) -> list[ProgramForm]:
     """The forms that were kept, the newest last; [] without any, or where they are damaged."""
     path = directory.secret / _FILE
     with reading(path):
         try:
-            return [Program.from_dict(each) for each in json.loads(path.read_bytes().decode())]
+            return [ProgramForm.from_dict(each) for each in json.loads(path.read_bytes().decode())]
         except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return []
 
 
-def differences(before: Program, now: Program) -> list[str]:
+def differences(before: ProgramForm, now: ProgramForm) -> list[str]:
     """The differences between two programs in words, with numbers before and after."""
     found = [
         words

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, RunDirectory, RunState
+from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, Row, RunDirectory, RunState
 from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
@@ -54,7 +55,6 @@ from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 if TYPE_CHECKING:
     from jaxdp.audit.algorithms import EpsilonAudit
 
-Row = dict[str, Any]
 # Called with the number of steps taken, and with the row of a block once that is durable, or None.
 Progress = Callable[[int, Row | None], None]
 Evaluate = Callable[[PyTree], Mapping[str, float]]
@@ -297,6 +297,12 @@ class Run:
             each.directory if isinstance(each, Run | OpenedRun) else RunDirectory(each).latest
             for each in after
         ]
+        for each in self._after:
+            if each.path.resolve() == self.path.resolve():
+                raise ValueError(
+                    f"after must be other runs, got {each.path}, the folder of this one: it counts "
+                    "what it has released itself"
+                )
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         self.algorithm.mechanism.check_source(self.source)
@@ -336,7 +342,7 @@ class Run:
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
-        self._traced: program.Program | None = None
+        self._traced: program.ProgramForm | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             arguments.fraction("delta", delta)
@@ -547,6 +553,9 @@ class Run:
             if not self.directory.stage and not self.directory.exists():
                 self.directory.create()
             self.directory.lock()
+            # A start of this stage that failed before its first step leaves nothing to go on with.
+            if self.directory.stage and not self.directory.is_charged():
+                shutil.rmtree(self.directory.secret, ignore_errors=True)
             return ""
 
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
@@ -583,11 +592,6 @@ class Run:
                 ) as start,
                 self._bar(before + steps) as progress,
             ):
-                # What could not be compared is written down before it counts as the run's.
-                for sentence in unsure:
-                    start.ledger.trust(sentence)
-                self._keep_program()
-
                 # The coins of the canaries are on disk before anything is charged. Records may have
                 # to be projected by a release, which is charged here, and shown, once and for all.
                 if count and not start.ledger.entries:
@@ -657,6 +661,12 @@ class Run:
                         if parts.stepper is None
                         else parts.stepper(start, state)
                     )
+                    start.check_room(state.step)
+                    # Now that nothing is refused any more, the program is the run's. What could not
+                    # be compared is written down before.
+                    for sentence in unsure:
+                        start.ledger.trust(sentence)
+                    self._keep_program()
                     # Its row knows less of the cost.
                     if state.step and start.restarted_since(state):
                         rows[-1] |= describe(state)
@@ -1015,6 +1025,10 @@ class Run:
         """
         own, drawn = secret.stream("run").hex(), set[tuple[str, int]]()
         for each in self._after:
+            if not each.exists():
+                raise ValueError(
+                    f"after must be a run, with its secret/, got {each.path}, where there is none"
+                )
             found = each.checked_ledger()
             if not found.reserved:
                 raise ValueError(
@@ -1124,7 +1138,7 @@ class Run:
         traced = self._program(secret)
         return f"{self._mechanism()} {self.path.resolve()} {traced.text if traced else ''}"
 
-    def _program(self, secret: Secret) -> program.Program | None:
+    def _program(self, secret: Secret) -> program.ProgramForm | None:
         """The form of this program, traced once; None where a configuration says what it is."""
         if self._parts.config is not None:
             return None

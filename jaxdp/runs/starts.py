@@ -6,6 +6,7 @@ docs/releases.md, "Runs", proves what is done here.
 import contextlib
 import dataclasses
 import enum
+import functools
 import hashlib
 import re
 import secrets
@@ -13,13 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from jaxdp import accounting as acc
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.entries import SEEDED
 from jaxdp.ledger.seeds import Secret
 from jaxdp.ledger.tickets import Chargeable, Issuer
 from jaxdp.mechanism import Mechanism
-from jaxdp.runs.directory import RunDirectory, RunState, name_of, number_of, streams_of
+from jaxdp.runs.directory import (
+    RunDirectory,
+    RunState,
+    is_charged,
+    name_of,
+    number_of,
+    streams_of,
+)
 from jaxdp.training.trainer import TrainState
 
 # Steps that are done again until they are kept would be selected by what ended them.
@@ -170,6 +179,20 @@ class Start:
             issuer.reserve(self.steps, whole=True)
         return issuer
 
+    def check_room(self, step: int) -> None:
+        """Raises BudgetExceededError where a budget does not admit all steps from one on.
+
+        Before any of them is charged: a block that ends in its middle would be shown by nobody.
+        """
+        rooms = [issuer.room() or 0 for issuer in self.issuers] if self.ledger._budget else []
+        most = step + min(rooms, default=self.steps)
+        if most < self.steps:
+            remedy = f"fit({most}) trains as many" if most > step else "it is spent"
+            raise acc.BudgetExceededError(
+                f"steps must be at most {most}, which the ledger's budget admits, got {self.steps}:"
+                f" {remedy}. Nothing was charged"
+            )
+
     def use_of(
         self, state: TrainState, mechanism: Mechanism, given_up: bool = False
     ) -> Continuation:
@@ -251,6 +274,12 @@ def past_of(state: TrainState) -> bytes:
     return np.asarray(state.past, np.uint32).tobytes()
 
 
+def _let_go(ledger: Ledger, error: type[BaseException] | None, *_: object) -> None:
+    """Lets others write to a ledger's file after an error; the ledger itself may go on."""
+    if error is not None and processes.count() == 1:
+        ledger._rows.close()
+
+
 @contextlib.contextmanager
 def begin(
     directory: RunDirectory,
@@ -278,7 +307,7 @@ def begin(
         whole: as for ``Start``.
         note: as for ``Start``.
         shared: the ledger of several runs that this one is charged to, if it was given as an
-            object; it stays open.
+            object; it stays open, but after an error where it was not before.
         after: other runs, whose charges the ledger takes over before the first step.
 
     Raises:
@@ -291,10 +320,14 @@ def begin(
         ledger = directory.open_ledger(state, shared)
         if ledger is not shared:
             ends.callback(ledger.close)
+        elif not ledger._rows.is_open:
+            ends.push(functools.partial(_let_go, ledger))
         ledger.join()
         # Before a checkpoint is set aside, which alone may know what the ledger has lost.
         directory.check_shown(ledger, state)
-        if not state.starts and streams_of(ledger, state):
+        # A stage whose start failed before its first charge may have left the name of its stream.
+        held = is_charged(ledger, state) if directory.stage else streams_of(ledger, state)
+        if held and not state.starts:
             raise ValueError(
                 f"ledger must hold no step of a run that begins, but {directory.ledger} does: give "
                 "it another secret or stage, or put back the secret folder that it had"

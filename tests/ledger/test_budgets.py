@@ -171,6 +171,7 @@ def test_a_plan_is_fixed_before_the_first_charge_and_opened_with_the_same(path):
     for budget in (None, usual(3.0, 1e-5)):
         ledger = Ledger(bare, budget=budget)
         ledger.charge(STEP, 2)
+        assert ("the budget was put on" in str(ledger.unverified())) == (budget is not None)
         ledger.close()
         refused("was begun with", Ledger, bare, plan(), error=acc.BudgetExceededError)
     assert Ledger(bare, budget=usual(3.0, 1e-5)).left(STEP).steps == 15

@@ -227,7 +227,7 @@ def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
     assert not is_gaussian(draws, 2.0 * 0.5 / batch * 1.2)
 
 
-def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
+def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws(capsys):
     ledger = jaxdp.Ledger()
     energy = private(ledger=ledger)
     algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
@@ -244,6 +244,18 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     assert algorithm.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
     assert list(algorithm.events(2, 3)) == ["", "energy"]
     assert trainer.unverified() == []
+    # A second model on the ledger, whose last row is its energy's; then in another process.
+    made = dataclasses.replace(MECH, steps=4, delta=1e-5)
+    algorithm = sa_dpsgd(made, 0.1, KEY, energy=energy.mechanism)
+    new = lambda: {"ledger": ledger, **given, "energy": private(ledger=ledger)}  # noqa: E731
+    second = jaxdp.Trainer(first, algorithm, another=True, **new())
+    batches, state = second.batches(), second.init({"w": jnp.zeros(3)})
+    state, _ = second.step(state, next(batches))
+    assert "which holds 16 steps in the end: epsilon" in capsys.readouterr().err
+    batches.close()
+    again = jaxdp.Trainer(first, algorithm, **new())
+    again.init({"w": jnp.zeros(3)})
+    assert len(again.batches(state=state)) == 3
 
 
 def steps_of(ledger):

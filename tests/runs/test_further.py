@@ -19,7 +19,7 @@ from jaxdp.runs.starts import EXTENDED, MOVED, WENT_ON
 from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.runs.histories import EPOCHS, IN_ORDER, LEVELS, POISSON, STEPS, N, World
-from tests.runs.own import MECHANISM, SIZES, X, Y, again, loss_fn, run
+from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
 from tests.runs.small import Stop, crash_at, undrawn
 
 OTHER = jaxdp.dp_sgd(noise_multiplier=4.0, **SIZES)
@@ -114,6 +114,14 @@ def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(fi
     refused("without canaries", run(tmp_path / "audited", **FURTHER).fit, 4)
     assert (finished / "ledger.jsonl").read_text() == lines
     assert not (finished / "secret/stages").exists()
+    # A start that fails before its first step is charged leaves no stage that others wait for.
+    vector = lambda params, x, y: params["w"] * x[0]  # noqa: E731
+    refused("must return a scalar", run(finished, **FURTHER, loss=vector).fit, 4)
+    assert (finished / "secret/stages/more").exists()
+    run(finished, **{**FURTHER, "extend": "other"}).fit(2)
+    run(finished, **FURTHER).fit(2)
+    names = [(s.stage, s.load_state().before) for s in RunDirectory(finished).stages()]
+    assert names == [("", None), ("other", 12), ("more", 14)]
     # Another mechanism in the same folder: what changed, and the ways on.
     refused(
         r"changed: noise_multiplier \(1\.06.* then, 4\.0 now\).*extend=.*after=",
@@ -252,7 +260,8 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     users = jaxdp.sampling.users((X, Y), np.arange(200) // 2, 2)
     loss = jaxdp.clipping.user_loss(loss_fn)
     for words, options in (
-        ("out must hold a run", {"after": tmp_path / "nowhere"}),
+        ("after must be a run, with its secret/", {"after": tmp_path / "nowhere"}),
+        ("after must be other runs, got .*/new", {"after": [finished, new]}),
         ("whose privacy unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
         ("canaries must be 0", {"canaries": 3}),
     ):
@@ -262,6 +271,8 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     begun.start(steps=4)
     begun.options["after"] = (finished,)
     refused("after must be given when a run begins", begun.start)
+    begun.options["after"] = (begun.directory.path,)
+    refused("after must be other runs", begun.start)
     empty = World(tmp_path / "empty")
     empty.start("begun")
     refused("released something", begun_after(tmp_path / "more", empty.directory.path).start)
@@ -332,6 +343,25 @@ def test_a_ledger_of_several_runs_is_refused_where_it_cannot_be_one(finished, tm
     world = World(tmp_path / "third")
     world.options = {"ledger": path, "after": (worlds[0].directory.path,)}
     refused("after must be a run on another ledger than this one's", world.start)
+
+
+def test_a_run_says_how_many_steps_fit_a_budget_before_any_is_charged(tmp_path):
+    """Before: it took ten, lost the last of them, and kept the file from others."""
+    path = tmp_path / "l.jsonl"
+    budget = lambda: acc.Budget(1.0, 1e-3, plan=PLAIN)  # noqa: E731
+    ledger, given = jaxdp.Ledger(path, budget=budget()), {"mechanism": PLAIN, "delta": 1e-3}
+    assert ledger.left().steps == 10
+    refused(
+        r"at most 10, .* got 50: fit\(10\)", run(tmp_path / "r", ledger=ledger, **given).fit, 50
+    )
+    assert ledger.steps == 0
+    again = jaxdp.Ledger(path, budget=budget())  # nobody holds the file
+    one = run(tmp_path / "r", ledger=again, **given)
+    one.fit(4)
+    refused(r"at most 10, .* got 11: fit\(10\)", one.fit, 11)
+    one.fit(10)
+    assert [row["step"] for row in one.history] == [3, 4, 6, 9, 10]
+    refused("at most 10, .* it is spent", one.fit, 11)
 
 
 def test_an_issuer_of_a_run_that_ended_hands_out_nothing(tmp_path):

@@ -24,7 +24,7 @@ def test_the_same_program_has_one_form_in_every_process():
     others = {"PYTHONHASHSEED": "77", "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     called = [sys.executable, "-m", "tests.runs.programs"]
     done = subprocess.run(called, capture_output=True, env=os.environ | others, check=True)
-    found = {name: program.Program.from_dict(f) for name, f in json.loads(done.stdout).items()}
+    found = {name: program.ProgramForm.from_dict(f) for name, f in json.loads(done.stdout).items()}
     for name, make in PROGRAMS.items():
         here = form(*make())
         assert program.differences(here, found[name]) == [], name
@@ -81,12 +81,18 @@ def test_a_run_goes_on_with_the_program_that_it_was_begun_with(tmp_path):
         refused(words, lambda o=options: run(folder, **o).fit())
     assert contents(folder, secret=False) == before
 
-    # Its owner goes on all the same: the page says so, and that program is now the run's.
+    # Its owner goes on all the same: the page says so, and both are now the run's. A start that is
+    # refused later changes nothing.
+    momentum = optax.sgd(0.1, momentum=0.9)
+    refused("this optimizer", run(folder, optimizer=momentum, same_program=True).fit)
+    assert run(folder).unverified() == []
+    refused("the optimizer: .* operations", run(folder, optimizer=momentum).fit)
     one = other(folder, 9, same_program=True, report=True)
     said = f"{program.SAME_PROGRAM}the optimizer's number 0.1 is now 50.0"
     assert one.unverified() == [said]
     assert said in (folder / "report.md").read_text()
-    refused("number 50.0 is now 0.1", lambda: run(folder).fit())
+    refused("number 50.0 is now 7.0", lambda: other(folder, optimizer=optax.sgd(7.0)))
+    run(folder).fit(11)
     assert other(folder).unverified() == [said]
 
 
@@ -101,6 +107,12 @@ def test_a_further_stage_has_a_program_of_its_own(tmp_path):
     assert not [said for said in one.unverified() if program.SAME_PROGRAM in said]
     refused("number 50.0 is now 0.1", run(folder, **further).fit, 9)
     assert run(folder).fit()["w"].shape == (20, 3)
+
+
+def test_a_program_that_took_no_step_is_not_held_against_another(tmp_path):
+    vector = lambda params, x, y: params["w"] * x[0]  # noqa: E731
+    refused("must return a scalar", run(tmp_path / "r", loss=vector).fit)
+    assert run(tmp_path / "r").fit(3)["w"].shape == (20, 3)
 
 
 def test_other_versions_are_no_refusal(tmp_path, monkeypatch):
