@@ -483,6 +483,7 @@ class Ledger:
             self.charge(
                 entry.event,
                 entry.steps,
+                # Without a stream it has the bare name, which no stream of the other gets.
                 stream=name if entry.stream is None else f"{name}/{entry.stream}",
                 first_step=entry.first_step,
                 source=entry.source,

@@ -413,9 +413,11 @@ class Issuer:
             if fit < entry.steps:
                 break
         if start == first and budget is not None:
-            of = "" if asked is None else f" of {asked - self.first}"
+            # A run asks block by block; how many of it fit is counted from its beginning.
+            of = "" if asked is None or self._resumed else f" of {asked - self.first}"
+            taken = first - (0 if self._resumed else self.first)
             raise acc.BudgetExceededError(
-                f"{first - self.first}{of} steps fit the budget, and no further one: "
+                f"{taken}{of} steps fit the budget, and no further one: "
                 + budget.refusal(event, 0, 1)
             )
         self._end = start

@@ -26,7 +26,8 @@ def report_of(directory: RunDirectory) -> "Report":
     path = directory.path / "report.json"
     if not path.exists():
         raise ValueError(
-            f"run must be the folder of a finished run, got {directory.path}: no report.json"
+            f"run must be the folder of a finished run, got {directory.path}: no report.json. "
+            "run.report() writes it where Run(..., report=False) left it out"
         )
     return load(path)
 

@@ -324,7 +324,7 @@ class RunDirectory:
     def load_state(self) -> RunState:
         """The secret state of the run; ValueError if there is none, or it is damaged."""
         if not self.exists():
-            raise ValueError(f"out must hold a run to resume, got {self.path}")
+            raise ValueError(f"folder must hold a run that has begun, got {self.path}")
         with reading(self.state_file):
             content = self.state_file.read_bytes()
         try:
@@ -360,9 +360,11 @@ class RunDirectory:
         Raises:
             ValueError: a line was edited, inserted or removed, or some that were shown are missing.
         """
-        state = self.load_state()  # first: another process may train here
+        # The states first: another process may train here. A stage knows of lines after another's.
+        state, *later = [each.load_state() for each in (self, *self.later)]
         ledger = self.open_ledger(state)
-        self.check_shown(ledger, state)
+        for each in (state, *later):
+            self.check_shown(ledger, each)
         return ledger
 
     def last_shown(self) -> Shown | None:
@@ -384,9 +386,10 @@ class RunDirectory:
             found = [ledger.shown(stream) for stream in streams_of(ledger, state)]
             whole = max((each.step for each in found if each), default=0) >= state.shown
         if not whole:
+            what = f"{state.shown} steps that were shown" if state.shown else "start of the run"
             raise ValueError(
-                f"{self.ledger} must hold the {state.shown} steps that were shown, but some are "
-                "missing: what was released can no longer be accounted for"
+                f"{self.ledger} must hold the {what}, but lines are missing: what was released "
+                "can no longer be accounted for"
             )
 
 

@@ -6,6 +6,7 @@ Flax's ``.msgpack`` and a folder of Orbax nest dicts by it, lists as {"0": ..., 
 """
 
 import errno
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -63,9 +64,10 @@ def export_params(
     # Refused before any work.
     path = Path(path)
     ending = _ending_of(path)
-    if directory.secret.resolve() in (path.resolve(), *path.resolve().parents):
+    secret = directory.first.secret  # of all stages
+    if secret.resolve() in (path.resolve(), *path.resolve().parents):
         raise ValueError(
-            f"path must lie outside {directory.secret}, which is for its owner alone and deleted "
+            f"path must lie outside {secret}, which is for its owner alone and deleted "
             f"once the run is finished, got {path}"
         )
     if only not in (None, "trained"):
@@ -208,13 +210,15 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
             if ending in _ORBAX:
                 import orbax.checkpoint as ocp
 
-                # Orbax leaves what it had begun, on a full disk.
+                # Orbax leaves what it had begun, on a full disk. Its database (OCDBT) would keep when
+                # it was written.
+                handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
                 with (
                     tempfile.TemporaryDirectory(dir=path.absolute().parent) as place,
-                    ocp.StandardCheckpointer() as writer,
+                    ocp.Checkpointer(handler) as writer,
                 ):
                     writer.save(Path(place, "params"), nested)
-                    writer.wait_until_finished()
+                    _without_times(Path(place, "params"))
                     Path(place, "params").rename(path)
             elif ending == ".msgpack":
                 write_bytes_atomically(path, in_msgpack(nested))
@@ -233,6 +237,19 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
                 f"{first_line(error)}"
             ) from error
     return ""
+
+
+def _without_times(folder: Path) -> None:
+    """Takes out of Orbax's files when, and in which folder of this machine, they were written.
+
+    How long training took depends on the sizes of its draws, which are private.
+    """
+    described = folder / "_CHECKPOINT_METADATA"
+    kept = json.loads(described.read_bytes())
+    times = {name: None for name in kept if name.endswith("_timestamp_nsecs")}
+    described.write_text(json.dumps(kept | times))
+    for file in folder.rglob("commit_success.txt"):  # Orbax asks whether it is there
+        file.write_text("")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -306,7 +323,7 @@ def _missing(
     if shown is None or not shown.step:
         return ValueError(
             f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
-            "none yet; after a crash --resume shows it"
+            "none yet: fit() shows them, and after a crash the same program or --resume"
         )
     before = "none before it" if found is None else f"the one of step {found[0]}"
     if found is not None and found[0] == shown.step:

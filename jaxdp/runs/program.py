@@ -257,7 +257,11 @@ def changed_values(before: str, now: str) -> str:
     if [name for name, _ in old] != [name for name, _ in new]:
         return f"{before} then, {now} now"
     pairs = zip(old, new, strict=True)
-    return ", ".join(f"{n} ({a} then, {b} now)" for (n, a), (_, b) in pairs if a != b)
+    changed = [f"{n} ({a} then, {b} now)" for (n, a), (_, b) in pairs if a != b]
+    if not changed:  # the words behind the values, of audit canaries
+        ends = [text.rpartition(")")[2].strip() or "no canaries" for text in (before, now)]
+        changed = [f"{ends[0]} then, {ends[1]} now"]
+    return ", ".join(changed)
 
 
 def _difference(name: str, old: Sequence[str], new: Sequence[str]) -> str:

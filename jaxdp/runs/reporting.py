@@ -92,6 +92,7 @@ def write_own(
     date: str,
     about: dict[str, str],
     anew: bool = False,
+    said: Sequence[str] = (),
 ) -> Path:
     """Writes the report of a ``jaxdp.Run``; returns the path of the page.
 
@@ -107,6 +108,7 @@ def write_own(
         about: further facts by name, in the caller's words.
         anew: the owner asked for another page in the place of one that is there; it keeps the date
             of that one, and says so.
+        said: what was not verified of the program that asks for it.
     """
     from jaxdp.runs.report import build
     from jaxdp.runs.report.schema import load
@@ -127,9 +129,13 @@ def write_own(
     if last:
         training.append(("Evaluated last", ", ".join(last)))
     if anew and (directory.path / "report.json").exists():
-        training.append(("Rendered anew", f"{date}, by run.report(), from the same releases"))
+        words = "; ".join([f"{date}, by run.report(), from the same releases", *said])
+        training.append(("Rendered anew", words))
         date = load(directory.path / "report.json").date or date
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
+    # More steps were asked for once, and nothing says that they were not left out after a look.
+    most = kept.planned if algorithm.mechanism.steps is None else None
+    ended = most is not None and steps - (kept.before or 0) < most
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
         algorithm,
@@ -140,7 +146,7 @@ def write_own(
         f"python {program}" if program.endswith(".py") else _NO_SCRIPT,
         _measured(history),
         parts=charged_parts(directory, ledger, history, delta, relation),
-        provided=AS_IF if EXTENDED in ledger.unverified() else None,
+        provided=AS_IF if EXTENDED in ledger.unverified() or ended else None,
         ledger=_ledger_in_words(directory),
     )
     report = build(

@@ -327,7 +327,9 @@ class Run:
         self._gradient: dict[str, Any] = {"trainable": trainable, **clipping}
         grad_fn = PrivateStep.of(self.algorithm, loss_fn, **self._gradient).grad_fn
         self._trained_of: Callable[[PyTree], PyTree] = grad_fn.trained
-        self._frozen = frozen_of(self._params, grad_fn.trained(self._params))
+        # A further stage has the numbers that were released, and takes only shapes from these.
+        trained = grad_fn.trained(self._params)
+        self._frozen = frozen_of(self._params, trained, numbers=not self.directory.stage)
         rows = "of (steps taken, row or None); log= hands rows to tqdm, TensorBoard or wandb"
         for name, function, what in (
             ("evaluate", evaluate, "from the parameters to numbers by name"),
@@ -456,11 +458,17 @@ class Run:
         """
         if self.directory.exists():  # a page of another mechanism or program would not be its own
             kept = self._kept_state()
-            self._require_same_program(kept)
+            said = self._require_same_program(kept)
+            return self._write_report(anew=True, said=said)
         return self._write_report(anew=True)
 
-    def _write_report(self, anew: bool = False) -> Path:
-        """Writes the page; one that takes another's place on purpose says so."""
+    def _write_report(self, anew: bool = False, said: Sequence[str] = ()) -> Path:
+        """Writes the page; one that takes another's place on purpose says so.
+
+        Args:
+            anew: on purpose.
+            said: what of this program was not verified.
+        """
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
         self.history = self.directory.load_history() or self.history
@@ -490,6 +498,7 @@ class Run:
             date=self._date,
             about=self._about,
             anew=anew,
+            said=said,
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -561,6 +570,7 @@ class Run:
         processes.from_process_0(take_folder)  # process 0 alone; an error stops all
         try:
             kept = self._agreed_state()
+            self._keep_moved_ledger(kept)
             before = kept.before or 0  # steps of the stages before this one
             earlier = self._begin_with_released(before) if before else []
             unsure = self._require_same_program(kept)
@@ -937,6 +947,7 @@ class Run:
             path, key = self._ledger_given()
             secret, before, place = self._secret or Secret.new(), None, None
             self._check_after(secret)
+            self._check_others()
             if self.directory.stage:
                 secret, before, place = self._finished_before()
             count = 0 if self._canaries is None else self._canaries.count
@@ -1008,6 +1019,20 @@ class Run:
         path = None if self._ledger is None else str(self._ledger.resolve())
         return path, key.hex() if key else None
 
+    def _keep_moved_ledger(self, kept: RunState) -> None:
+        """Keeps where the ledger of several runs is now, if it holds what the run has written."""
+
+        def once() -> str:
+            own = self.directory.exists() and self.directory.load_state()
+            if own and (own.ledger, own.ledger_key) != (kept.ledger, kept.ledger_key):
+                ledger = self.directory.open_ledger(kept, self._shared)
+                for each in (kept, *(stage.load_state() for stage in self.directory.later)):
+                    self.directory.check_shown(ledger, each)
+                self.directory.save_state(kept)
+            return ""
+
+        processes.from_process_0(once)
+
     def _check_ledger(self) -> None:
         """Raises ValueError for a ledger that is not the one that the run was begun with."""
         own = self.directory.first.load_state().ledger
@@ -1055,14 +1080,23 @@ class Run:
                     "begun after, give one"
                 )
             drawn |= blocks
-            for event in {entry.event for entry in found.reserved}:
-                flatten(event, self._relation)  # raises where it has no bound
-                if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
-                    raise ValueError(
-                        "after must be a run whose privacy unit is a user, as here, got "
-                        f"{each.path}, which released {event.describe()} of records: what that "
-                        "says of a user is not known"
-                    )
+            self._check_events(found, f"after must be a run {{}}, got {each.path}")
+
+    def _check_others(self) -> None:
+        """Raises ValueError for a ledger with releases that this run cannot be charged beside."""
+        if self._ledger is not None and not self.directory.stage:
+            given = Ledger(self._ledger, key=None if self._shared is None else self._shared.key)
+            self._check_events(given, f"ledger must be one {{}}, got {self._ledger}")
+
+    def _check_events(self, found: Ledger, words: str) -> None:
+        """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
+        for event in {entry.event for entry in found.reserved}:
+            flatten(event, self._relation)  # raises where it has no bound
+            if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
+                raise ValueError(
+                    f"{words.format('whose privacy unit is a user, as here')}, which holds "
+                    f"{event.describe()} of records: what that says of a user is not known"
+                )
 
     def _finished_before(self) -> tuple[Secret, int, str | None]:
         """The secret of a new stage, the steps before it, and where the folder was by then.
@@ -1195,12 +1229,13 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ("sensitive", canary.HASH)}
 
 
-def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
+def frozen_of(params: PyTree, trained: PyTree, numbers: bool = True) -> tuple[str, str] | None:
     """Words for what is not trained, and a hash of its paths, types and numbers; None for nothing.
 
     Args:
         params: the parameters.
         trained: the same, with None where they are frozen.
+        numbers: False leaves the numbers out.
     """
     structure: Any = jax.tree.structure(params)
     flags = [leaf is not None for leaf in structure.flatten_up_to(trained)]
@@ -1210,7 +1245,8 @@ def frozen_of(params: PyTree, trained: PyTree) -> tuple[str, str] | None:
     found = hashlib.blake2b(digest_size=16)
     for path, leaf, flag in zip(options.paths(params), jax.tree.leaves(params), flags, strict=True):
         if not flag:
-            found.update(f"{path} {leaf.dtype} {leaf.shape} {shards.hashed(leaf)}|".encode())
+            content = shards.hashed(leaf) if numbers else ""
+            found.update(f"{path} {leaf.dtype} {leaf.shape} {content}|".encode())
     return words, found.hexdigest()
 
 

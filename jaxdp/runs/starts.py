@@ -269,6 +269,25 @@ class Start:
         )
 
 
+def _went_on(after: Sequence[RunDirectory], taken: Sequence[str]) -> bool:
+    """True where a run whose charges were taken over has been charged since.
+
+    Raises:
+        ValueError: it is another run.
+    """
+    found = [each.checked_ledger() if each.exists() else None for each in after]
+    for each, ledger, head in zip(after, found, taken, strict=True):
+        if ledger is not None and not ledger.holds(bytes.fromhex(head)):
+            raise ValueError(
+                "after must be the runs that this one was begun after, in their order, or left out "
+                f"where it goes on, got {each.path}: what that one has released is not counted here"
+            )
+    return any(
+        ledger is not None and ledger.head.hex() != head
+        for ledger, head in zip(found, taken, strict=True)
+    )
+
+
 def past_of(state: TrainState) -> bytes:
     """The head of the ledger that holds the releases behind a state."""
     return np.asarray(state.past, np.uint32).tobytes()
@@ -341,10 +360,7 @@ def begin(
             for number, other in enumerate(found):
                 ledger.take_over(other, f"{AFTER}{name_of(state)} {number}")
             taken = tuple(other.head.hex() for other in found)
-        elif any(
-            each.exists() and each.checked_ledger().head.hex() != head
-            for each, head in zip(after, taken or (), strict=True)
-        ):
+        elif after and _went_on(after, taken or ()):
             ledger.trust(WENT_ON)
 
         # What was chosen by looking at releases is written down before it has any of its own.
@@ -357,7 +373,7 @@ def begin(
 
         # Each start has a line of its own, so that what two copies of a folder take and write after
         # their start can be distinguished, and fresh randomness for draws and noise.
-        head = ledger.head
+        before = ledger.head
         _, place = ledger.new_stream(
             f"start {processes.from_process_0(lambda: secrets.token_hex(16))}"
         )
@@ -365,14 +381,16 @@ def begin(
         if secret.reproducible:
             # A seed that a person chose gives the same to every such run that was never
             # interrupted; copies that went on separately have other ledgers.
-            named = f"{configuration()}|{place}|{head.hex()}".encode()
+            named = f"{configuration()}|{place}|{before.hex()}".encode()
             fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
 
         # A copy of the folder may have gone on elsewhere: that cannot be seen here, so it is said.
         folder = processes.from_process_0(directory.place)
         if state.place not in (None, folder):  # runs of older versions did not write it down
             ledger.trust(MOVED)
-        state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=folder)
+        # With the head: a ledger without what was taken over is refused from here on.
+        starts, head = (*(state.starts or ()), fresh), ledger.head.hex()
+        state = dataclasses.replace(state, starts=starts, place=folder, head=head)
         directory.save_state(state)
         start = Start(directory, state, secret, fresh, ledger, steps, every, whole, note)
         try:

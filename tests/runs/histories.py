@@ -319,7 +319,7 @@ class World:
         """(stream, first step, end) of what is charged, streams by number."""
         name, found = name_of(self.directory.load_state()), []
         for entry in self.directory.checked_ledger().entries:
-            if not entry.stream.startswith(name):
+            if not str(entry.stream).startswith(name):
                 continue
             number = entry.stream.removeprefix(name).removeprefix("/") or "0"
             found.append(
@@ -347,4 +347,4 @@ def _name(row):
     if "event" in row:
         part = "energy " if row["stream"].endswith("/energy") else ""
         return f"{part}{row['first_step']}-{row['first_step'] + row['steps']}"
-    return next(name for name in ("trusted", "seen", "format", "ledger") if name in row)
+    return next(name for name in ("trusted", "seen", "format", "budget", "ledger") if name in row)

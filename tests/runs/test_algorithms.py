@@ -134,7 +134,7 @@ def test_components_are_made_again_until_they_are_shown_and_then_never(tmp_path,
     lines = run.ledger.read_text().splitlines()
     assert sum('/pca"' in line and "event" in line for line in lines) == 2
     assert INTERRUPTED in run.checked_ledger().unverified()
-    refused_where_lines_are_cut("steps that were shown, but some are missing")
+    refused_where_lines_are_cut("must hold the start of the run, but lines are missing")
     small.crash(run.path, cfg, 3)
     assert public.read_bytes() == second
     state = run.load_state()

@@ -125,6 +125,12 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeyp
     one.directory.lock()
     said = calling.ran("export", tmp_path / "r", "--to", tmp_path / "p.orbax")
     assert "parameters after 6 steps" in said or "parameters after 3 steps" in said
+    # How long training took is private: no time, and no folder of the machine, is in what is made.
+    content = b"".join(file.read_bytes() for file in (tmp_path / "p.orbax").rglob("*.*"))
+    described = (tmp_path / "p.orbax/_CHECKPOINT_METADATA").read_text()
+    assert described.count('_timestamp_nsecs": null') == 2
+    assert not list((tmp_path / "p.orbax").rglob("*ocdbt*"))
+    assert b"/p" not in content
     with pytest.raises(Stop):  # and of this one, where nothing was shown
         run(tmp_path / "q", mechanism=PLAIN, progress=crash_at(2)).fit(9)
     before = sorted(tmp_path.rglob("*"))

@@ -205,6 +205,9 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
     assert "this very run, once" in page
     assert canaries.released(one.directory).shape == (12, 40)
     refused("canaries must be given for an audit", run(tmp_path / "none").audit)
+    refused("changed: 40 canaries then, no canaries now", run(tmp_path / "r").fit, 9)
+    refused("changed: 40 canaries then, 41 canaries now", run(tmp_path / "r", canaries=41).fit, 9)
+    refused("must hold a run that has begun", run(tmp_path / "none").unverified)
     words = "model and data are in a program: call run.audit() there"
     assert words in called("audit", tmp_path / "r")
 

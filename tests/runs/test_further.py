@@ -88,6 +88,12 @@ def test_a_finished_run_goes_on_in_a_stage_and_its_page_has_both(finished):
         assert AS_IF in (finished / page).read_text()
         assert "What epsilon counts" in (finished / page).read_text()
     assert {EXTENDED, MOVED} <= set(one.unverified())  # a copy, which others may go on from
+    refused("must lie outside", one.export, finished / "secret/p.msgpack")
+    # The first stage alone does not count less.
+    lines = (finished / "ledger.jsonl").read_text().splitlines(keepends=True)
+    end = max(n for n, line in enumerate(lines) if '"shown": 12' in line)
+    (finished / "ledger.jsonl").write_text("".join(lines[: end + 1]))
+    refused("must hold the 4 steps that were shown", again.epsilon)
 
 
 def test_what_cannot_be_a_further_stage_is_refused_before_anything_is_written(finished, tmp_path):
@@ -178,6 +184,13 @@ def test_more_steps_than_calibrated_count_and_say_what_was_fixed(finished, tmp_p
     page = (finished / "report.md").read_text()
     assert f"**, {AS_IF}." in page
     assert "the noise was calibrated for 12" in page
+    # So where fewer were taken than were asked for.
+    plain = {"mechanism": PLAIN, "delta": 1e-3}
+    with pytest.raises(Stop):
+        run(tmp_path / "fewer", progress=crash_at(5), **plain).fit(9)
+    with undrawn():
+        run(tmp_path / "fewer", report=True, **plain).fit(3)
+    assert AS_IF in (tmp_path / "fewer/report.md").read_text()
     # Fixed before anything was seen, it is said nowhere.
     planned = World(tmp_path / "planned", dataclasses.replace(POISSON, steps=4))
     planned.start(steps=4)
@@ -223,7 +236,12 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     first.start(steps=4)
     two.start(steps=10)
     assert WENT_ON in two.directory.checked_ledger().unverified()
-    shutil.rmtree(folder)  # it was counted
+    two.options["after"] = (folder, tmp_path / "1")
+    refused("after must be the runs that this one was begun after", two.start)
+    two.options["after"] = ()  # they were counted
+    two.start(steps=11)
+    two.options["after"] = (folder, copy)
+    shutil.rmtree(folder)
     two.start()
     assert two.directory.checked_ledger().steps == 3 * STEPS
     relation = acc.Relation.ADD_OR_REMOVE_ONE
@@ -255,6 +273,25 @@ def test_runs_whose_blocks_were_drawn_alike_are_not_counted_as_two_draws(tmp_pat
     refused(words, third.start)
 
 
+def test_what_a_run_has_taken_over_is_missed_before_it_has_shown_anything(tmp_path):
+    """Where it is killed once it has begun, and goes on with another ledger, or with none."""
+    ledger = jaxdp.Ledger(tmp_path / "by hand.jsonl")
+    ledger.charge(acc.Gaussian(2.0), 5)
+    ledger.charge(acc.Gaussian(2.0), 5, stream="None")
+    first = World(tmp_path / "first")
+    first.options = {"ledger": ledger}
+    first.start()
+    ledger.close()
+    world = begun_after(tmp_path / "r", first.directory.path)
+    world.options["ledger"] = tmp_path / "shared.jsonl"
+    world.start("stream at 0")
+    world.options["ledger"] = tmp_path / "other.jsonl"
+    refused("must hold the start of the run, but lines are missing", world.start)
+    del world.options["ledger"]
+    world.start()
+    assert world.directory.checked_ledger().steps == 10 + 2 * STEPS
+
+
 def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     new, by_user = tmp_path / "new", sgd_of(2.0, 1.0, 20, 100, records_per_user=2)
     users = jaxdp.sampling.users((X, Y), np.arange(200) // 2, 2)
@@ -262,7 +299,7 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     for words, options in (
         ("after must be a run, with its secret/", {"after": tmp_path / "nowhere"}),
         ("after must be other runs, got .*/new", {"after": [finished, new]}),
-        ("whose privacy unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
+        ("after must .*unit is a user", {"mechanism": by_user, "data": users, "loss": loss}),
         ("canaries must be 0", {"canaries": 3}),
     ):
         given = {"after": finished, "delta": 1e-3, **options}
@@ -273,6 +310,9 @@ def test_what_cannot_be_counted_before_a_run_is_refused(finished, tmp_path):
     refused("after must be given when a run begins", begun.start)
     begun.options["after"] = (begun.directory.path,)
     refused("after must be other runs", begun.start)
+    path = tmp_path / "records.jsonl"
+    run(tmp_path / "records", ledger=path).fit(3)
+    refused("ledger must .*unit is a user", run(new, users, by_user, loss, ledger=path).fit, 3)
     empty = World(tmp_path / "empty")
     empty.start("begun")
     refused("released something", begun_after(tmp_path / "more", empty.directory.path).start)
@@ -322,9 +362,25 @@ def test_runs_and_trainers_charge_one_ledger_in_turn(tmp_path):
     with undrawn():
         last.fit(6)
     assert last.epsilon().upper == epsilon((MECHANISM, 6), (OTHER, 2))
-    page = (tmp_path / "a/report.md").read_text()
+    page, moved = (tmp_path / "a/report.md").read_text(), tmp_path / "moved.jsonl"
+    path.rename(moved)
+    refused("must hold the 6 steps that were shown", run(tmp_path / "a", ledger=path).fit, 6)
+    run(tmp_path / "a", ledger=moved).fit(6)
+    assert jaxdp.Run.open(tmp_path / "a").epsilon() == last.epsilon()
     assert "Others on this ledger" in page
     assert "both.jsonl, which other runs and trainers may charge" in page
+
+
+def test_a_run_on_a_budget_says_how_many_of_its_steps_fit(tmp_path):
+    """Also where it goes on, in the middle of a block."""
+    world, plan = World(tmp_path / "r"), acc.Repeated(POISSON.event, 7)
+    ledger = jaxdp.Ledger(tmp_path / "l.jsonl", budget=acc.Budget(9.0, 1e-5, plan=plan))
+    world.options = {"ledger": ledger}
+    for _ in range(2):
+        refused("^7 steps fit the budget", world.start)
+    world.start(steps=7)
+    assert ledger.steps == 7
+    world.check()
 
 
 def test_a_ledger_of_several_runs_is_refused_where_it_cannot_be_one(finished, tmp_path):

@@ -15,6 +15,7 @@ from jaxdp.runs import program
 from tests.refusing import refused
 from tests.runs.own import SIZES, loss_fn, run
 from tests.runs.programs import PROGRAMS, by_hand, form, linen, nnx_model
+from tests.runs.small import undrawn
 from tests.runs.test_opened import contents
 
 
@@ -94,6 +95,9 @@ def test_a_run_goes_on_with_the_program_that_it_was_begun_with(tmp_path):
     refused("number 50.0 is now 7.0", lambda: other(folder, optimizer=optax.sgd(7.0)))
     run(folder).fit(11)
     assert other(folder).unverified() == [said]
+    with undrawn():
+        run(folder, same_program=True).report()
+    assert "number 50.0 is now 0.1" in (folder / "report.md").read_text()
 
 
 def test_a_further_stage_has_a_program_of_its_own(tmp_path):
