@@ -372,12 +372,12 @@ def test_runs_and_trainers_charge_one_ledger_in_turn(tmp_path):
 
 
 def test_a_run_on_a_budget_says_how_many_of_its_steps_fit(tmp_path):
-    """Also where it goes on, in the middle of a block."""
+    """Before anything is charged, however often it is asked."""
     world, plan = World(tmp_path / "r"), acc.Repeated(POISSON.event, 7)
     ledger = jaxdp.Ledger(tmp_path / "l.jsonl", budget=acc.Budget(9.0, 1e-5, plan=plan))
     world.options = {"ledger": ledger}
     for _ in range(2):
-        refused("^7 steps fit the budget", world.start)
+        refused("^steps must be at most 7, which the ledger's budget admits", world.start)
     world.start(steps=7)
     assert ledger.steps == 7
     world.check()
