@@ -308,7 +308,7 @@ def begin(
             for number, other in enumerate(found):
                 ledger.take_over(other, f"{AFTER}{name_of(state)} {number}")
             taken = tuple(other.head.hex() for other in found)
-        elif any(
+        elif after and any(
             each.exists() and each.checked_ledger().head.hex() != head
             for each, head in zip(after, taken or (), strict=True)
         ):

@@ -215,6 +215,9 @@ def test_a_run_after_another_counts_both_once(tmp_path):
     first.start(steps=4)
     two.start(steps=10)
     assert WENT_ON in two.directory.checked_ledger().unverified()
+    given, two.options = two.options, {}  # to go on it need not be given
+    two.start(steps=11)
+    two.options = given
     shutil.rmtree(folder)  # it was counted
     two.start()
     assert two.directory.checked_ledger().steps == 3 * STEPS
