@@ -128,14 +128,6 @@ def check_arrays(params: PyTree) -> None:
             "reused: write params, opt_state, info = update(params, opt_state, "
             "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
         )
-    # Flax is asked only where the process has loaded it already.
-    module: Any = getattr(sys.modules.get("flax.nnx"), "Module", None)
-    if module is not None and isinstance(params, module):
-        raise ValueError(
-            f"params must be a pytree of arrays, got the module {type(params).__name__}. Split it, "
-            "graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put it together in the "
-            "loss: model = nnx.merge(graphdef, params, rest, copy=True)"
-        )
     for at, leaf in enumerate(jax.tree.leaves(params)):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
             raise ValueError(

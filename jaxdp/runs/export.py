@@ -210,8 +210,8 @@ def _write(path: Path, ending: str, arrays: dict[tuple[str, ...], np.ndarray]) -
             if ending in _ORBAX:
                 import orbax.checkpoint as ocp
 
-                # Orbax leaves what it had begun, on a full disk. Its database (OCDBT) would keep when
-                # it was written.
+                # Orbax leaves what it had begun, on a full disk. Its database (OCDBT) would tell
+                # when that was.
                 handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
                 with (
                     tempfile.TemporaryDirectory(dir=path.absolute().parent) as place,
@@ -247,9 +247,9 @@ def _without_times(folder: Path) -> None:
     described = folder / "_CHECKPOINT_METADATA"
     kept = json.loads(described.read_bytes())
     times = {name: None for name in kept if name.endswith("_timestamp_nsecs")}
-    described.write_text(json.dumps(kept | times))
+    described.write_text(json.dumps(kept | times), encoding="utf-8")
     for file in folder.rglob("commit_success.txt"):  # Orbax asks whether it is there
-        file.write_text("")
+        file.write_bytes(b"")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
