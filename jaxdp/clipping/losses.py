@@ -644,7 +644,7 @@ def note_assumed(ticket: Ticket | None, plan: Sequence[LeafPlan], params: PyTree
     assumed = {
         entry.assumed
         for entry, leaf in itertools.zip_longest(plan, leaves[: len(plan)])
-        if entry.assumed and not holds(find_past(leaf) or b"")
+        if entry.assumed and not holds(find_past(leaf, of_optimizer=False) or b"")
     }
     for what in sorted(assumed):
         ticket.note("assumed", what)

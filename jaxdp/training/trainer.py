@@ -530,7 +530,8 @@ class Trainer:
             )
         self._stepped = True
         past = self.ledger.last_head(*self._own)
-        record_returned((params, opt_state), past)  # as what the releases in the ledger led to
+        record_returned(params, past)  # as what the releases in the ledger led to
+        record_returned(opt_state, past, of_optimizer=True)
         moved = TrainState(params, opt_state, state.step + 1, np.frombuffer(past, np.uint32))
         return moved, info, infos
 
@@ -546,7 +547,8 @@ class Trainer:
         past = np.asarray(state.past, np.uint32).tobytes()
         # What is frozen is the user's, and was released by no step.
         record_returned(state.params, self._start)
-        record_returned((self._grad_fn.trained(state.params), state.opt_state), past)
+        record_returned(self._grad_fn.trained(state.params), past)
+        record_returned(state.opt_state, past, of_optimizer=True)
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""

@@ -496,6 +496,20 @@ def test_frozen_arrays_that_this_ledger_released_are_not_on_the_list(rows):
         assert train.unverified() == said, n
 
 
+def test_an_array_of_an_optimizer_is_no_release():
+    """Before: private records in its state, handed to the next trainer, were on no list."""
+    kept = optax.GradientTransformation(
+        lambda params: jnp.mean(positive(), 0), lambda g, state, params=None: (g, state)
+    )
+    first = trainer(None, squared, positive(), optimizer=optax.chain(SGD, kept))
+    state = one_step(first, first.init(jnp.zeros(3)))
+    taken = next(x for x in jax.tree.leaves(state.opt_state) if x.shape == (3,))
+    parts = {"trainable": {"student": True, "teacher": False}, "another": True}
+    train = trainer(None, of_two, positive(1), ledger=first.ledger, **parts)
+    one_step(train, train.init({"student": jnp.ones(3), "teacher": taken}))
+    assert any("the frozen parameter ['teacher']" in line for line in train.unverified())
+
+
 def test_a_subtree_that_is_frozen_has_one_line():
     """Before: 28 lines for LoRA in two layers, one for each array."""
     layers = [{"w": jnp.ones((3, 3)), "lora": {"a": jnp.ones((3, 1)), "b": jnp.zeros((1, 3))}}] * 2
