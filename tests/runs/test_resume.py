@@ -198,7 +198,7 @@ def test_another_run_is_refused_and_two_at_once(stopped):
     start = (RunDirectory(folder), rows, Secret.new(), small.ignore)
     refused("pass --resume", runs.start, cfg, *start)
     nowhere = RunDirectory(folder / "x")
-    refused("hold a run to resume", runs.resume, cfg, nowhere, rows, small.ignore)
+    refused("hold a run that has begun", runs.resume, cfg, nowhere, rows, small.ignore)
 
 
 # Runs that end when a judge of their own rows has enough.
