@@ -219,7 +219,9 @@ def test_a_failing_machine_does_not_name_the_try(tmp_path, monkeypatch):
         shown = "".join(traceback.format_exception(error)) + str(vars(error))
         assert [word for word in ("try-", f"{len(calls)} tries") if word in shown] == []
         assert "score " not in str(error)
-        assert (error.__context__, error.__cause__) == (None, None)
+        # A context manager may leave its bare end behind, which says nothing of a try.
+        assert error.__cause__ is None
+        assert repr(error.__context__) in ("None", "StopIteration()")
     assert len(calls) == 5
     # A crash between release and cleaning leaves no try.
     draws(monkeypatch, 1)
