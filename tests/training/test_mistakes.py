@@ -64,12 +64,7 @@ def test_a_loop_says_how_long_it_is_epsilon_what_was_spent_and_an_earlier_state_
     assert len(batches) == 4  # as a progress bar asks
     state, _ = one.step(state, next(batches))
     batch = next(batches)
-    refused(
-        "memory that step has reused: write state, info =|memory a step has reused",
-        one.step,
-        old,
-        batch,
-    )
+    refused("memory (a|that) step has reused", one.step, old, batch)
     assert one.step(kept, batch)[0].step == 1
     for left, batch in zip((1, 0), batches, strict=True):
         assert len(batches) == left
