@@ -75,7 +75,7 @@ def _people(standardised: bool) -> Parts:
 CASES = [
     Case(
         "rate too high",
-        "SGD at a rate of 30 where 1 suits: every step moves the weights by the noise's full length",
+        "SGD at a rate of 30 where 1 suits: the weights go where the noise goes",
         "a learning rate of 1",
         lambda: _digits(30.0),
         lambda: _digits(1.0),

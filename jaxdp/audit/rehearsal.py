@@ -132,21 +132,25 @@ class Rehearsal:
         return min(found, key=lambda outcome: _mean(outcome.best))
 
     def shares(self, variant: Variant) -> list[float]:
-        """Per seed the share learned of what the best training without noise learned.
+        """Per seed the share learned of what the best training without noise learned; 0: nothing.
 
-        0 is a constant prediction. No record counts for more than it can be improved by on
-        average: a few that are wrong and sure of it do not hide that the others are right.
+        The larger of two: of the mean loss; and of the mean in which no record counts for more than
+        it is improved by on average, so that a few that are wrong and sure of it do not hide that
+        the others are right.
         """
-        constant, top = self.constant, self.top.best
-        unit = max(float(np.mean(np.abs(_finite(constant) - _finite(top)))), 1e-12)
+        constant, top = _finite(self.constant), _finite(self.top.best)
+        unit = max(float(np.mean(np.abs(constant - top))), 1e-12)
 
-        def learned(losses: np.ndarray) -> float:
-            return float(np.mean(np.clip((_finite(constant) - _finite(losses)) / unit, -1, 1)))
+        def learned(losses: np.ndarray) -> np.ndarray:
+            gain = constant - _finite(losses)
+            return np.array([np.mean(gain), np.mean(np.clip(gain / unit, -1, 1))])
 
         outcomes, whole = self.outcomes[variant], learned(top)
-        if whole < 0.02:  # nothing is learned at all
+        ways = whole > [0.02 * unit, 0.02]  # in which the best one learned anything
+        if not ways.any():
             return [0.0] * len(outcomes)
-        return [learned(o.last if variant.noise else o.best) / whole for o in outcomes]
+        found = [learned(o.last if variant.noise else o.best) / whole for o in outcomes]
+        return [float(np.clip(np.max(share[ways]), -1, 1)) for share in found]
 
     def share(self, variant: Variant | None) -> float:
         """The mean of ``shares``; 0 of None."""
@@ -268,7 +272,9 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
     plan = _Plan.of(e, len(kept))
     if plan is None:
         return Rehearsal("one step takes too long to train some seconds")
-    found = Rehearsal("", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn))
+    found = Rehearsal(
+        "", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn)
+    )
     if e.group is not None:
         found.group = np.asarray(e.group)[held]
         groups, counts = np.unique(np.asarray(e.group)[kept], return_counts=True)
@@ -400,7 +406,7 @@ def _steps(mechanism: Mechanism) -> int | None:
 
 
 def _larger_batch(mechanism: Mechanism, times: int) -> Mechanism | None:
-    """The mechanism with a larger batch in fewer steps, at the same epsilon; None if there is none."""
+    """The mechanism with a larger batch in fewer steps, of the same epsilon; None for none."""
     steps, delta = mechanism.steps, mechanism.delta
     plain = mechanism.strategy is None and isinstance(mechanism.sampling, Poisson)
     batch = times * mechanism.batch_size
@@ -437,11 +443,11 @@ class _Plan(NamedTuple):
     def of(cls, e: Examined, kept: int) -> "_Plan | None":
         """By an estimate of the time, never the clock: the same program is rehearsed alike."""
         size = sum(leaf.size for leaf in e.trained())
-        rows = min(e.mechanism.batch_size, kept, 256, max(1, 2**25 // size))
+        most = min(e.mechanism.batch_size, kept, 256, max(1, 2**25 // size))
         wanted = _steps(e.mechanism) or _UNKNOWN
         update = 2e-5 + 3e-8 * size
-        for rows in (rows, min(rows, 64)):
-            gradient = 1e-4 + _flops(e, rows) / 1e10
+        for rows in (most, min(most, 64)):
+            gradient = 1e-4 + _flops(e, rows) / 3e10
             for each in (1, 2, 4, 8):
                 if wanted * (gradient / each + update) < _OF_ONE:
                     break
@@ -487,7 +493,9 @@ class _Program:
     compiled: Callable[..., tuple[jax.Array, jax.Array, list[jax.Array]]]
 
     @classmethod
-    def of(cls, e: Examined, kept: int, unclipped: bool, everything: bool, batch: int) -> "_Program":
+    def of(
+        cls, e: Examined, kept: int, unclipped: bool, everything: bool, batch: int
+    ) -> "_Program":
         """The program, or one without clipping, with nothing frozen, or with a larger batch."""
         grad_fn, mechanism = dataclasses.replace(e.grad_fn, placement=None), e.mechanism
         if unclipped and not isinstance(grad_fn.rule, Clip):
@@ -525,7 +533,9 @@ class _Program:
         return Outcome(found[0], found[-1], best, np.asarray(fitted), trained)
 
 
-def _training(e: Examined, plan: _Plan, unclipped: bool) -> Callable[..., tuple[jax.Array, jax.Array, list]]:
+def _training(
+    e: Examined, plan: _Plan, unclipped: bool
+) -> Callable[..., tuple[jax.Array, jax.Array, list]]:
     """The training that ``_Program`` compiles."""
     grad_fn, mechanism, optimizer = e.grad_fn, e.mechanism, e.optimizer
     assert optimizer is not None
@@ -596,9 +606,7 @@ def _training(e: Examined, plan: _Plan, unclipped: bool) -> Callable[..., tuple[
         start = jnp.int32(0), trained, noise.init(trained), optimizer.init(trained)
         carry, before = jax.lax.scan(point, start, jax.random.split(key, _POINTS))
         after = scored(carry[1], key)
-        losses, fitted = (
-            jnp.concatenate([x, y[None]]) for x, y in zip(before, after, strict=True)
-        )
+        losses, fitted = (jnp.concatenate([x, y[None]]) for x, y in zip(before, after, strict=True))
         return losses, fitted, jax.tree.leaves(carry[1])
 
     return train
@@ -699,11 +707,7 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
     # a larger one may only be faster, unless even the whole run would be too short.
     if better(best, own) and best.rate != 1:
         late = share * r.rest > 0.5 * r.share(best) if r.of else share * 20 > r.share(best)
-        if best.rate < 1:
-            certain = r.rest < 1.5 or share < 0.1
-        else:
-            certain = r.rest < 1.5 or not late
-        if certain:
+        if r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late):
             do = f"a learning rate about {_times(best.rate)}"
             found.append(advice("rate", told(now, best), do, r.share(best) - share + 0.2))
 
@@ -722,13 +726,13 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
     # Noise leaves nothing, at no rate.
     tried = [v for v in r.outcomes if v.records == "given" and v.noise > 0 and v.batch == 1]
     most = max(r.share(v) for v in tried)
-    if quiet is not None and most < _NOTHING and r.share(quiet) > 2 * _NOTHING:
-        if r.rest < 1.5 or (r.of is not None and any(v.noise < 1 for v in tried)):
-            larger = r.best(batch=8)
-            if larger is not None and better(larger, best):
-                do = "8 times the batch in an eighth of the steps, at the same epsilon"
-                found.append(advice("batch", told(best, larger), do, r.share(larger) + 0.5))
-            found.append(advice("signal", told(best, quiet), "", 1 - most))
+    long_enough = r.rest < 1.5 or any(v.noise < 1 for v in tried)
+    if quiet is not None and most < _NOTHING and r.share(quiet) > 2 * _NOTHING and long_enough:
+        larger = r.best(batch=8)
+        if larger is not None and better(larger, best):
+            do = "8 times the batch in an eighth of the steps, at the same epsilon"
+            found.append(advice("batch", told(best, larger), do, r.share(larger) + 0.5))
+        found.append(advice("signal", told(best, quiet), "", 1 - most))
     return sorted(found, key=lambda finding: -finding.weight)
 
 
