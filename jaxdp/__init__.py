@@ -10,7 +10,7 @@ from jaxdp._version import __version__
 
 if TYPE_CHECKING:
     from jaxdp import accounting
-    from jaxdp.audit import check, check_loop
+    from jaxdp.audit import check, check_loop, diagnose
     from jaxdp.clipping import (
         augmented,
         auto_s,
@@ -50,6 +50,7 @@ _HOME = {
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
     "compile_update": "training.step",
+    "diagnose": "audit",
     "Trainer": "training.trainer",
     "coordinate_box": "clipping",
     "dp_mf": "mechanism",
@@ -112,6 +113,7 @@ __all__ = [
     "clipped_grad",
     "compile_update",
     "coordinate_box",
+    "diagnose",
     "dp_mf",
     "dp_sgd",
     "load",

@@ -248,7 +248,7 @@ def trainers_of_what_differs_are_refused():
     rows = jax.sharding.NamedSharding(mesh(), jax.P("data"))
     ill_of = np.where(np.arange(N)[:, None] < N - 1, X, np.nan).astype(np.float32)
     ill = jax.make_array_from_callback(X.shape, rows, lambda index: ill_of[index])
-    gone = as_source([*X[:-1], "a text"])
+    gone = as_source([*map(tuple, X[:-1]), "a text"])
 
     def begun(params=PARAMS, **options):
         train = jaxdp.Trainer(loss_of, MECH, SGD, X, **{"mesh": mesh(), **options})

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxdp.audit.before import check
     from jaxdp.audit.bounds import ErrorCounts, epsilon_bound
     from jaxdp.audit.canaries import Canaries
+    from jaxdp.audit.diagnosis import Diagnosis, diagnose
     from jaxdp.audit.findings import Checked, Finding
     from jaxdp.audit.guesses import audit_one_run
     from jaxdp.audit.loop import check_loop
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from jaxdp.audit.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
-    "AttackMeasures", "Audited", "Canaries", "Checked", "EpsilonAudit", "ErrorCounts", "Finding",
-    "Worlds", "attack_measures", "audit_algorithm", "audit_canaries", "audit_event", "audit_noise",
-    "audit_one_run", "audit_one_run_family", "audit_residuals", "audit_scores",
-    "check", "check_loop", "epsilon_bound", "training_run", "two_worlds",
+    "AttackMeasures", "Audited", "Canaries", "Checked", "Diagnosis", "EpsilonAudit", "ErrorCounts",
+    "Finding", "Worlds", "attack_measures", "audit_algorithm", "audit_canaries", "audit_event",
+    "audit_noise", "audit_one_run", "audit_one_run_family", "audit_residuals", "audit_scores",
+    "check", "check_loop", "diagnose", "epsilon_bound", "training_run", "two_worlds",
 ]  # fmt: skip
 
 # Imported when asked for: training needs none of the attacks.
@@ -43,6 +44,7 @@ _NAMES = {
     "before": ("check",),
     "bounds": ("ErrorCounts", "epsilon_bound"),
     "canaries": ("Canaries",),
+    "diagnosis": ("Diagnosis", "diagnose"),
     "findings": ("Checked", "Finding"),
     "guesses": ("audit_one_run",),
     "loop": ("check_loop",),

@@ -1,4 +1,4 @@
-"""Findings of a check, in words, and the lines of the user's code that they name."""
+"""Findings of a check or a diagnosis, in words, and the lines of the user's code they name."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -87,40 +87,142 @@ _ADVICE = {
     ),
 }
 
+# Of each kind that breaks no guarantee: why the model does not learn then, and what to do.
+_LEARNING = {
+    "batch": (
+        "the noise of a step is the same whatever the batch, so that a small one drowns in it",
+        "take a larger batch with fewer steps at the same epsilon (jaxdp plan compares them)",
+    ),
+    "clip": (
+        "the clip norm is far from the norms of the gradients: the noise is scaled to it",
+        "clip at about the median norm of gradients on public records, and set the rate anew",
+    ),
+    "copies": (
+        "one person then stands in several records, and epsilon is told for one of them",
+        "make the person the privacy unit (jaxdp.sampling.users), or weight the loss in place of "
+        "copies; or tell epsilon for a group of k",
+    ),
+    "dead": (
+        "nothing of the records reaches these parameters, and they are noised all the same",
+        "freeze them (trainable=), or let the loss and the optimizer reach them",
+    ),
+    "delta": (
+        "with delta of 1/n or more a release may publish one whole record",
+        "take a delta well below 1/n",
+    ),
+    "epochs": (
+        "most records are never drawn, and the noise is calibrated for so few updates",
+        "steps = epochs * dataset_size / batch_size",
+    ),
+    "frozen": (
+        "what is frozen keeps the model from learning",
+        "train more of it (trainable=): the last layer, or LoRA",
+    ),
+    "groups": (
+        "clipping shortens all gradients to one norm, and with them what weights were to do",
+        "raise the clip norm until the weights act, or leave them out and move the threshold of "
+        "the decision on public records",
+    ),
+    "inputs": (
+        "the gradient of the largest feature is most of the norm, and clipping takes the rest away",
+        "scale the features by public constants, or by a charged release (jaxdp.preprocess)",
+    ),
+    "labels": (
+        "a group is not learned, also without noise",
+        "look at its labels, and at how they are made",
+    ),
+    "loss scale": (
+        "a loss that is scaled up has gradients beyond any clip norm: clipping normalises them all",
+        "leave the scale out: clipped gradients do not underflow in float32",
+    ),
+    "model": (
+        "the model does not learn without privacy, either",
+        "mend model, loss or data first, without noise and clipping",
+    ),
+    "nonfinite": (
+        "a gradient that is not finite counts as zero: such a record adds nothing, unsaid",
+        "mend the loss at that line (a jnp.where on the input of the operation, not on its "
+        "result), or leave such records out",
+    ),
+    "precision": (
+        "half precision overflows or underflows there, and the record adds nothing",
+        "compute the loss in float32, or at least its last layer and the logarithm",
+    ),
+    "rate": (
+        "the learning rate does not suit the noise",
+        "try others on public records",
+    ),
+    "signal": (
+        "a step moves the parameters by noise more than by the gradient",
+        "take a larger batch, fewer steps, fewer parameters (last layer, LoRA) or correlated noise",
+    ),
+    "softmax": (
+        "the loss applies it a second time: its gradients are small, and it cannot be certain",
+        "hand the loss the logits",
+    ),
+    "units": (
+        "units that are off for every record have no gradient, and never come back",
+        "take another activation (leaky, gelu), a smaller rate, or smaller first values",
+    ),
+    "zero": (
+        "such a record adds nothing, and the noise is paid for all the same",
+        "compute the loss from one example, such that it depends on the parameters",
+    ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that breaks the guarantee, or may break it.
+    """One thing that breaks the guarantee, or keeps the model from learning; or may do so.
 
     Attributes:
-        kind: a short name: "captured", "collate", "divisor", "independence", "key", "noise",
-            "preprocess", "public", "refused", "repeat", "sampling", "sensitivity", "shared",
-            "source", "state", "steps".
-        what: what was seen, with numbers.
+        kind: a short name. Of what breaks the guarantee: "captured", "collate", "divisor",
+            "independence", "key", "noise", "preprocess", "public", "refused", "repeat", "sampling",
+            "sensitivity", "shared", "source", "state", "steps". Of what keeps a model from
+            learning: "batch", "clip", "copies", "dead", "delta", "epochs", "frozen", "groups",
+            "inputs", "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal",
+            "softmax", "units", "zero".
+        what: what was seen, with numbers; of a diagnosis without any that records decide, but for
+            those that were asked for.
         where: ``file:line`` of the user's code, an operation or where a function begins; "" where
             it is not known.
-        certain: False where it is only a suspicion: a correct program may look like this.
+        certain: False where it is only a suspicion (a correct program may look like this), or
+            advice that numbers give.
+        do: what to do, with numbers, in place of the kind's own remedy.
+        count: (k, n): it was seen in k of the n records looked at. **Sensitive**.
+        weight: how much of the trouble it may explain: 1 where nothing can be learned at all, 0.3
+            where it is noticeable.
     """
 
     kind: str
     what: str
     where: str
     certain: bool = True
+    do: str = ""
+    count: tuple[int, int] | None = None
+    weight: float = 0.0
+
+    @property
+    def breach(self) -> bool:
+        """True where the guarantee does not hold then."""
+        return self.kind in _ADVICE
 
     @property
     def why(self) -> str:
-        """The reason that the guarantee does not hold then."""
-        return _ADVICE[self.kind][0]
+        """The reason that the guarantee does not hold, or that the model does not learn."""
+        return (_ADVICE if self.breach else _LEARNING)[self.kind][0]
 
     @property
     def remedy(self) -> str:
         """The advice on how to write it instead."""
-        return _ADVICE[self.kind][1]
+        return self.do or (_ADVICE if self.breach else _LEARNING)[self.kind][1]
 
     def __str__(self) -> str:
-        head = "BROKEN" if self.certain else "suspicion"
+        head = "BROKEN" if self.certain else "suspicion" if self.breach else "advice"
         at = f" ({self.where})" if self.where else ""
-        return f"{head}, {self.kind}{at}: {self.what}\n  why: {self.why}\n  do: {self.remedy}"
+        seen = "" if self.count is None else " (in {} of the {} records looked at)"
+        what = self.what + seen.format(*self.count or ())
+        return f"{head}, {self.kind}{at}: {what}\n  why: {self.why}\n  do: {self.remedy}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +278,6 @@ class Checked:
 
 
 def certain_first(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
-    """The findings without None and repetitions, those that are certain first."""
+    """The findings without None and repetitions: those that are certain first, then by weight."""
     kept = dict.fromkeys(finding for finding in findings if finding)
-    return tuple(sorted(kept, key=lambda finding: not finding.certain))
+    return tuple(sorted(kept, key=lambda finding: (not finding.certain, -finding.weight)))
