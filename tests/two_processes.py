@@ -271,7 +271,7 @@ def trainers_of_what_differs_are_refused():
             ("mesh must be the same", lambda: begun(mesh=turned)),
             (f"physical_batch_size {SAME}", lambda: begun(physical_batch_size=8 + 8 * INDEX)),
             ("source must hold finite", lambda: trained(ill)),
-            ("1 cannot go on|numbers or bools", lambda: look_through(gone, everything=True)),
+            ("1 cannot go on|one with another", lambda: look_through(gone, everything=True)),
         ]
     )
 

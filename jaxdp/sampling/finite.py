@@ -98,8 +98,9 @@ def _from_arrays(source: Source) -> Pieces:
         if not isinstance(leaf, np.ndarray | jax.Array) or (same and like.dtype.kind in "biu"):
             continue
         for piece in _pieces(leaf):
-            is_given = isinstance(piece, jax.Array)
-            yield named(path), piece if is_given else converted(piece, like.dtype, named(path))
+            if isinstance(piece, np.ndarray):
+                piece = converted(piece, like.dtype, named(path))
+            yield named(path), piece
 
 
 def _one_by_one(source: Source) -> Pieces:
