@@ -55,6 +55,9 @@ def check(
 ) -> Checked:
     """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
 
+    And what is broken in the program, so that records add nothing: gradients that are not finite,
+    and the line where that begins, or zero; a loss that needs a batch.
+
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
     are differential (the same example beside other records; neighbouring data sets), as in Cebere
@@ -137,8 +140,9 @@ def check(
         found += of_loss
         if not any(finding.kind in ("refused", "state") for finding in of_loss):
             grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
+            chain = mechanism.after_noise if isinstance(mechanism, Algorithm) else None
             some = sample(source, _RECORDS)
-            found += find_broken(Examined(grad_fn, params, inner, None, some))
+            found += find_broken(Examined(grad_fn, params, inner, chain, some))
     found.append(_check_reading(source, kind))
     if gradients is not None:
         found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
@@ -210,7 +214,7 @@ def check(
         found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
-        "beside other records": loss_fn,
+        "beside other records, gradients that are not finite or zero, units that are off": loss_fn,
         "reading: the same records beside other records, and again": source,
         "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,
