@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxdp.audit.bounds import binomial_pmf
+from jaxdp.audit.copies import check_preprocess, find_copies
 from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
@@ -49,6 +50,7 @@ def check(
     public: Mapping[str, Callable[[PyTree], PyTree]] | None = None,
     loader: Callable[[int], Iterable[PyTree]] | None = None,
     collate: Callable[[list[PyTree]], PyTree] | None = None,
+    same: Callable[[PyTree], Hashable] | None = None,
     **clipping: Any,
 ) -> Checked:
     """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
@@ -75,6 +77,8 @@ def check(
             loader than jaxdp's draws.
         collate: from a list of records to a batch, where one is used; it is given those of ``raw``
             or ``source``.
+        same: from one record to a hashable key that near duplicates, or records of one person,
+            share, such as a name or a rounded row.
         clipping: as for ``jaxdp.Trainer``: ``trainable``, ``constants``, ``rng_name``, ``engine``.
 
     Raises:
@@ -112,7 +116,7 @@ def check(
     functions: dict[str, Callable[..., PyTree] | None] = {
         **{"loss_fn": loss_fn, "gradients": gradients, "build": build, "preprocess": preprocess},
         **{f"public[{name!r}]": function for name, function in (public or {}).items()},
-        **{"loader": loader, "collate": collate},
+        **{"loader": loader, "collate": collate, "same": same},
     }
     for name, function in functions.items():
         if function is not None and not callable(function):
@@ -134,6 +138,7 @@ def check(
         of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
     found.append(_check_reading(source, kind))
+    found += find_copies(source, same, inner)
     if gradients is not None:
         found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
 
@@ -154,25 +159,7 @@ def check(
         return None
 
     if preprocess is not None:
-
-        def describe_changes(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
-            """Other records may not come out changed, nor all of them in another shape."""
-            if near.shapes(one) != near.shapes(two):
-                return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
-            gone, new = near.differing(one, two)
-            if gone + new <= pair.changed:
-                return ""
-            return (
-                f"{gone} of {near.count(one)} records do not come out as before, and {new} others "
-                "come, where one record may change,"
-            )
-
-        out, again = preprocess(data), preprocess(data)
-        if near.differing(out, again) != (0, 0):
-            words = "the function gives another result when it is called again on the same records"
-            found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
-        else:
-            found.append(compare_neighbours("preprocess", preprocess, describe_changes))
+        found += check_preprocess(preprocess, data, inner)
     if build is not None:
 
         def describe_other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
@@ -198,14 +185,14 @@ def check(
 
         found.append(compare_neighbours("public", function, describe_other_value))
     if collate is not None:
-        records = [near.record(data, i) for i in range(near.count(data))]
-        found.append(_check_collate(collate, records))
+        found.append(_check_collate(collate, near.each(data)))
     if loader is not None:
         found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
         "beside other records": loss_fn,
         "reading: the same records beside other records, and again": source,
+        "copies of records, and records that share a key": source,
         "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,
         "the loss made of neighbouring data sets": build,
