@@ -20,6 +20,8 @@ from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.audit.copies import check_preprocess, find_copies
 from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
+from jaxdp.clipping.ghost import program
+from jaxdp.clipping.options import trained_flags
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, Poisson, Source, as_source
@@ -34,6 +36,7 @@ Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 _RECORDS = 256  # of neighbouring data sets
 _ROWS = 6  # of a batch in which an example is looked at beside other records
 _ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
+_MANY = 16  # records, from which on numbers that are all unlike name them
 _EPOCHS, _UNLIKELY = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
 
@@ -258,9 +261,13 @@ def _check_loss(
             line_of_use(one.function.jaxpr, one.at),
             losses.describe_captured(one, len(source)),
         )
-        found.append(Finding("captured", words, where, one.match.certain))
+        do = losses.OF_RECORDS if one.match.whole else ""
+        found.append(Finding("captured", words, where, one.match.certain, do))
     for name, made in start.compare_parameters(grad_fn, params, made_of, len(source)):
-        found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
+        do = losses.OF_RECORDS if made.whole else ""
+        found.append(Finding("captured", f"{name} is {made.words}", here, made.certain, do))
+    if not found:
+        found += _find_lookups(grad_fn, params, source)
     found += _find_shared_keys(first)
 
     # Numbers: the same example beside other records; the loss was compared with all records above.
@@ -315,6 +322,52 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
         if left is None or right is None or left[0] != right[0]:
             return left[1] if left and right else ""
     return None
+
+
+def _find_lookups(grad_fn: ClippedGrad, params: PyTree, source: Source) -> list[Finding]:
+    """Suspicions for what a loss captured, or was given frozen, and looks up by a record's number.
+
+    A number names its record where no two records have the same, and that is no chance of numbers
+    drawn from as many as the array has rows. Token ids are other numbers.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
+    keys = (key,) if grad_fn.takes_rng else ()
+    traced = program.trace(called, params, source.example, *keys)
+    whole, inputs = traced.program, traced.program.ins[traced.num_params :]
+    flags = trained_flags(grad_fn.trainable, params)
+    leaves = zip(whole.ins, jax.tree.leaves(params), flags, strict=False)
+    tables = [(at, leaf) for at, leaf, is_trained in leaves if not is_trained]
+    tables = [
+        (program.reached(whole, [at]), np.shape(table)[0], table)
+        for at, table in (*tables, *whole.consts.items())
+        if np.ndim(table) and not grad_fn.constants.holds(table)
+    ]
+    columns = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    for column, number in zip(columns, inputs, strict=False):
+        flat, size = np.asarray(column).ravel(), len(column)
+        names = flat.dtype.kind in "iu" and len(flat) == size >= _MANY
+        if not tables or not names or len(np.unique(flat)) < size:
+            continue
+        consecutive = int(flat.max()) - int(flat.min()) == size - 1
+        by_number = program.reached(whole, [number])
+        for node in program.all_nodes(whole):
+            by_it = any(program.depends(ref, by_number) for ref in node.ins[1:])
+            if node.name not in ("gather", "dynamic_slice") or not by_it:
+                continue
+            for reached, rows, table in tables:
+                likely = not consecutive and math.exp(-(size**2) / max(2 * rows, 1)) > _UNLIKELY
+                if likely or rows not in node.shape_of(0):
+                    continue
+                if program.depends(node.ins[0], reached):
+                    words = (
+                        f"the loss captured an array {losses.describe_shape(table, len(source))}, "
+                        "and looks it up by a number that is another one in each record: where its "
+                        "rows are of persons, the loss of one reads others'"
+                    )
+                    where = line_of_use(traced.closed.jaxpr, node.eqn)
+                    return [Finding("captured", words, where, False, losses.OF_RECORDS)]
+    return []
 
 
 def _find_shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:

@@ -111,6 +111,10 @@ _LEARNING = {
         "with delta of 1/n or more a release may publish one whole record",
         "take a delta well below 1/n",
     ),
+    "epochs": (
+        "most records are never drawn, and the noise is calibrated for so few updates",
+        "steps = epochs * dataset_size / batch_size",
+    ),
     "frozen": (
         "what is frozen keeps the model from learning",
         "train more of it (trainable=): the last layer, or LoRA",
@@ -176,9 +180,9 @@ class Finding:
         kind: a short name. Of what breaks the guarantee: "captured", "collate", "copies",
             "divisor", "independence", "key", "noise", "preprocess", "public", "refused", "repeat", "sampling",
             "sensitivity", "shared", "source", "state", "steps". Of what keeps a model from
-            learning: "batch", "clip", "dead", "delta", "frozen", "groups", "inputs",
-            "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal", "softmax",
-            "units", "zero".
+            learning: "batch", "clip", "dead", "delta", "epochs", "frozen", "groups",
+            "inputs", "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal",
+            "softmax", "units", "zero".
         what: what was seen, with numbers; of a diagnosis without any that records decide, but for
             those that were asked for.
         where: ``file:line`` of the user's code, an operation or where a function begins; "" where

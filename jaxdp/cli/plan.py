@@ -53,7 +53,9 @@ class _Row:
 @click.option("--dataset-size", type=int, required=True, help="Declared number of records.")
 @click.option("--momentum", type=float, default=0.0, show_default=True, help="Of SGD.")
 @click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
-def plan(as_json: bool, **numbers: Any) -> None:
+@click.option("--explain", is_flag=True, help="Say whether a model can learn, and what would help.")
+@click.option("--parameters", type=int, help="Trained parameters, for --explain.")
+def plan(as_json: bool, explain: bool, parameters: int | None, **numbers: Any) -> None:
     """Compare the noise of DP-SGD and of correlated noise for one budget.
 
     The error is the standard deviation of the noise in the sum of all clipped gradients up to a
@@ -62,8 +64,17 @@ def plan(as_json: bool, **numbers: Any) -> None:
 
     \b
       jaxdp plan --epsilon 2 --delta 1e-5 --steps 2000 --batch-size 500 --dataset-size 50000
+
+    With --explain --parameters N it says instead how long the noise is beside the longest signal
+    that N trained parameters can have, and which changes help: a larger batch, fewer steps or
+    parameters, correlated noise. Nobody's data are read.
     """
     _check(**numbers)
+    if explain:
+        if as_json:
+            raise ValueError("json must not be given with --explain, which prints a page of words")
+        _explain(arguments.integer("parameters (--parameters)", parameters, least=1), **numbers)
+        return
     click.echo("jaxdp: calibrating five mechanisms: about ten seconds", err=True)
     rows, refused = [], {}
     momentum = numbers["momentum"]
@@ -98,6 +109,17 @@ def _check(
         )
     if arguments.non_negative("momentum", momentum) >= 1:
         raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
+
+
+def _explain(parameters: int, momentum: float, **budget: Any) -> None:
+    """Prints what public numbers say of DP-SGD with this budget."""
+    from jaxdp.audit.advice import explain
+    from jaxdp.mechanism import dp_sgd
+
+    if momentum:
+        raise ValueError(f"momentum must be 0 with --explain, got {momentum}")
+    click.echo("jaxdp: calibrating: some seconds", err=True)
+    click.echo(explain(dp_sgd(l2_clip_norm=1.0, **budget), parameters))
 
 
 def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[], _Row]]]:
@@ -135,6 +157,7 @@ def _row(
     kind: str | None = None,
 ) -> _Row:
     from jaxdp import accounting as acc
+    from jaxdp.audit.advice import noise_of_sums
     from jaxdp.noise.correlated import recurrence
 
     strategy = mechanism.strategy
@@ -142,7 +165,9 @@ def _row(
     # A buffered strategy is named by its buffers.
     bands = None if strategy is None else memory if kind == "buffered" else strategy.bands
     steps = mechanism.steps or budget.steps
-    rms, largest = _errors(mechanism, workload, budget)
+    # An allocation may make smaller batches, whose sums are smaller too.
+    share = budget.batch_size / mechanism.batch_size
+    rms, largest = (share * error for error in noise_of_sums(mechanism, budget.steps, workload))
     assert isinstance(mechanism.noise_multiplier, float)
     return _Row(
         name,
@@ -157,24 +182,6 @@ def _row(
         steps,
         mechanism.batch_size,
     )
-
-
-def _errors(mechanism: "Mechanism", workload: "Workload", budget: _Budget) -> tuple[float, float]:
-    """(RMS error, largest error) in clip norms, for the batches that were asked for."""
-    from jaxdp.mechanism import expected_error
-    from jaxdp.noise import identity
-    from jaxdp.noise.errors import ERRORS
-
-    if mechanism.strategy is not None:
-        rms, largest = (expected_error(mechanism, workload, error) for error in ("rms", "max"))
-        return rms, largest
-    # An allocation may make smaller batches, whose sums are smaller too.
-    share = budget.batch_size / mechanism.batch_size
-    noise = mechanism.noise_multiplier
-    assert isinstance(noise, float)
-    alone = identity(budget.steps)
-    rms, largest = (noise * share * ERRORS[e](alone, workload) for e in ("rms", "max"))
-    return rms, largest
 
 
 def _best(rows: list[_Row], relation: str) -> _Row | None:

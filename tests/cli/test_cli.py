@@ -365,6 +365,22 @@ def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch
     assert str(planned(small).exception) == "no bound"
 
 
+def test_plan_explains_what_public_numbers_say():
+    small = {**BUDGET, "delta": 0.01}
+    lines = planned(small, "--explain", "--parameters", 10_000).stdout.splitlines()
+    assert len(lines) <= 25
+    assert lines[0] == "From public numbers alone, no record was read:"
+    for part in (
+        "as it is",
+        "twice the batch: 40",
+        "half the steps: 15",
+        "Do: delta=0.01 is 2 times",
+    ):
+        assert any(line.startswith(part) for line in lines), part
+    without = planned(BUDGET, "--explain")
+    assert "parameters" in str(without.exception)
+
+
 def test_a_command_that_asks_for_nothing_heavy_imports_nothing_heavy():
     """Before: `jaxdp export nothere` and every misspelt option waited for JAX or SciPy."""
     program = (
