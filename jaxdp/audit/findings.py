@@ -178,11 +178,11 @@ class Finding:
 
     Attributes:
         kind: a short name. Of what breaks the guarantee: "captured", "collate", "copies",
-            "divisor", "independence", "key", "noise", "preprocess", "public", "refused", "repeat", "sampling",
-            "sensitivity", "shared", "source", "state", "steps". Of what keeps a model from
-            learning: "batch", "clip", "dead", "delta", "epochs", "frozen", "groups",
-            "inputs", "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal",
-            "softmax", "units", "zero".
+            "divisor", "independence", "key", "noise", "preprocess", "public", "refused", "repeat",
+            "sampling", "sensitivity", "shared", "source", "state", "steps". Of what keeps a model
+            from learning: "batch", "clip", "dead", "delta", "epochs", "frozen", "groups", "inputs",
+            "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal", "softmax",
+            "units", "zero".
         what: what was seen, with numbers; of a diagnosis without any that records decide, but for
             those that were asked for.
         where: ``file:line`` of the user's code, an operation or where a function begins; "" where
