@@ -246,14 +246,14 @@ def _mean(losses: np.ndarray) -> float:
 # To train --------------------------------------------------------------------------------------
 
 
-def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
+def rehearse(e: Examined, seconds: float = 16.0) -> Rehearsal:
     """Trains on the records of ``e``, as the program says and with one thing changed.
 
     To be called where the records are public, or their owner looks at them on purpose. Nothing is
     charged. A program that learns well is trained a few times; one that does not is trained with
-    other rates, clip norms and inputs, until ``seconds`` are over.
+    other rates, clip norms and inputs, until ``seconds`` of CPU time are over.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     size = sum(leaf.size for leaf in e.trained())
     left_out = ""
     if e.optimizer is None:
@@ -317,7 +317,7 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
     def run(*variants: Variant) -> None:
         """Trains in these ways, those that are new, as long as there is time."""
         for variant in variants:
-            late = time.perf_counter() - began > seconds and len(found.outcomes) > 1
+            late = time.process_time() - began > seconds and len(found.outcomes) > 1
             if variant in found.outcomes or late:
                 continue
             key = (variant.clip == math.inf, variant.everything, variant.batch)
@@ -369,20 +369,18 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
     # Clipped, without noise: what noise takes, and what clipping does. And other clip norms.
     quiet = dict.fromkeys((1.0, best.rate, 8 * best.rate, best.rate / 8, 64 * best.rate))
     run(*(Variant(rate=rate, noise=0.0) for rate in quiet))
-    if isinstance(e.grad_fn.rule, Clip):
-        for clip in (1 / 8, 1 / 64, 8.0, 64.0):
-            run(Variant(clip=clip))
-        for clip in (1 / 8, 1 / 64):
-            run(Variant(rate=8.0, clip=clip))
+    clips = (1 / 8, 1 / 64, 8.0, 64.0) if isinstance(e.grad_fn.rule, Clip) else ()
+    run(*(Variant(clip=clip) for clip in clips))
+    run(*(Variant(rate=8.0, clip=clip) for clip in clips if clip < 1))
 
     # Where noise leaves little: the same epsilon in fewer steps of a larger batch. Steps that
     # could not be rehearsed would average their noise: fewer and larger ones, with less noise.
     if found.share(found.best(noise=1.0)) < _WELL:
+        if _larger_batch(e.mechanism, 8) is not None:
+            run(*(Variant(rate=rate, batch=8) for rate in (1.0, 8.0, best.rate)))
         if 1.5 < found.rest < math.inf:
             less = 1 / math.sqrt(found.rest)
             run(*(Variant(rate=x, noise=less) for x in (best.rate, best.rate * 8, best.rate * 64)))
-        if _larger_batch(e.mechanism, 8) is not None:
-            run(*(Variant(rate=rate, batch=8) for rate in (1.0, 8.0, best.rate)))
     return found
 
 
@@ -460,7 +458,7 @@ def _larger_batch(mechanism: Mechanism, times: int) -> Mechanism | None:
 
 
 class _Plan(NamedTuple):
-    """The size of a training: ``gradients`` gradients of ``rows`` records, ``each`` updates of each.
+    """A training's size: ``gradients`` gradients of ``rows`` records, ``each`` updates by each.
 
     Updates share a gradient where there is no time for one each; every update has its own noise.
     """
@@ -758,7 +756,7 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
 
     # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
     # a larger one may only be faster, unless even the whole run would be too short.
-    late = share * (r.rest if r.of else 20) > 0.5 * r.share(best)
+    late = (max(share, 0) + 0.02) * (r.rest if r.of else 20) > 0.5 * r.share(best)
     certain = r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late)
     if better(best, own) and certain:
         do = f"a learning rate about {_times(best.rate)}"
