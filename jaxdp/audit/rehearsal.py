@@ -299,7 +299,7 @@ def rehearse(e: Examined, seconds: float = 16.0) -> Rehearsal:
     }
 
     plan = _Plan.of(e, len(kept))
-    if plan is None:
+    if plan is None or _Plan.of(e, len(kept), _UNKNOWN) is None:
         return Rehearsal("its steps are too few, or take too long, to train some seconds")
     found = Rehearsal(
         "", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn)
