@@ -31,7 +31,7 @@ from jaxdp.types import PyTree, Summed
 _FEWEST, _MOST_HELD_OUT = 48, 128  # records to rehearse with; records of the held-out part
 _POINTS = 8  # of a training, at which it is scored
 _SEEDS = 3  # of a training with noise
-_OF_ONE = 0.35  # seconds that one training may take, as estimated before it
+_OF_ONE = 0.8  # seconds that one training may take, as estimated before it
 _LARGEST = 3_000_000  # trained numbers; with more a step of this machine tells nothing in seconds
 _UNKNOWN = 300  # steps, where the mechanism does not say how many there are
 _NO_CLIP = 1e8  # a clip norm that no gradient reaches
@@ -477,7 +477,7 @@ class _Plan(NamedTuple):
         size = sum(leaf.size for leaf in e.trained())
         most = min(e.mechanism.batch_size, kept, 256, max(1, 2**25 // size))
         wanted = max(_steps(e.mechanism) or _UNKNOWN, least)
-        update = 2e-5 + 3e-8 * size
+        update = 2e-5 + 2e-8 * size
         for rows in (most, min(most, 64)):
             gradient = 1e-4 + _flops(e, rows) / 3e10
             for each in (1, 2, 4, 8):
