@@ -797,11 +797,21 @@ def _wrong_labels(r: Rehearsal, said: str) -> list[Finding]:
     """Groups that are not learned without privacy, while the others are."""
     if r.group is None or len(r.sizes) < 2:
         return []
+    # One number that no record has, and another that many have: one group labelled as another.
+    missing = sorted(set(range(max(r.sizes))) - set(r.sizes))
+    largest, usual = max(r.sizes, key=lambda g: r.sizes[g]), np.median(list(r.sizes.values()))
+    if len(missing) == 1 and len(r.sizes) >= 4 and r.sizes[largest] > 1.6 * usual > 16:
+        what = (
+            f"no record is of group {missing[0]}, and {r.sizes[largest]} of "
+            f"{sum(r.sizes.values())} are of group {largest}: one may be labelled as the other"
+        )
+        do = f"look at the labels of group {largest}"
+        return [Finding("labels", what, "", certain=False, do=do, weight=0.4)]
     shares: dict[int, float] = {}
     top, constant = _finite(r.top.best), _finite(r.constant)
     for group, size in r.sizes.items():
         own = r.group == group
-        if np.sum(own) >= 6 and size >= 0.5 * np.median(list(r.sizes.values())):
+        if np.sum(own) >= 6 and size >= 0.5 * usual:
             gain = (constant - top)[own] / np.mean(np.abs(constant[own]))
             shares[group] = float(np.mean(np.clip(gain, -1, 1)))
     bad = sorted(group for group, share in shares.items() if share <= 0)
