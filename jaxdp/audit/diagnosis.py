@@ -99,7 +99,7 @@ def diagnose(
     from ``public`` records; or from private ones, released with noise and charged to ``ledger``; or
     with ``look`` from private ones without noise, which the ledger then says for good.
 
-    Formal guarantee: with ``ledger`` and without ``look`` the numbers, and advice from them, satisfy
+    Formal guarantee: with ``ledger`` and without ``look`` numbers, and advice from them, satisfy
     ``epsilon`` at the mechanism's delta, under its relation (docs/releases.md, "A diagnosis"). What
     is broken was seen in the records, and no epsilon covers it. Where noise or steps are chosen by
     the numbers see docs/accounting.md, "Adaptive runs".
