@@ -1,4 +1,4 @@
-"""Programs that train badly for one planted reason, and programs that are well: the diagnosis's test.
+"""Programs that train badly for a planted reason, and healthy ones: the test of the diagnosis.
 
 ``python -m benchmarks.illnesses`` trains each, diagnoses each, and prints what is named first.
 """

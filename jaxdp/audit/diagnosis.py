@@ -1,11 +1,15 @@
 """``jaxdp.diagnose``: the mistakes and numbers that keep a private model from learning."""
 
+import contextlib
 import dataclasses
 import importlib
+import inspect
+import operator
 import os
+import sys
 import time
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -14,8 +18,8 @@ import optax
 from jaxdp import arguments
 from jaxdp.audit.examined import Examined
 from jaxdp.audit.findings import Finding, certain_first
-from jaxdp.clipping import ClippedGrad
-from jaxdp.clipping.options import check_option_names
+from jaxdp.clipping import ClippedGrad, clipped_grad
+from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -25,6 +29,7 @@ from jaxdp.types import PyTree
 
 SENSITIVE = "SENSITIVE: for the owner of the records"
 LOOKED = "hyper-parameters may have been chosen by looking at the records"
+_QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
 
 
@@ -75,7 +80,7 @@ def diagnose(
     optimizer: optax.GradientTransformation | None = None,
     *,
     public: Source | PyTree | None = None,
-    ledger: Ledger | str | os.PathLike[str] | None = None,
+    ledger: "Ledger | KeepsLedger | str | os.PathLike[str] | None" = None,
     look: bool = False,
     group: Callable[[PyTree], int] | None = None,
     groups: int | None = None,
@@ -125,11 +130,17 @@ def diagnose(
     began = time.perf_counter()
 
     # Arguments, before anything of the user's runs.
+    processes.require_single_process("a diagnosis")
     if not callable(loss_fn):
         raise ValueError(f"loss_fn must be a function, got {arguments.described(loss_fn)}")
     if not isinstance(mechanism, Mechanism | Algorithm):
         raise ValueError(
             f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
+        )
+    if optimizer is not None and not callable(getattr(optimizer, "update", None)):
+        raise ValueError(
+            "optimizer must be an optax optimizer such as optax.adam(1e-3), or None, got "
+            f"{arguments.described(optimizer)}"
         )
     if not isinstance(look, bool):
         raise ValueError(f"look must be True or False, got {arguments.described(look)}")
@@ -150,8 +161,15 @@ def diagnose(
             )
     groups = None if groups is None else arguments.integer("groups", groups, least=1)
     records = arguments.integer("records", records, least=2)
-    arguments.positive("epsilon", epsilon)
-    check_option_names("jaxdp.diagnose", clipping)
+    epsilon = arguments.positive("epsilon", epsilon)
+    options = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
+    if unknown := sorted(set(clipping) - set(options)):
+        raise ValueError(
+            f"{unknown[0]} must be an argument of jaxdp.diagnose or one of {', '.join(options)}, "
+            f"got {arguments.described(clipping[unknown[0]])}"
+        )
+    if isinstance(mechanism, Algorithm):
+        optimizer = mechanism.after_noise if optimizer is None else optimizer
     inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
     grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
     if not isinstance(grad_fn, ClippedGrad):
@@ -159,64 +177,137 @@ def diagnose(
             "mechanism must clip the gradients of one loss to be diagnosed, got one whose "
             f"clipped_grad is a {type(grad_fn).__name__}"
         )
+    source = as_source(data)
+    inner.check_privacy_unit(source)
+    open_source = None if public is None else as_source(public)
+    if open_source is not None and not _alike(open_source.example, source.example):
+        raise ValueError(
+            f"public must hold records like data's, {jax.tree.map(str, source.example)}, got "
+            f"{jax.tree.map(str, open_source.example)}"
+        )
+    group = _group_function(source.example, group)
+
+    def say(what: str) -> None:
+        """Says on stderr what a diagnosis that takes long is at."""
+        if time.perf_counter() - began > _QUIET:
+            print(f"jaxdp: diagnosis: {what}", file=sys.stderr)
 
     def examined(source: Source) -> Examined:
         """The program, with some of a source's records."""
         some = near.records_of(source, records)
-        return Examined(grad_fn, params, inner, optimizer, some, _group_of(some, group, groups))
+        return Examined(grad_fn, params, inner, optimizer, some, _groups_of(some, group, groups))
 
-    # Mistakes, seen in the private records; told without numbers.
-    source = as_source(data)
-    inner.check_privacy_unit(source)
+    # That the records are looked at is said for good, and on the page, before a number is computed.
+    if look:
+        with _opened(ledger, charges=False) as book:
+            book.trust(LOOKED)
+
+    # Mistakes, seen in the private records.
     private = examined(source)
-    found: list[Finding] = [
-        *_part("broken", "find_broken")(private),
-        *_part("copies", "find_copies")(source, same),
-    ]
+    found: list[Finding] = _part("broken", "find_broken")(private)
+    say("looking for copies among the records")
+    found += _part("copies", "find_copies")(source, same)
+    found = [each if look else dataclasses.replace(each, count=None, do="") for each in found]
 
-    # Numbers, from records that may be looked at.
-    numbers, cost = "", "No numbers: public=, ledger= or look=True computes them."
-    if not look:
-        found = [dataclasses.replace(each, count=None) for each in found]
-    if public is not None:
-        shown = examined(as_source(public))
-        cost = "Numbers of public records: they cost nothing."
-    elif look:
-        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        book.trust(LOOKED)
-        shown = private
-        cost = f"Numbers of the private records: the ledger says that {LOOKED}."
-    if public is not None or look:
-        measured = _part("gradient_numbers", "measure")(shown)
-        found += _part("gradient_numbers", "find_in_numbers")(measured, inner)
+    # Numbers: of public records, of private ones that are looked at, or of one noisy release.
+    numbers = None
+    cost = "No numbers: public=, ledger= or look=True computes some."
+    if look or open_source is not None:
+        say("computing gradients")
+        shown = private if open_source is None else examined(open_source)
+        numbers = _part("gradient_numbers", "measure")(shown)
+        say("rehearsing the training")
         found += _part("rehearsal", "find_in_rehearsal")(_part("rehearsal", "rehearse")(shown))
-        numbers = str(measured or "")
+        cost = "Numbers of public records, which cost nothing."
+        if look:
+            cost = f"Numbers of the private records, un-noised: the ledger says that {LOOKED}."
+    elif ledger is not None:
+        with _opened(ledger, charges=True) as book:
+            release = _part("charged", "plan")(inner, book, records, epsilon)
+            say("computing gradients")
+            numbers = _part("charged", "measure_noisily")(
+                release, private, source, book, group if groups else None, groups or 1, clipping
+            )
+        cost = str(release)
+    if numbers is not None:
+        found += _part("gradient_numbers", "find_in_numbers")(numbers, inner)
     size = sum(leaf.size for leaf in private.trained())
     found += _part("advice", "find_without_data")(inner, size)
-    return Diagnosis(certain_first(found), numbers, cost, time.perf_counter() - began)
+    text = "" if numbers is None else str(numbers)
+    return Diagnosis(certain_first(found), text, cost, time.perf_counter() - began)
+
+
+@runtime_checkable
+class KeepsLedger(Protocol):
+    """A ``jaxdp.Run``: its folder has the ledger, and a page that says what the ledger does."""
+
+    def opened_ledger(self, charges: bool) -> contextlib.AbstractContextManager[Ledger]:
+        """The ledger, open, to be charged or only to be noted in; then the page says what it does.
+
+        Args:
+            charges: True if it is to be charged.
+        """
+
+
+@contextlib.contextmanager
+def _opened(
+    ledger: "Ledger | KeepsLedger | str | os.PathLike[str] | None", charges: bool
+) -> Iterator[Ledger]:
+    """The ledger, to be written to; one that was given as an object stays as it is."""
+    if isinstance(ledger, Ledger):
+        yield ledger
+    elif isinstance(ledger, KeepsLedger):
+        with ledger.opened_ledger(charges) as book:
+            yield book
+    else:
+        with contextlib.closing(Ledger(ledger)) as book:
+            yield book
 
 
 def _part(module: str, name: str) -> Callable[..., Any]:
     """A function of a module of this room, or one that finds nothing."""
     try:
         return getattr(importlib.import_module(f"jaxdp.audit.{module}"), name)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, AttributeError):
         return lambda *args: []
 
 
-def _group_of(
+def _alike(one: PyTree, two: PyTree) -> bool:
+    """True for examples of one structure, with leaves of the same shapes."""
+    same_tree = jax.tree.structure(one) == jax.tree.structure(two)
+    return same_tree and all(
+        a.shape == b.shape for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    )
+
+
+def _group_function(
+    example: PyTree, group: Callable[[PyTree], int] | None
+) -> Callable[[PyTree], int] | None:
+    """The function from a record to its group: the one given, or the one integer scalar."""
+    leaves = jax.tree.leaves(example)
+    at = [i for i, leaf in enumerate(leaves) if leaf.shape == () and leaf.dtype.kind in "biu"]
+    if group is not None or len(at) != 1:
+        return group
+    return lambda record: int(jax.tree.leaves(record)[at[0]])
+
+
+def _groups_of(
     records: PyTree, group: Callable[[PyTree], int] | None, groups: int | None
 ) -> np.ndarray | None:
-    """The group of each record, int [m]; None where they have none."""
-    if group is not None:
-        each = (group(near.record(records, i)) for i in range(near.count(records)))
-        return np.array([int(found) for found in each], np.int64)
-    whole = [
-        leaf for leaf in map(np.asarray, jax.tree.leaves(records))
-        if leaf.ndim == 1 and leaf.dtype.kind in "biu"
-    ]  # fmt: skip
-    if len(whole) != 1:
+    """The group of each record, int [m]; None where there are none.
+
+    Raises:
+        ValueError: the function fails, or gives no integer; no message holds what a record is.
+    """
+    if group is None:
         return None
-    values = whole[0].astype(np.int64)
-    few = len(np.unique(values)) <= min(_MOST_GROUPS, len(values) // 2) and values.min() >= 0
-    return values if few or groups is not None else None
+    try:
+        each = (group(near.record(records, i)) for i in range(near.count(records)))
+        values = np.array([operator.index(np.asarray(found).item()) for found in each], np.int64)
+    except Exception as error:
+        raise ValueError(
+            f"group must return an integer for every record, got a {type(error).__name__}"
+        ) from None
+    # Without their number integers are groups where few of them stand for many records.
+    usual = values.min() >= 0 and values.max() < _MOST_GROUPS and values.max() < len(values) // 2
+    return values if usual or groups is not None else None

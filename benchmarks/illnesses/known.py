@@ -1,0 +1,5 @@
+"""The programs written by those who wrote the diagnosis: ten ill and ten healthy ones."""
+
+from benchmarks.illnesses import known_healthy
+
+CASES = [*known_healthy.CASES]
