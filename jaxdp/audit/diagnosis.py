@@ -230,7 +230,7 @@ def diagnose(
             )
         cost = str(release)
     if numbers is not None:
-        found += _part("gradient_numbers", "find_in_numbers")(numbers, inner)
+        found += _part("gradient_numbers", "find_in_numbers")(numbers)
     size = sum(leaf.size for leaf in private.trained())
     found += _part("advice", "find_without_data")(inner, size)
     text = "" if numbers is None else str(numbers)

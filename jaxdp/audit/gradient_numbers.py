@@ -236,7 +236,7 @@ class GradientNumbers:
 
         Of one step, where the mechanism was made for no number of steps.
         """
-        return outlook("", self.mechanism, 1, self.mechanism.steps or 1).of_the_run
+        return outlook("", self.mechanism, 1, self.mechanism.steps or 1).in_a_direction
 
     @functools.cached_property
     def choices(self) -> dict[str, tuple[float, float]]:
@@ -249,7 +249,7 @@ class GradientNumbers:
         if self.mechanism.steps is not None and self.mechanism.delta is not None:
             for row in outlooks(self.mechanism, 1)[1:]:
                 if "parameters" not in row.change:
-                    found[row.change] = self.mean, row.of_the_run
+                    found[row.change] = self.mean, row.in_a_direction
         found |= {name: (mean, self.noise) for name, mean in self.others.items()}
 
         def ratios(mean: Mean, noise: float) -> tuple[float, float]:

