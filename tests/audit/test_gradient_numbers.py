@@ -19,6 +19,7 @@ from jaxdp.audit.gradient_numbers import (
     norm_bins,
     norm_edges,
 )
+from jaxdp.clipping.rounding import MARGIN
 from tests.mechanisms import sgd_of
 
 C, M = 0.8, 60
@@ -31,7 +32,8 @@ def mechanism_of(clip_norm=C, steps=50, **more):
 
 def test_numbers_are_those_of_numpy():
     rng = np.random.default_rng(0)
-    x, y = rng.normal(1.0, size=(M, 20)).astype(np.float32), rng.integers(0, 3, M)
+    x, y = rng.normal(size=(M, 20)).astype(np.float32), rng.integers(0, 3, M)
+    x[:, :3] += 3 * np.eye(3)[y]
     x[0], x[1] = np.nan, 0.0
     params = {
         "a": jnp.asarray(rng.normal(size=(20, 16)) / 4, jnp.float32),
@@ -56,7 +58,7 @@ def test_numbers_are_those_of_numpy():
 
     def mean_of(each, clip_norm):
         own = np.linalg.norm(each, axis=1)
-        clipped = each * np.minimum(1, clip_norm / np.maximum(own, 1e-30))[:, None]
+        clipped = each * np.minimum(1, (1 - MARGIN) * clip_norm / np.maximum(own, 1e-30))[:, None]
         gram = clipped @ clipped.T
         square = (gram.sum() - np.trace(gram)) / (M * (M - 1)) / clip_norm**2
         return square, math.sqrt(np.trace(gram) / M) / clip_norm, clipped.mean(0)
