@@ -17,6 +17,8 @@ import numpy as np
 from jax.extend import core
 
 from jaxdp.audit.bounds import binomial_pmf
+from jaxdp.audit.broken import find_broken
+from jaxdp.audit.examined import Examined, sample
 from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
@@ -133,6 +135,10 @@ def check(
     if loss_fn is not None:
         of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
+        if not any(finding.kind in ("refused", "state") for finding in of_loss):
+            grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
+            some = sample(source, _RECORDS)
+            found += find_broken(Examined(grad_fn, params, inner, None, some))
     found.append(_check_reading(source, kind))
     if gradients is not None:
         found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))

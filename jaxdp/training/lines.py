@@ -30,9 +30,9 @@ def line_of_error(error: BaseException) -> str:
     return found
 
 
-def line_of_use(jaxpr: core.Jaxpr, at: core.JaxprEqn | core.Var) -> str:
+def line_of_use(jaxpr: core.Jaxpr | None, at: core.JaxprEqn | core.Var) -> str:
     """The line of an operation, or of the first operation that takes a variable; "" if unknown."""
-    eqns = [at] if isinstance(at, core.JaxprEqn) else jaxpr.eqns
+    eqns = [at] if jaxpr is None or isinstance(at, core.JaxprEqn) else jaxpr.eqns
     for eqn in eqns:
         if eqn is at or any(atom is at for atom in eqn.invars):
             frames = source_info_util.user_frames(eqn.source_info.traceback)
