@@ -1,4 +1,7 @@
-"""Class imbalance, 5 % positives: a weight works below the clip norm, a threshold in any case."""
+"""Class imbalance, 5 % positives: a weight works below the clip norm, a threshold in any case.
+
+To repeat the rare class makes one person several records: docs/howto/persons.md.
+"""
 
 import functools
 
