@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import operator
 import os
@@ -16,8 +15,14 @@ import numpy as np
 import optax
 
 from jaxdp import arguments
-from jaxdp.audit.examined import Examined
+from jaxdp.audit import charged
+from jaxdp.audit.advice import find_without_data
+from jaxdp.audit.broken import find_broken
+from jaxdp.audit.copies import find_copies
+from jaxdp.audit.examined import Examined, sample
 from jaxdp.audit.findings import Finding, certain_first
+from jaxdp.audit.gradient_numbers import find_in_numbers, measure
+from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
 from jaxdp.clipping import ClippedGrad, clipped_grad
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
@@ -201,7 +206,7 @@ def diagnose(
 
     def examined(source: Source) -> Examined:
         """The program, with some of a source's records."""
-        some = near.records_of(source, records)
+        some = sample(source, records)
         return Examined(grad_fn, params, inner, optimizer, some, _groups_of(some, group, groups))
 
     # That the records are looked at is said for good, and on the page, before a number is computed.
@@ -211,9 +216,9 @@ def diagnose(
 
     # Mistakes, seen in the private records; what they say of a program has no numbers of records.
     private = examined(source)
-    found = [_part("broken", "find_broken")(private)]
+    found = [find_broken(private)]
     say("looking for copies among the records")
-    found.append(_part("copies", "find_copies")(source, same, inner if look else None))
+    found.append(find_copies(source, same, inner if look else None))
     unnamed = set() if look else {finding for part in found for finding in part}
 
     # Numbers: of public records, of private ones that are looked at, or of one noisy release.
@@ -222,26 +227,26 @@ def diagnose(
     if look or open_source is not None:
         shown = private if open_source is None else examined(open_source)
         say("rehearsing the training")
-        rehearsal = _part("rehearsal", "rehearse")(shown)
-        found.append(_part("rehearsal", "find_in_rehearsal")(rehearsal))
+        rehearsal = rehearse(shown)
+        found.append(find_in_rehearsal(rehearsal))
         say("computing gradients")
-        measured = _part("gradient_numbers", "measure")(shown)
-        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        measured = measure(shown)
+        found.append(find_in_numbers(measured))
         numbers = [str(measured), str(rehearsal)]
         cost = "Numbers of public records, which cost nothing."
         if look:
             cost = f"Numbers of the private records, without noise: the ledger says that {LOOKED}."
     elif ledger is not None:
         with _opened(ledger, charges=True) as book:
-            release = _part("charged", "plan")(inner, book, records, epsilon)
+            release = charged.plan(inner, book, records, epsilon)
             say("computing gradients")
-            measured = _part("charged", "measure_noisily")(
+            measured = charged.measure_noisily(
                 release, private, source, book, group if groups else None, groups or 1, clipping
             )
-        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        found.append(find_in_numbers(measured))
         numbers, cost = [str(measured)], str(release)
     size = sum(leaf.size for leaf in private.trained())
-    found.append(_part("advice", "find_without_data")(inner, size))
+    found.append(find_without_data(inner, size))
 
     # Of one kind what was found first: a line of the program before numbers of records, and these
     # before public numbers alone.
@@ -282,14 +287,6 @@ def _opened(
     else:
         with contextlib.closing(Ledger(ledger)) as book:
             yield book
-
-
-def _part(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module of this room, or one that finds nothing."""
-    try:
-        return getattr(importlib.import_module(f"jaxdp.audit.{module}"), name)
-    except (ModuleNotFoundError, AttributeError):
-        return lambda *args: []
 
 
 def _alike(one: PyTree, two: PyTree) -> bool:

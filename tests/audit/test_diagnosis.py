@@ -45,14 +45,10 @@ diagnose = functools.partial(jaxdp.diagnose, loss_fn, PARAMS, DATA, MECHANISM, o
 def quick(monkeypatch):
     """Parts that have tests of their own: what a diagnosis does with them is looked at here."""
     found = [Finding("zero", "gradients are zero", "model.py:1", count=(3, 512), weight=0.5)]
-    parts = {
-        ("broken", "find_broken"): lambda e: found,
-        ("copies", "find_copies"): lambda *args: [],
-        ("rehearsal", "rehearse"): lambda e: "trained",
-        ("rehearsal", "find_in_rehearsal"): lambda r: [],
-    }
-    whole = diagnosis._part
-    monkeypatch.setattr(diagnosis, "_part", lambda *name: parts.get(name) or whole(*name))
+    monkeypatch.setattr(diagnosis, "find_broken", lambda e: found)
+    monkeypatch.setattr(diagnosis, "find_copies", lambda *args: [])
+    monkeypatch.setattr(diagnosis, "rehearse", lambda e: "trained")
+    monkeypatch.setattr(diagnosis, "find_in_rehearsal", lambda r: [])
 
 
 def test_without_consent_there_are_mistakes_and_no_number():
