@@ -291,10 +291,9 @@ def _opened(
 
 def _alike(one: PyTree, two: PyTree) -> bool:
     """True for examples of one structure, with leaves of the same shapes."""
-    same_tree = jax.tree.structure(one) == jax.tree.structure(two)
-    return same_tree and all(
-        a.shape == b.shape for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    )
+    structures: list[Any] = [jax.tree.structure(each) for each in (one, two)]
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, two)]
+    return bool(structures[0] == structures[1] and shapes[0] == shapes[1])
 
 
 def _group_function(
