@@ -7,6 +7,7 @@ their owner looks at them on purpose.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from jaxdp.types import PyTree, Summed
 
 _FEWEST, _MOST_HELD_OUT = 48, 128  # records to rehearse with; records of the held-out part
 _POINTS = 8  # of a training, at which it is scored
-_SEEDS = 2  # of a training with noise
+_SEEDS = 3  # of a training with noise
 _OF_ONE = 0.35  # seconds that one training may take, as estimated before it
 _LARGEST = 3_000_000  # trained numbers; with more a step of this machine tells nothing in seconds
 _UNKNOWN = 300  # steps, where the mechanism does not say how many there are
@@ -38,6 +39,7 @@ _NO_CLIP = 1e8  # a clip norm that no gradient reaches
 # Shares of what can be learned: a program that gets so much is well, and needs no advice; by how
 # much another must be better to be named; a program that gets less learns next to nothing.
 _WELL, _BETTER, _NOTHING = 0.6, 0.25, 0.25
+_FAR = 50.0  # times 1, or of it, beyond which the size of targets is no usual one
 
 
 class Variant(NamedTuple):
@@ -92,6 +94,7 @@ class Rehearsal:
         outcomes: of every variant; one for each seed where there is noise.
         looks_like: group -> (another group, share of its held-out records that the model without
             privacy takes for that).
+        target: the size of the targets, where they are numbers; else 1.
         where: the line of the loss.
     """
 
@@ -102,6 +105,7 @@ class Rehearsal:
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
     outcomes: dict[Variant, list[Outcome]] = dataclasses.field(default_factory=dict)
     looks_like: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    target: float = 1.0
     where: str = ""
 
     @property
@@ -155,6 +159,15 @@ class Rehearsal:
     def share(self, variant: Variant | None) -> float:
         """The mean of ``shares``; 0 of None."""
         return float(np.mean(self.shares(variant))) if variant in self.outcomes else 0.0
+
+    @property
+    def is_well(self) -> bool:
+        """True if the program learns most of what can be learned, as it is.
+
+        One whose mean loss is worse than a constant prediction's must be right more often.
+        """
+        share = self.share(Variant())
+        return share >= _WELL and (self.loss(Variant()) < _mean(self.constant) or share >= 0.8)
 
     def loss(self, variant: Variant) -> float:
         """The mean held-out loss, over the seeds."""
@@ -252,8 +265,24 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
     if left_out:
         return Rehearsal(left_out)
 
-    # A part of the records is held out. Labels, where one can tell them from the input: what is
-    # the group, or the one leaf that is smaller than all others.
+    # Such as of an algorithm, whose steps are given more.
+    trained = e.grad_fn.trained(e.params)
+    try:
+        optimizer = optax.with_extra_args_support(e.optimizer)
+        state = jax.eval_shape(optimizer.init, trained)
+        with jax.numpy_dtype_promotion("standard"):
+            jax.eval_shape(optimizer.update, trained, state, trained)
+    except Exception as error:  # a link may raise anything
+        return Rehearsal(f"the optimizer takes no updates alone ({type(error).__name__})")
+
+    # Records without a finite loss have no part in it, and some of the others are held out. Labels,
+    # where one can tell them from the input: what is the group, or the smallest leaf of a record.
+    losses = np.concatenate([np.asarray(found.losses) for found in e.gradients()])
+    sound = np.flatnonzero(np.isfinite(losses))
+    if len(sound) < _FEWEST:
+        return Rehearsal(f"it needs at least {_FEWEST} records with a finite loss")
+    group = None if e.group is None else np.asarray(e.group)[sound]
+    e = dataclasses.replace(e, records=near.take(e.records, sound), group=group)
     order = np.random.default_rng(0).permutation(len(e))
     held = order[: min(len(e) // 4, _MOST_HELD_OUT)]
     kept = order[len(held) :]
@@ -271,15 +300,19 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
 
     plan = _Plan.of(e, len(kept))
     if plan is None:
-        return Rehearsal("one step takes too long to train some seconds")
+        return Rehearsal("its steps are too few, or take too long, to train some seconds")
     found = Rehearsal(
         "", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn)
     )
+    if label is not None:
+        target = np.asarray(jax.tree.leaves(e.records)[label])
+        if np.issubdtype(target.dtype, np.floating):
+            found.target = float(np.sqrt(np.nanmean(np.square(target, dtype=np.float64))))
     if e.group is not None:
         found.group = np.asarray(e.group)[held]
         groups, counts = np.unique(np.asarray(e.group)[kept], return_counts=True)
         found.sizes = dict(zip(groups.tolist(), counts.tolist(), strict=True))
-    programs: dict[tuple[bool, bool, int], _Program] = {}
+    programs: dict[tuple[bool, bool, int], _Program | None] = {}
 
     def run(*variants: Variant) -> None:
         """Trains in these ways, those that are new, as long as there is time."""
@@ -290,9 +323,9 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
             key = (variant.clip == math.inf, variant.everything, variant.batch)
             if key not in programs:
                 programs[key] = _Program.of(e, len(kept), *key)
-            program = programs[key]
-            seeds = range(_SEEDS if variant.noise else 1)
-            found.outcomes[variant] = [program(variant, split, seed) for seed in seeds]
+            if program := programs[key]:
+                seeds = range(_SEEDS if variant.noise else 1)
+                found.outcomes[variant] = [program(variant, split, seed) for seed in seeds]
 
     # Without privacy, by Adam at three rates: one that suits clipped gradients may not suit others.
     # And with the same input for all, the best constant prediction.
@@ -315,7 +348,7 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
 
     # As it is. One that learns well is left alone.
     run(Variant())
-    if found.share(Variant()) >= _WELL:
+    if found.is_well:
         return found
     run_others()
 
@@ -342,10 +375,10 @@ def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
         for clip in (1 / 8, 1 / 64):
             run(Variant(rate=8.0, clip=clip))
 
-    # Where noise leaves nothing: the same epsilon in fewer steps of a larger batch. Steps that
+    # Where noise leaves little: the same epsilon in fewer steps of a larger batch. Steps that
     # could not be rehearsed would average their noise: fewer and larger ones, with less noise.
-    if found.share(found.best(noise=1.0)) < _NOTHING:
-        if 1 < found.rest < math.inf:
+    if found.share(found.best(noise=1.0)) < _WELL:
+        if 1.5 < found.rest < math.inf:
             less = 1 / math.sqrt(found.rest)
             run(*(Variant(rate=x, noise=less) for x in (best.rate, best.rate * 8, best.rate * 64)))
         if _larger_batch(e.mechanism, 8) is not None:
@@ -405,6 +438,7 @@ def _steps(mechanism: Mechanism) -> int | None:
     return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
 
 
+@functools.lru_cache(8)
 def _larger_batch(mechanism: Mechanism, times: int) -> Mechanism | None:
     """The mechanism with a larger batch in fewer steps, of the same epsilon; None for none."""
     steps, delta = mechanism.steps, mechanism.delta
@@ -440,11 +474,11 @@ class _Plan(NamedTuple):
         return self.gradients * self.each
 
     @classmethod
-    def of(cls, e: Examined, kept: int) -> "_Plan | None":
+    def of(cls, e: Examined, kept: int, least: int = 0) -> "_Plan | None":
         """By an estimate of the time, never the clock: the same program is rehearsed alike."""
         size = sum(leaf.size for leaf in e.trained())
         most = min(e.mechanism.batch_size, kept, 256, max(1, 2**25 // size))
-        wanted = _steps(e.mechanism) or _UNKNOWN
+        wanted = max(_steps(e.mechanism) or _UNKNOWN, least)
         update = 2e-5 + 3e-8 * size
         for rows in (most, min(most, 64)):
             gradient = 1e-4 + _flops(e, rows) / 3e10
@@ -455,12 +489,12 @@ class _Plan(NamedTuple):
             if affordable * each >= wanted:
                 break
         gradients = min(affordable, -(-wanted // each))
-        if gradients < 3 * _POINTS:
+        if gradients < (few := min(3 * _POINTS, wanted)):
             # A little longer than planned, where a training is still a matter of seconds.
-            gradients, each = 3 * _POINTS, 1
+            gradients, each = few, 1
             if gradients * (gradient + update) > 4 * _OF_ONE:
                 return None
-        return cls(rows, max(gradients // _POINTS, 1) * _POINTS, each)
+        return cls(rows, gradients // _POINTS * _POINTS, each) if gradients >= _POINTS else None
 
 
 def _flops(e: Examined, rows: int) -> float:
@@ -495,8 +529,11 @@ class _Program:
     @classmethod
     def of(
         cls, e: Examined, kept: int, unclipped: bool, everything: bool, batch: int
-    ) -> "_Program":
-        """The program, or one without clipping, with nothing frozen, or with a larger batch."""
+    ) -> "_Program | None":
+        """The program, or one without clipping, with nothing frozen, or with a larger batch.
+
+        None where one step of it takes too long.
+        """
         grad_fn, mechanism = dataclasses.replace(e.grad_fn, placement=None), e.mechanism
         if unclipped and not isinstance(grad_fn.rule, Clip):
             grad_fn = dataclasses.replace(grad_fn, rule=Clip(1.0))
@@ -514,9 +551,8 @@ class _Program:
         if mechanism.noise == "grid":  # its integers take long; as Gaussian noise it is the same
             mechanism = dataclasses.replace(mechanism, noise="gaussian")
         e = dataclasses.replace(e, grad_fn=grad_fn, mechanism=mechanism, optimizer=optimizer)
-        plan = _Plan.of(e, kept)
-        assert plan is not None  # one was made of the program as it is
-        return cls(e, jax.jit(_training(e, plan, unclipped)))
+        plan = _Plan.of(e, kept, _UNKNOWN if unclipped else 0)
+        return None if plan is None else cls(e, jax.jit(_training(e, plan, unclipped)))
 
     def __call__(
         self, variant: Variant, split: dict[str, tuple[PyTree, PyTree]], seed: int
@@ -571,7 +607,8 @@ def _training(
                     mean,
                     noisy,
                 )
-            updates, last = optimizer.update(mean, last, trained)
+            with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+                updates, last = optimizer.update(mean, last, trained)
             updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
             return step + 1, optax.apply_updates(trained, updates), first, last
 
@@ -675,63 +712,67 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
             return [advice("frozen", told(free, whole), _TRAIN_MORE, 1)]
         if standard is not None and r.learns(records="standardised"):
             return [advice("inputs", told(free, standard), _STANDARDISE, 1)]
+        if not 1 / _FAR < r.target < _FAR:
+            what = f"{said} nothing is learned of targets of size {r.target:.3g}, without privacy"
+            return [advice("inputs", what, _TARGETS, 1)]
         what = (
             f"{said} the loss of records that are trained on does not fall below that of one "
             f"prediction for all ({constant:.3g}), without noise and clipping, at no rate"
         )
         return [advice("model", what, _MODEL, 1, r.where)]
     found = _wrong_labels(r, said)
-    now = Variant()
-    if now not in r.outcomes or (share := r.share(now)) >= _WELL:
+    if Variant() not in r.outcomes or r.is_well:
         return found
+    share = r.share(Variant())
 
-    def better(variant: Variant | None, than: Variant) -> bool:
+    def better(variant: Variant | None, than: Variant, margin: float = _BETTER) -> bool:
         """True if it learns more by a margin, whatever the seed."""
         if variant is None or variant not in r.outcomes:
             return False
-        least, most = min(r.shares(variant)), max(r.shares(than))
-        return least > most + _BETTER and most < _WELL * least
+        least, usual = min(r.shares(variant)), r.share(than)
+        return least > usual + margin and usual < (1 - margin) * least
 
-    # What keeps it from learning without privacy, by half or more.
+    # What keeps it from learning without privacy, too.
+    own, best = Variant(), max((v for v in r.outcomes if v == Variant(rate=v.rate)), key=r.share)
     if whole is not None and r.share(whole) > 3 * max(r.share(free), 0):
         found.append(advice("frozen", told(free, whole), _TRAIN_MORE, 1 - r.share(free)))
-    own = Variant(rate=1.0)
-    noisy = [v for v in r.outcomes if v == Variant(rate=v.rate)]
-    best = max(noisy, key=r.share)
-    if better(standard_now := r.best(noise=1.0, clip=1.0, records="standardised"), best):
-        assert standard_now is not None
-        gain = r.share(standard_now) - r.share(best)
-        found.append(advice("inputs", told(now, standard_now), _STANDARDISE, gain + 0.5))
+    private = r.best(noise=1.0, clip=1.0, records="standardised")
+    if better(private, best, 0.6 * _BETTER) and r.loss(private) < r.loss(best):
+        gain = r.share(private) - r.share(best) + 0.5
+        found.append(advice("inputs", told(own, private), _STANDARDISE, gain))
 
-    # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
-    # a larger one may only be faster, unless even the whole run would be too short.
-    if better(best, own) and best.rate != 1:
-        late = share * r.rest > 0.5 * r.share(best) if r.of else share * 20 > r.share(best)
-        if r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late):
-            do = f"a learning rate about {_times(best.rate)}"
-            found.append(advice("rate", told(now, best), do, r.share(best) - share + 0.2))
-
-    # Another clip norm.
+    # Another clip norm. Where every gradient is far longer it acts as a learning rate.
     clips = [v for v in r.outcomes if v.clip not in (1.0, math.inf) and v.noise == 1]
-    if clips and better(other := max(clips, key=r.share), best if r.share(best) > share else own):
-        do = f"a clip norm about {_times(other.clip)}"
+    other = max(clips, key=r.share, default=own)
+    alike = Variant(rate=other.clip)
+    as_rate = other.clip > 8 and alike in r.outcomes and abs(r.share(alike) - r.share(other)) < 0.02
+    if better(other, own if as_rate else best) and (r.rest < 1.5 or other.clip < 1):
+        do = f"a clip norm {_times(other.clip)}" + (" or more" if as_rate else "")
         if other.rate != 1:
             do += f", and a learning rate {_times(other.rate)}"
-        if r.rest < 1.5 or other.clip < 1:
-            found.append(advice("clip", told(now, other), do, r.share(other) - share + 0.2))
+        gain = r.share(best if as_rate else other) - share + 0.25
+        found.append(advice("clip", told(own, other), do, gain))
     quiet = r.best(noise=0.0, clip=1.0, records="given", everything=False)
     if quiet is not None and r.share(quiet) < 0.5 * r.share(free) and r.rest < 1.5:
         found.append(advice("clip", told(quiet, free), _CLIP, 1 - r.share(quiet)))
 
-    # Noise leaves nothing, at no rate.
+    # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
+    # a larger one may only be faster, unless even the whole run would be too short.
+    late = share * (r.rest if r.of else 20) > 0.5 * r.share(best)
+    certain = r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late)
+    if better(best, own) and certain:
+        do = f"a learning rate about {_times(best.rate)}"
+        found.append(advice("rate", told(own, best), do, r.share(best) - share + 0.2))
+
+    # Noise leaves little, at any rate: a larger batch, or nothing.
     tried = [v for v in r.outcomes if v.records == "given" and v.noise > 0 and v.batch == 1]
     most = max(r.share(v) for v in tried)
+    larger = r.best(batch=8)
+    if better(larger, max(tried, key=r.share)):
+        do = "8 times the batch in an eighth of the steps, at the same epsilon"
+        found.append(advice("batch", told(best, larger), do, r.share(larger) - share + 0.2))
     long_enough = r.rest < 1.5 or any(v.noise < 1 for v in tried)
     if quiet is not None and most < _NOTHING and r.share(quiet) > 2 * _NOTHING and long_enough:
-        larger = r.best(batch=8)
-        if larger is not None and better(larger, best):
-            do = "8 times the batch in an eighth of the steps, at the same epsilon"
-            found.append(advice("batch", told(best, larger), do, r.share(larger) + 0.5))
         found.append(advice("signal", told(best, quiet), "", 1 - most))
     return sorted(found, key=lambda finding: -finding.weight)
 
@@ -740,6 +781,10 @@ _TRAIN_MORE = "train more of the parameters (trainable=)"
 _STANDARDISE = (
     "standardise the inputs by public constants, or statistics of public records, to mean 0 and "
     "deviation 1: a large column takes all of a clipped gradient"
+)
+_TARGETS = (
+    "scale the targets by public constants to about 1, and predictions back: a clipped gradient "
+    "moves the parameters by little more than the learning rate a step"
 )
 _CLIP = (
     "a larger clip norm, with a smaller learning rate: it is the clipping, not the noise, that "
@@ -755,13 +800,13 @@ def _wrong_labels(r: Rehearsal, said: str) -> list[Finding]:
     """Groups that are not learned without privacy, while the others are."""
     if r.group is None or len(r.sizes) < 2:
         return []
-    gains: dict[int, np.ndarray] = {}
+    shares: dict[int, float] = {}
     top, constant = _finite(r.top.best), _finite(r.constant)
     for group, size in r.sizes.items():
         own = r.group == group
         if np.sum(own) >= 6 and size >= 0.5 * np.median(list(r.sizes.values())):
-            gains[group] = (constant - top)[own] / np.mean(np.abs(constant[own]))
-    shares = {group: float(np.mean(gain)) for group, gain in gains.items()}
+            gain = (constant - top)[own] / np.mean(np.abs(constant[own]))
+            shares[group] = float(np.mean(np.clip(gain, -1, 1)))
     bad = sorted(group for group, share in shares.items() if share <= 0)
     others = [share for group, share in shares.items() if group not in bad]
     if not bad or len(others) < max(1, len(bad)) or np.median(others) < 0.4:

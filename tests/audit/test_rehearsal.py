@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 import jaxdp
 from jaxdp.audit.examined import Examined
@@ -48,6 +49,11 @@ def _blind(params, example):
     return _loss(params, (0 * x, y))
 
 
+def _squared(params, example):
+    x, y = example
+    return (x @ params["w"] + params["b"] - y.astype(jnp.float32)) ** 2
+
+
 def _with_dropout(params, example, rng):
     x, y = example
     return _loss(params, (x * jax.random.bernoulli(rng, 0.9, x.shape).astype(x.dtype), y))
@@ -63,7 +69,7 @@ _PROGRAMS = [
     pytest.param({"epsilon": None, "group": False}, None, id="healthy, steps unknown"),
     pytest.param({"noisy": True, "loss": _loss}, "model", id="labels of chance"),
     pytest.param({"loss": _blind}, "model", id="a loss that does not look"),
-    pytest.param({"rate": 200.0}, "rate", id="a rate too high"),
+    pytest.param({"loss": _squared, "rate": 20.0}, "rate", id="a rate too high"),
     pytest.param({"rate": 1e-3}, "rate", id="a rate too low"),
     pytest.param({"inputs": _BIG}, "inputs", id="a large column"),
     pytest.param({"clip": 300.0}, "clip", id="a clip norm too large"),
@@ -84,6 +90,8 @@ def test_what_is_named_first(changed, kind):
     ("changed", "words"),
     [
         ({"records": 20}, "at least"),
+        ({"steps": 5}, "too few"),
+        ({"optimizer": contrib.reduce_on_plateau()}, "TypeError"),
         ({"params": {"w": jnp.zeros(8), "b": jnp.zeros(()), "c": np.zeros(4_000_000, np.float32)}},
          "too many"),
     ],
