@@ -199,7 +199,7 @@ def diagnose(
 
     # That the records are looked at is said for good, and on the page, before a number is computed.
     if look:
-        with _opened(ledger) as book:
+        with _opened(ledger, charges=False) as book:
             book.trust(LOOKED)
 
     # Mistakes, seen in the private records.
@@ -222,7 +222,7 @@ def diagnose(
         if look:
             cost = f"Numbers of the private records, un-noised: the ledger says that {LOOKED}."
     elif ledger is not None:
-        with _opened(ledger) as book:
+        with _opened(ledger, charges=True) as book:
             release = _part("charged", "plan")(inner, book, records, epsilon)
             say("computing gradients")
             numbers = _part("charged", "measure_noisily")(
@@ -241,17 +241,23 @@ def diagnose(
 class KeepsLedger(Protocol):
     """A ``jaxdp.Run``: its folder has the ledger, and a page that says what the ledger does."""
 
-    def open_ledger(self) -> contextlib.AbstractContextManager[Ledger]:
-        """The ledger, open; behind it the folder's page says what it holds by then."""
+    def opened_ledger(self, charges: bool) -> contextlib.AbstractContextManager[Ledger]:
+        """The ledger, open, to be charged or only to be noted in; then the page says what it does.
+
+        Args:
+            charges: True if it is to be charged.
+        """
 
 
 @contextlib.contextmanager
-def _opened(ledger: "Ledger | KeepsLedger | str | os.PathLike[str] | None") -> Iterator[Ledger]:
+def _opened(
+    ledger: "Ledger | KeepsLedger | str | os.PathLike[str] | None", charges: bool
+) -> Iterator[Ledger]:
     """The ledger, to be written to; one that was given as an object stays as it is."""
     if isinstance(ledger, Ledger):
         yield ledger
     elif isinstance(ledger, KeepsLedger):
-        with ledger.open_ledger() as book:
+        with ledger.opened_ledger(charges) as book:
             yield book
     else:
         with contextlib.closing(Ledger(ledger)) as book:

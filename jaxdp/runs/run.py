@@ -54,6 +54,7 @@ from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 if TYPE_CHECKING:
     from jaxdp.audit.algorithms import EpsilonAudit
+    from jaxdp.audit.diagnosis import Diagnosis
 
 # Called with the number of steps taken, and with the row of a block once that is durable, or None.
 Progress = Callable[[int, Row | None], None]
@@ -500,6 +501,95 @@ class Run:
             said=said,
         )
 
+    def diagnose(
+        self,
+        *,
+        look: bool = False,
+        epsilon: float | None = None,
+        params: PyTree = None,
+        **options: Any,
+    ) -> "Diagnosis":
+        """Finds what keeps the model from learning; ``jaxdp.diagnose`` of the run's own parts.
+
+        Without ``public``, ``epsilon`` or ``look`` it tells mistakes and no numbers. Before the
+        first step the run may be changed by what it tells (mechanism, model, rate): the folder's
+        ledger goes on counting, and saying, what was charged and looked at.
+
+        Args:
+            look: True computes numbers from the private records without noise, which the ledger and
+                the page then say for good, also of a run that is finished.
+            epsilon: charges the run's ledger so much for one noisy release of numbers.
+            params: None takes those that the run begins with.
+            options: ``public``, ``group``, ``groups``, ``same``, ``records``, as for
+                ``jaxdp.diagnose``.
+
+        Raises:
+            ValueError: an argument is not what it should be, or the folder holds another run;
+                nothing is charged then.
+            BudgetExceededError: the ledger's budget has no room; nothing was charged.
+        """
+        from jaxdp.audit.diagnosis import diagnose
+
+        if epsilon is not None:
+            options |= {"epsilon": epsilon}
+        mechanism = self.algorithm.mechanism
+        if mechanism.delta is None and self._delta is not None:
+            mechanism = dataclasses.replace(mechanism, delta=self._delta)
+        mechanism = dataclasses.replace(mechanism, relation=self._relation)
+        return diagnose(
+            self._loss_fn,
+            self._params if params is None else params,
+            self.source,
+            dataclasses.replace(self.algorithm, mechanism=mechanism),
+            ledger=self if look or epsilon is not None else None,
+            look=look,
+            **{"trainable": self._gradient["trainable"], **options},
+        )
+
+    @contextlib.contextmanager
+    def opened_ledger(self, charges: bool) -> Iterator[Ledger]:
+        """The run's ledger, for ``jaxdp.diagnose``; behind it the page says what the ledger does.
+
+        The folder is this process's as long, and keeps what was written: a ledger that is cut off
+        before it is refused.
+
+        Args:
+            charges: True if it is to be charged.
+
+        Raises:
+            ValueError: the folder holds another run, or another process trains there.
+        """
+        if charges and self._canaries is not None:
+            raise ValueError(
+                "canaries must be 0 to charge a diagnosis to the run: an audit is of one run of "
+                "one mechanism, whose ledger holds nothing else. Diagnose another run, or public "
+                "records (public=)"
+            )
+        # Of a run that has not begun the secret is kept, which is the ledger's key.
+        kept = self._kept_state()
+        said = self._require_same_program(kept)
+        stage = self.directory.stage and not self.directory.exists()
+        directory = self.directory.latest if stage else self.directory
+        kept = directory.load_state() if stage else kept
+        if not directory.exists():
+            directory.create()
+        directory.lock()
+        try:
+            directory.save_state(kept)
+            open_one = self._shared is not None and not self._shared.closed
+            ledger = directory.open_ledger(kept, self._shared if open_one else None)
+            directory.check_shown(ledger, kept)
+            try:
+                yield ledger
+            finally:
+                directory.save_state(dataclasses.replace(kept, head=ledger.head.hex()))
+                if ledger is not self._shared:
+                    ledger.close()
+        finally:
+            directory.unlock()
+        if (self.path / "report.json").exists() and not self.directory.later:
+            self._write_report(anew=True, said=said)
+
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
         """A lower bound on epsilon (empirical epsilon) from what the run released of its canaries.
 
@@ -580,7 +670,7 @@ class Run:
                     f"extend must name the last stage of the run in {self.path}, "
                     f"{self.directory.latest.stage!r}, to go on, got {self.directory.stage!r}"
                 )
-            if not self.directory.exists():
+            if not self._has_begun():
                 if self.directory.stage:
                     self.directory.create()
                 program.keep(self.directory, self._traced)  # before the state of a run
@@ -947,9 +1037,15 @@ class Run:
         config, exists = self._parts.config, self.directory.exists()
         if self._parts.is_new and (exists or self.directory.ledger.exists()):
             raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
-        if self._parts.is_new or (self._parts.is_new is None and not exists):
+        if self._parts.is_new or (self._parts.is_new is None and not self._has_begun()):
             path, key = self._ledger_given()
             secret, before, place = self._secret or Secret.new(), None, None
+            # A diagnosis before the first start has left secret and ledger, and may change all
+            # else: what the ledger holds by then counts, and is said.
+            found = self.directory.load_state() if exists else None
+            if found is not None:
+                self._check_ledger()
+                secret, path, key = found.secret.restored(), found.ledger, found.ledger_key
             self._check_after(secret)
             self._check_others()
             if self.directory.stage:
@@ -969,6 +1065,7 @@ class Run:
                 ledger=path,
                 ledger_key=key,
                 frozen=self._frozen,
+                head=None if found is None else found.head,
             )
 
         # What is charged to the ledger of a run must be this run: its configuration, or where a
@@ -1016,6 +1113,10 @@ class Run:
             return dataclasses.replace(kept, ledger=path, ledger_key=key)
         self._check_ledger()
         return kept
+
+    def _has_begun(self) -> bool:
+        """True where the folder holds a run that was started, and not only diagnosed."""
+        return self.directory.exists() and self.directory.load_state().starts != ()
 
     def _ledger_given(self) -> tuple[str | None, str | None]:
         """Path and key, hexadecimal, of a ledger of several runs; None where there is none."""
@@ -1191,7 +1292,7 @@ class Run:
         traced = self._program(kept.secret.restored())
 
         def once() -> str:
-            if not self.directory.exists():
+            if not self._has_begun():
                 return "[]"
             return json.dumps(program.require_same(self.directory, traced, self._same_program))
 
