@@ -20,7 +20,7 @@ from jaxdp.audit.advice import find_without_data
 from jaxdp.audit.broken import find_broken
 from jaxdp.audit.copies import find_copies
 from jaxdp.audit.examined import Examined, sample
-from jaxdp.audit.findings import Finding, certain_first
+from jaxdp.audit.findings import Finding
 from jaxdp.audit.gradient_numbers import find_in_numbers, measure
 from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
 from jaxdp.clipping import ClippedGrad, clipped_grad
@@ -34,7 +34,7 @@ from jaxdp.types import PyTree
 
 SENSITIVE = "SENSITIVE: for the owner of the records"
 LOOKED = "hyper-parameters may have been chosen by looking at the records"
-_SHOWN = 6  # findings that a page has room for
+_SHOWN, _LINES = 6, 40  # findings and lines that a page has room for
 _QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
 
@@ -74,7 +74,11 @@ class Diagnosis:
         lines = [f"{SENSITIVE}. {head} ({self.seconds:.1f} s)", *map(str, self.findings[:_SHOWN])]
         if rest := [finding.kind for finding in self.findings[_SHOWN:]]:
             lines.append(f"and less: {', '.join(rest)} (.findings has all)")
-        return "\n".join([*lines, *filter(None, [self.numbers]), self.cost])
+        table = self.numbers.splitlines()
+        room = max(_LINES - 1 - sum(line.count("\n") + 1 for line in lines), _LINES // 4)
+        if len(table) > room:
+            table[room - 1 :] = ["... (.numbers has all)"]
+        return "\n".join([*lines, *table, self.cost])
 
     __repr__ = __str__  # what a notebook shows says that it is sensitive, too
 
@@ -248,16 +252,18 @@ def diagnose(
     size = sum(leaf.size for leaf in private.trained())
     found.append(find_without_data(inner, size))
 
-    # Of one kind what was found first: a line of the program before numbers of records, and these
-    # before public numbers alone.
-    kinds: set[str] = set()
+    # Of one kind what was found first, a line of the program before numbers of records, and these
+    # before public numbers alone; it weighs what the heaviest does.
+    weights: dict[str, float] = {}
     once: list[Finding] = []
     for part in found:
-        once += [finding for finding in part if finding.kind not in kinds]
-        kinds |= {finding.kind for finding in part}
+        once += [finding for finding in part if finding.kind not in weights]
+        for each in part:
+            weights[each.kind] = max(each.weight, weights.get(each.kind, 0.0))
+    once.sort(key=lambda finding: -weights[finding.kind])
     worst = tuple(
         dataclasses.replace(finding, count=None, weight=0.0) if finding in unnamed else finding
-        for finding in certain_first(once)
+        for finding in sorted(dict.fromkeys(once), key=lambda finding: not finding.certain)
     )
     return Diagnosis(worst, "\n".join(numbers), cost, time.perf_counter() - began)
 
