@@ -1,7 +1,4 @@
-"""Class imbalance, 5 % positives: a weight works below the clip norm, a threshold in any case.
-
-To repeat the rare class makes one person several records: docs/howto/persons.md.
-"""
+"""Class imbalance, 5 % positives: weights and a threshold, no copies (docs/howto/persons.md)."""
 
 import functools
 

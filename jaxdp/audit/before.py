@@ -343,10 +343,10 @@ def _find_lookups(grad_fn: ClippedGrad, params: PyTree, source: Source) -> list[
     whole, inputs = traced.program, traced.program.ins[traced.num_params :]
     flags = trained_flags(grad_fn.trainable, params)
     leaves = zip(whole.ins, jax.tree.leaves(params), flags, strict=False)
-    tables = [(at, leaf) for at, leaf, is_trained in leaves if not is_trained]
+    frozen = [(at, leaf) for at, leaf, is_trained in leaves if not is_trained]
     tables = [
         (program.reached(whole, [at]), np.shape(table)[0], table)
-        for at, table in (*tables, *whole.consts.items())
+        for at, table in (*frozen, *whole.consts.items())
         if np.ndim(table) and not grad_fn.constants.holds(table)
     ]
     columns = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))

@@ -118,20 +118,21 @@ def _hashed(source: Source) -> tuple[np.ndarray, np.ndarray, int]:
     """(hashes of the halves of records, uint64 [m, 2]; changes in each, int [m]; its words)."""
     size = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(source.example))
     numbers = sum(math.prod(a.shape) for a in jax.tree.leaves(source.example))
-    rng, salt, half = np.random.default_rng(0), np.zeros(0, np.uint64), np.zeros(0, bool)
+    rng, width = np.random.default_rng(0), 0
     hashes, changes = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
     for records in _read(source, _WHOLE // max(size, 1), _WORDS // max(numbers, 1)):
         words = np.concatenate(
             [_words(leaf, size >= 512) for leaf in jax.tree.leaves(records)], axis=1
         )
-        if not len(salt):
-            salt = rng.integers(2**64, size=words.shape[1], dtype=np.uint64)
-            half = rng.permutation(words.shape[1]) % 2 == 0
-        mixed = (words ^ salt) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+        if not width:
+            width = words.shape[1]
+            salt = rng.integers(2**64, size=width, dtype=np.uint64)
+            half = rng.permutation(width) % 2 == 0
+        mixed = np.multiply(words ^ salt, np.uint64(0x9E3779B97F4A7C15))
+        mixed = np.multiply(mixed ^ (mixed >> np.uint64(32)), np.uint64(0xD6E8FEB86659FD93))
         hashes.append(np.stack([mixed[:, half].sum(1), mixed[:, ~half].sum(1)], axis=1))
         changes.append(np.count_nonzero(words[:, 1:] != words[:, :-1], axis=1))
-    return np.concatenate(hashes), np.concatenate(changes), len(salt)
+    return np.concatenate(hashes), np.concatenate(changes), width
 
 
 def _words(leaf: np.ndarray, wide: bool) -> np.ndarray:
