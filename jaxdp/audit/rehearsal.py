@@ -64,7 +64,7 @@ class Variant(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one training came to. **Sensitive**.
+    """The losses of one training. **Sensitive**.
 
     Attributes:
         first: float32 [h], the losses of the held-out records before it.
@@ -110,7 +110,7 @@ class Rehearsal:
 
     @property
     def rest(self) -> float:
-        """How many times more steps the program takes than were rehearsed; inf: not known."""
+        """The steps of the program over those that were rehearsed; inf where not known."""
         return math.inf if self.of is None else self.of / max(self.steps, 1)
 
     @property
@@ -434,7 +434,7 @@ def _standardised(leaf: np.ndarray) -> np.ndarray | None:
 
 
 def _steps(mechanism: Mechanism) -> int | None:
-    """How many steps the mechanism is for; None where it does not say."""
+    """The number of steps of a mechanism; None where it does not say."""
     noise = mechanism.noise_multiplier
     return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
 
@@ -461,7 +461,7 @@ def _larger_batch(mechanism: Mechanism, times: int) -> Mechanism | None:
 
 
 class _Plan(NamedTuple):
-    """How much is computed: ``gradients`` gradients of ``rows`` records, ``each`` updates of each.
+    """The size of a training: ``gradients`` gradients of ``rows`` records, ``each`` updates of each.
 
     Updates share a gradient where there is no time for one each; every update has its own noise.
     """
