@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxdp.clipping.ghost.program import Node, Program, Ref, Traced
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import neighbours as near
-from jaxdp.training.lines import line_of_use
+from jaxdp.training.lines import line_of_operation
 from jaxdp.types import PyTree
 
 _NEARLY = 0.9  # of the records, from which on zero gradients are told
@@ -28,6 +28,7 @@ _LARGE = 30.0  # root of the mean square of a feature; bytes have about 100
 _SCALED = 128.0  # a constant factor of the loss from which on it is a loss scale
 _STEPS = 20  # of the optimizer, before a leaf that has not moved is looked at in mid-run
 _UNROLLED = 5_000  # operations of a loop that are run one by one, for the line
+_INSIDE = "let labels lie in [0, classes), tokens in [0, vocabulary)"
 # Operations that hand their first operand on, value by value.
 _MOVING = {
     *("broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev"),
@@ -57,19 +58,20 @@ def find_broken(e: Examined) -> list[Finding]:
     loss = program.trace(e.loss, e.trained(), near.record(e.records, 0), key, differentiated=True)
     here = _gradients_at(e, e.trained())
     nearby = functools.cache(lambda: _gradients_at(e, _perturbed(e.trained())))
-    units = _find_units(e, loss, here)
+    units = list(_find_units(e, loss, here))
     found = [
         *_find_nonfinite(e, here),
-        *_find_zero(e, loss, here, nearby),
+        *_find_zero(e, loss, here, nearby, bool(units)),
         *_find_dead(e, loss, here, nearby, bool(units)),
         *units,
         *_find_softmax(loss),
         *_find_loss_scale(e, loss, here),
-        *_find_indices(e, loss),
         *_find_inputs(e, loss),
         *_find_in_optimizer(e),
         *_find_delta(e.mechanism),
     ]
+    if not any(finding.kind == "labels" for finding in found):
+        found += _find_indices(e, loss)
     return sorted(found, key=lambda finding: (not finding.certain, -finding.weight))
 
 
@@ -252,7 +254,7 @@ def _reason(begin: _Begin) -> tuple[str, str, str]:
         return "precision", words, ""
     if name == "gather":
         words = "an index, such as a label or a token, lies outside of what it indexes"
-        return "nonfinite", words, "let labels lie in [0, classes), tokens in [0, vocabulary)"
+        return "labels", words, _INSIDE
     if name in ("log", "log1p") or (name == "div" and of_log):
         words = "the logarithm of 0, or of a negative number"
         do = "compute it from logits (jax.nn.log_softmax, log_sigmoid), or jnp.log(x + 1e-6)"
@@ -311,7 +313,11 @@ def _is_over_one(node: Node) -> bool:
 
 
 def _find_zero(
-    e: Examined, loss: Traced, here: _Gradients, nearby: Callable[[], _Gradients]
+    e: Examined,
+    loss: Traced,
+    here: _Gradients,
+    nearby: Callable[[], _Gradients],
+    explained: bool,
 ) -> Iterator[Finding]:
     """Gradients that are exactly zero, of all records or nearly all."""
     finite, moved, nodes = int(here.finite.sum()), int(here.moved.sum()), loss.program.nodes
@@ -348,7 +354,7 @@ def _find_zero(
     elif any(node.out_dtype() == jnp.float16 for node in nodes):
         words = "every gradient is exactly zero: in half precision it underflows"
         yield dataclasses.replace(found(words, ""), kind="precision")
-    else:
+    elif not explained:
         words = "every gradient is exactly zero, also at parameters nearby: the loss is constant"
         more = "if the axis of one entry there is the batch: the loss needs a batch, and gets one"
         yield found(words, _line(ones[0]) if ones else "", do=f"{more} record" if ones else "")
@@ -433,9 +439,9 @@ def _find_units(e: Examined, loss: Traced, here: _Gradients) -> Iterator[Finding
             yield Finding("units", words, _line(node), weight=0.3 + 0.6 * share)
 
 
-def _values_of(e: Examined, loss: Traced, wanted: Sequence[int]) -> list[np.ndarray]:
+def _values_of(e: Examined, loss: Traced, wanted: Sequence[Ref]) -> list[np.ndarray]:
     """Values inside the loss, [m, ...] each, for as many records as are computed together."""
-    needed = set(wanted)
+    needed = {ref for ref in wanted if isinstance(ref, int)}
     for node in reversed(loss.program.nodes):
         if not needed.isdisjoint(node.outs):
             needed.update(ref for ref in node.ins if isinstance(ref, int))
@@ -444,7 +450,7 @@ def _values_of(e: Examined, loss: Traced, wanted: Sequence[int]) -> list[np.ndar
     def values(trained: list[jax.Array], records: PyTree, keys: jax.Array) -> list[jax.Array]:
         def one(record: PyTree, key: jax.Array) -> list[jax.Array]:
             found = _run(loss.program, jax.tree.leaves((trained, record, key)), needed)
-            return [found[number] for number in wanted]
+            return [_value(ref, found) for ref in wanted]
 
         return jax.vmap(one)(records, keys)
 
@@ -463,6 +469,7 @@ def _find_softmax(loss: Traced) -> Iterator[Finding]:
     second: dict[int, Node] = {}  # a softmax or sigmoid of those, or its denominator
     powers: dict[int, int] = {}  # exponentials, by the operation
     sums: dict[int, int] = {}  # of which exponentials a value is the sum
+    marks: tuple[dict[int, Any], ...] = (first, second, powers, sums)
     peaks: set[int] = set()  # maxima, which a softmax subtracts
     for node in loss.program.nodes:
         refs = [ref for ref in node.ins if isinstance(ref, int)]
@@ -472,9 +479,9 @@ def _find_softmax(loss: Traced) -> Iterator[Finding]:
         shifted = name == "sub" and (len(refs) == 1 or refs[-1] in peaks)
         bounded = name in ("max", "min") and len(refs) == 1
         if name in _MOVING | _TAKING or name in ("abs", "neg") or shifted or bounded:
-            for known in (first, second, powers, sums):
+            for known in marks:
                 if ref in known:
-                    known[out] = known[ref]  # type: ignore[index, assignment]
+                    known[out] = known[ref]
         if name == "reduce_max" or (name in _MOVING | {"max", "select_n"} and peaks & {*refs}):
             peaks.add(out)
         if name == "exp":
@@ -524,8 +531,8 @@ def _find_loss_scale(e: Examined, loss: Traced, here: _Gradients) -> Iterator[Fi
     if not isinstance(rule, Clip) or abs(factor) < _SCALED or not len(norms):
         return
     # What is clipped with and without it is not the factor's doing.
-    if norms.min() > rule.l2_clip_norm > np.median(norms) / abs(factor):
-        words = f"the loss is multiplied by {abs(factor):g}, and every gradient is clipped by it"
+    if np.quantile(norms, 0.05) > rule.l2_clip_norm > np.median(norms) / abs(factor):
+        words = f"the loss is multiplied by {abs(factor):g}, and so nearly every gradient clipped"
         yield Finding("loss scale", words, where, weight=0.6)
 
 
@@ -535,7 +542,7 @@ def _find_indices(e: Examined, loss: Traced) -> Iterator[Finding]:
     of_params = program.reached(body, body.ins[: loss.num_params])
     made = {number: node for node in body.nodes for number in node.outs}
     alone = lambda ref: program.depends(ref, loss.of_example - of_params)  # noqa: E731
-    places: list[tuple[Node, int, int]] = []  # an operation, an index, the largest it may be
+    places: list[tuple[Node, Ref, int]] = []  # an operation, an index, the largest it may be
     for node in body.nodes:
         if node.name == "dynamic_slice":
             room = np.subtract(node.shape_of(0), node.eqn.params["slice_sizes"])
@@ -547,12 +554,9 @@ def _find_indices(e: Examined, loss: Traced) -> Iterator[Finding]:
             if len(dims) == 1 and node.eqn.params["mode"] != jax.lax.GatherScatterMode.CLIP:
                 places.append((node, node.ins[1], int(room[dims[0]])))
         elif node.name == "eq":  # a one-hot vector
-            kinds = [_source(ref, made) for ref in node.ins]
-            counts = [kind is not None and kind.name == "iota" for kind in kinds]
-            if sum(counts) == 1 and alone(node.ins[counts.index(False)]):
-                iota = kinds[counts.index(True)]
-                most = iota.out_shape()[iota.eqn.params["dimension"]] - 1  # type: ignore[union-attr]
-                places.append((node, node.ins[counts.index(False)], most))  # type: ignore[arg-type]
+            for ref, other in (node.ins, node.ins[::-1]):
+                if alone(ref) and (by := _source(other, made)) and by.name == "iota":
+                    places.append((node, ref, by.out_shape()[by.eqn.params["dimension"]] - 1))
     if not places:
         return
     values = _values_of(e, loss, [ref for _, ref, _ in places])
@@ -560,9 +564,8 @@ def _find_indices(e: Examined, loss: Traced) -> Iterator[Finding]:
         beyond = (value > most).reshape(len(value), -1).any(axis=1)
         if beyond.any():
             words = "a label or a token is larger than what it indexes: JAX takes another, unsaid"
-            do = "let labels lie in [0, classes), tokens in [0, vocabulary)"
             count = (int(beyond.sum()), len(value))
-            yield Finding("labels", words, _line(node), do=do, count=count, weight=0.7)
+            yield Finding("labels", words, _line(node), do=_INSIDE, count=count, weight=0.7)
             return
 
 
@@ -576,7 +579,7 @@ def _find_inputs(e: Examined, loss: Traced) -> Iterator[Finding]:
         own = [ref for ref in node.ins if program.depends(ref, loss.of_example - of_params)]
         if not own or len(own) == len(node.ins):
             continue
-        (value,) = _values_of(e, loss, own[:1])  # type: ignore[list-item]
+        (value,) = _values_of(e, loss, own[:1])
         columns = np.asarray(value, np.float64).reshape(-1, value.shape[-1])
         columns = np.where(np.isfinite(columns), columns, 0.0)
         if np.any(np.mean(np.square(columns), axis=0) > _LARGE**2):
@@ -595,23 +598,24 @@ def _find_in_optimizer(e: Examined) -> Iterator[Finding]:
     optimizer, params = e.optimizer, e.grad_fn.trained(e.params)
     rng = np.random.default_rng(0)
     noise = [
-        jnp.asarray(0.01 * rng.normal(size=leaf.shape)).astype(jnp.float32)
+        jnp.asarray(0.01 * rng.normal(size=leaf.shape)).astype(leaf.dtype)
         for leaf in jax.tree.leaves(params)
     ]
     grads = jax.tree.unflatten(jax.tree.structure(params), noise)
 
     @jax.jit
-    def step(state: PyTree) -> tuple[PyTree, list[jax.Array], jax.Array, jax.Array]:
-        """(state, True for each leaf that moves, for each that rounds to itself, cosine)."""
+    def step(state: PyTree) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+        """(state; of each leaf: if it moves, the share rounded to itself, if it goes uphill)."""
         updates, state = optax.with_extra_args_support(optimizer).update(grads, state, params)
         each = jax.tree.leaves(updates)
         moves = jnp.stack([jnp.any(leaf != 0) for leaf in each])
         after = jax.tree.leaves(optax.apply_updates(params, updates))
         pairs = zip(after, jax.tree.leaves(params), strict=True)
         same = jnp.stack([jnp.mean(new == old) for new, old in pairs])
-        inner = sum(jnp.sum(u * g) for u, g in zip(each, noise, strict=True))
-        sizes = optax.global_norm(updates) * optax.global_norm(grads)
-        return state, moves, same, inner / jnp.maximum(sizes, 1e-30)
+        inner = [optax.tree.vdot(u, g) for u, g in zip(each, noise, strict=True)]
+        sizes = [optax.tree.norm(u) * optax.tree.norm(g) for u, g in zip(each, noise, strict=True)]
+        up = jnp.stack([i > 0.7 * s for i, s in zip(inner, sizes, strict=True)])
+        return state, moves, same, up
 
     def later(leaf: jax.Array) -> jax.Array:
         """A count of steps in mid-run; anything else as it is."""
@@ -623,15 +627,17 @@ def _find_in_optimizer(e: Examined) -> Iterator[Finding]:
         moved = np.zeros(len(noise), bool)
         # A schedule may begin at 0, and updates be added up over several steps.
         for count in range(_STEPS + 2):
-            state, moves, same, cosine = step(state)
+            state, moves, same, up = step(state)
             moved |= np.asarray(moves)
             if moved.all():
                 break
             if count >= _STEPS:
                 state = jax.tree.map(later, state)
-    except (TypeError, ValueError):  # it wants more than a gradient
+    except (KeyError, TypeError, ValueError):  # it wants more than a gradient
         return
     names = [name for name, found in zip(e.names, moved, strict=True) if not found]
+    each = zip(e.names, noise, np.asarray(up), strict=True)
+    climbs = [name for name, leaf, found in each if found and leaf.size >= 8]
     if names:
         of = "any parameter" if not moved.any() else _listed(names)
         do = (
@@ -639,10 +645,11 @@ def _find_in_optimizer(e: Examined) -> Iterator[Finding]:
             "clipped; else look at the rate and the mask"
         )
         yield Finding("dead", f"the optimizer never changes {of}", "", do=do, weight=0.9)
-    elif float(cosine) > 0.5:
-        words = "the optimizer adds a multiple of the gradient, in place of subtracting it"
+    elif climbs:
+        words = f"the optimizer adds the gradient to {_listed(climbs)}, in place of subtracting it"
         do = (
-            "end the chain with optax.scale_by_learning_rate(rate); optax.masked passes on the rest"
+            "end the chain with optax.scale_by_learning_rate(rate); optax.masked passes on "
+            "what its mask leaves out: take optax.partition with optax.set_to_zero()"
         )
         yield Finding("rate", words, "", do=do, weight=1.0)
     else:
@@ -670,7 +677,7 @@ def _find_delta(mechanism: Mechanism) -> Iterator[Finding]:
 def _line(node: Node | None) -> str:
     """The user's line of an operation: its own, or that of the call it is part of."""
     eqns = () if node is None else (node.eqn, *reversed(node.calls))
-    return next(filter(None, (line_of_use(None, eqn) for eqn in eqns)), "")
+    return next(filter(None, (line_of_operation(eqn) for eqn in eqns)), "")
 
 
 def _listed(names: Sequence[str]) -> str:
