@@ -66,7 +66,7 @@ def clip_without_privacy(clip_norm: float = 1_000.0) -> Parts:
 
 
 def weights_defeated(clip_norm: float = 0.5) -> Parts:
-    """One in twenty is positive and weighs 15 times as much; recall and specificity are averaged."""
+    """One in twenty is positive and weighs 15 times as much; the score is balanced."""
     rng = np.random.default_rng(4)
     y = (rng.random(9_000) < 0.05).astype(np.int32)
     x = (rng.normal(size=(9_000, 10)) / 2 + 0.4 * y[:, None]).astype(np.float32)

@@ -35,12 +35,15 @@ _LARGE = 2**24  # parameters from which on the mechanism's own clip norm alone i
 _RANK, _NARROW = 4, 16  # of LoRA, and the least width of a matrix that it would be used for
 _STEPS = 100  # for which the optimizer is asked how far it goes
 
-# Of the signal over the noise in a record's loss (``GradientNumbers.signal``), where below 1 less
-# than half of what can be learned was learned, and above 10 nearly all of it: docs/howto/
-# does_not_learn.md has the trainings.
+# Of the signal over the noise in a record's loss (``GradientNumbers.signal``). On digits and MNIST,
+# with 650 to 101,770 parameters and the best of six rates, accuracy was, where 0.88 was reached
+# without much noise: 0.19 to 0.24 at 0.3 to 0.5; 0.30 to 0.63 at 1.1 to 1.3; 0.57 to 0.79 at 2.3 to
+# 2.9; 0.67 to 0.84 at 4 to 5; 0.75 to 0.87 at 10. The noise's length alone told nothing like it.
 _DROWNED, _WEAK = 1.0, 3.0
 _FAR = 4.0  # times as long as nearly all gradients a clip norm is far too long
-_SHORT = 0.05  # of the loss, by which it falls at most in a run whose steps are too short
+# Of the loss, by which it falls at most in a run whose steps are too short: by SGD a network on
+# digits had an accuracy of 0.08 at 0.04, 0.12 at 0.12, 0.35 at 0.4, 0.76 at 1.2, 0.92 at 4.
+_SHORT = 0.2
 _DEFEATED = 3.0  # times as hard a group pulls before clipping as after it
 _SCALED = 1_000.0  # a loss, and norms over the clip norm, of a loss that was scaled up
 
@@ -292,7 +295,7 @@ class GradientNumbers:
         for name, (length, signal) in self.choices.items():
             if name in _NAMES.values() and math.isclose(signal, first[1], rel_tol=0.05):
                 continue  # where all gradients are clipped, the clip norm is a rate
-            lines.append(f"{name:44}{sign + f'{length:.3g}':>9}{sign + f'{signal:.3g}':>11}")
+            lines.append(f"{name:44}{sign + _told(length):>9}{sign + _told(signal):>11}")
         lines.append(
             "length: of the summed mean gradients over the summed noise; in a loss: of what the "
             "two do to a record's loss.\nThe second decides: below 1 the noise undoes what is "
@@ -389,10 +392,10 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
     if flat and known and 0 < _FAR * longest < limit and signal < _WEAK:
         what = (
             f"95 % of the gradients are shorter than {longest:.3g}, and the clip norm is "
-            f"{limit:.3g}: {limit / longest:.3g} times as much noise as they need"
+            f"{limit:.3g}: {_told(limit / longest)} times as much noise as they need"
         )
         do = f"clip at {longest:.2g}: signal over noise {signal:.2g} becomes about "
-        do += f"{signal * limit / longest:.2g}, at the same epsilon"
+        do += f"{_told(signal * limit / longest)}, at the same epsilon"
         found.append(Finding("clip", what, "", False, do=do, weight=1 / (1 + signal) ** 0.5))
 
     # A clip norm so low that the optimizer's steps lead nowhere; not where it scales them itself.
@@ -400,12 +403,12 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
     if travel and short and travel.unclipped > 5 * travel.fall:
         times = numbers.quantile(0.5) / limit
         what = (
-            f"clipped at {limit:.3g}, where the median gradient is {times * limit:.3g}, all "
+            f"clipped at {limit:.3g}, where the median gradient is {_told(times * limit)}, all "
             f"{mechanism.steps:,} steps together lower a loss of {travel.loss:.3g} by at most "
             f"{travel.fall:.2g}"
         )
-        do = f"multiply the learning rate by {times:.2g}, or raise the clip norm to "
-        do += f"{times * limit:.2g}: the noise is in proportion, epsilon the same"
+        do = f"multiply the learning rate by {_told(times)}, or raise the clip norm to "
+        do += f"{_told(times * limit)}: the noise is in proportion, epsilon the same"
         found.append(Finding("clip", what, "", False, do=do, weight=0.9))
 
     # Groups that add nothing, and groups whose weight clipping takes away.
@@ -433,7 +436,7 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
             )
             do = (
                 f"clip at {own:.2g}, which leaves three quarters of its gradients as they are "
-                f"(with {own / limit:.2g} times the noise); or give no weight, and move the "
+                f"(with {_told(own / limit)} times the noise); or give no weight, and move the "
                 "threshold of the decision on public records"
             )
             weight = 0.8 * (1 - float(after[at] / before[at]))
@@ -614,6 +617,11 @@ def _travel(
         return float(optax.tree.norm(way)) * slope * all_steps / steps
 
     return Travel(loss / len(e), fall(clipped), fall(unclipped), fall(clipped, 10.0))
+
+
+def _told(number: float) -> str:
+    """A number for people, of two or three digits."""
+    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.2g}"
 
 
 def _squares(leaf: jax.Array) -> jax.Array:
