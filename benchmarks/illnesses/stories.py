@@ -134,7 +134,8 @@ STORIES = (
         layers(784, 128),
         {"epsilon": 1.0, "delta": 1e-6, "steps": 1_000, "batch_size": 64, "l2_clip_norm": 1.0,
          "rate": 1e-3},
-        "nothing was found in these; by `jaxdp plan --explain`: batches of 512", {"batch_size": 512}, optax.adam, 10,
+        "nothing was found in these; by `jaxdp plan --explain`: batches of 512",
+        {"batch_size": 512}, optax.adam, 10,
     ),
     Story(
         "Fashion-MNIST",
@@ -164,7 +165,8 @@ STORIES = (
         layers(64, 32),
         {"epsilon": 3.0, "delta": 1e-4, "steps": 200, "batch_size": 16, "l2_clip_norm": 1.0,
          "rate": 0.1},
-        "nothing was found in these; by `jaxdp plan --explain`: batches of 64", {"batch_size": 64}, sgd, 10,
+        "nothing was found in these; by `jaxdp plan --explain`: batches of 64",
+        {"batch_size": 64}, sgd, 10,
     ),
     Story(
         "paragraphs of documentation",
