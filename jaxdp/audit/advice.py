@@ -19,7 +19,9 @@ from jaxdp.sampling.rules import names
 from jaxdp.schedules import NoiseSchedule
 
 _FEW, _EPOCHS = 100, 0.25  # so few steps, of so few epochs together, may be meant as epochs
-_DROWNED, _GOOD = 1.0, 0.1  # noise of a run over its longest signal: nothing is learned; aimed at
+# Noise of a run over its longest signal, in length and in one direction: where both are larger,
+# digits were learned poorly (docs/howto/does_not_learn.md); what is aimed at.
+_LENGTH, _DIRECTION, _GOOD = 0.25, 0.005, 0.1
 _WORTH = 0.8  # of the noise, that twice the batch must not leave to be worth its time
 
 
@@ -32,12 +34,14 @@ class Outlook(NamedTuple):
         of_a_step: the noise's length in the mean of a step's clipped gradients, in clip norms;
             None with correlated noise, most of which later steps take back.
         of_the_run: the noise's length in the sum of all steps over the longest signal's.
+        in_a_direction: the same for the noise in one direction, however many parameters there are.
     """
 
     change: str
     noise_multiplier: float
     of_a_step: float | None
     of_the_run: float
+    in_a_direction: float
 
 
 def noise_of_sums(
@@ -70,9 +74,10 @@ def _multiplier(mechanism: Mechanism, steps: int) -> float:
 
 def outlook(change: str, mechanism: Mechanism, parameters: int, steps: int) -> Outlook:
     """The noise of a mechanism over so many steps, in so many trained parameters."""
-    noise, share = _multiplier(mechanism, steps), math.sqrt(parameters) / mechanism.batch_size
-    of_run = noise_of_sums(mechanism, steps)[1] * share / steps
-    return Outlook(change, noise, None if mechanism.strategy else noise * share, of_run)
+    noise, length = _multiplier(mechanism, steps), math.sqrt(parameters)
+    one = noise_of_sums(mechanism, steps)[1] / (mechanism.batch_size * steps)
+    of_a_step = None if mechanism.strategy else noise * length / mechanism.batch_size
+    return Outlook(change, noise, of_a_step, length * one, one)
 
 
 def with_budget(
@@ -205,23 +210,27 @@ def find_without_data(mechanism: Mechanism, parameters: int) -> list[Finding]:
         )
         found.append(Finding("epochs", what, "", False, do=do, weight=1 - epochs))
 
-    # Noise beyond any signal.
+    # Noise as long as the signal can be, and large in every direction.
     now = outlook("", mechanism, parameters, steps)
-    if now.of_the_run > _DROWNED:
+    if now.of_the_run > _LENGTH and now.in_a_direction > _DIRECTION:
         what = (
             f"the noise in {parameters:,} parameters over {steps:,} steps is {now.of_the_run:.3g} "
             "times as long as the longest sum of gradients that there can be"
         )
-        few = max(1, int(parameters * (_GOOD / now.of_the_run) ** 2))
-        do = f"train at most about {few:,} parameters (the last layer, LoRA)"
+        do = f"train at most about {_few(now, parameters):,} parameters (the last layer, LoRA)"
         if mechanism.strategy is None and delta is not None:
             larger = worthwhile_batch(mechanism)
             then = outlook("", larger, parameters, steps).of_the_run
             if larger.batch_size > batch:
                 do = f"batch_size={larger.batch_size:,} makes that {then:.3g}; or {do}"
-        weight = min(1.0, now.of_the_run / 3)
+        weight = min(1.0, now.in_a_direction / (4 * _DIRECTION))
         found.append(Finding("signal", what, "", False, do=do, weight=weight))
     return sorted(found, key=lambda finding: (not finding.certain, -finding.weight))
+
+
+def _few(now: Outlook, parameters: int) -> int:
+    """The number of parameters in which the noise of the run is a tenth of the longest signal."""
+    return max(1, int(parameters * (_GOOD / now.of_the_run) ** 2))
 
 
 def _delta(size: int) -> float:
@@ -253,19 +262,21 @@ def explain(mechanism: Mechanism, parameters: int) -> str:
         "  signal at most one clip norm in the mean of the clipped gradients, as long only where "
         "all records agree",
         "",
-        f"{'noise over the longest signal possible':44}{'noise':>10}{'a step':>10}{'the run':>10}",
+        "The noise's length over that of the longest signal possible; for the run also in one",
+        "direction, which is the same however many parameters are trained.",
+        f"{'':40}{'noise':>10}{'a step':>10}{'the run':>10}{'direction':>11}",
     ]
     for row in rows:
         of_step = "" if row.of_a_step is None else f"{row.of_a_step:.3g}"
         cells = f"{row.noise_multiplier:>10.4g}{of_step:>10}{row.of_the_run:>10.3g}"
-        lines.append(f"{row.change:44}{cells}")
+        lines.append(f"{row.change:40}{cells}{row.in_a_direction:>11.2g}")
     lines.append("")
 
     # What to do: mistakes, then what is worth most.
     findings = find_without_data(mechanism, parameters)
     advice = [f"{finding.what}: {finding.remedy}" for finding in findings]
     larger = worthwhile_batch(mechanism) if mechanism.strategy is None else mechanism
-    if larger.batch_size > batch:
+    if larger.batch_size > batch and "signal" not in {finding.kind for finding in findings}:
         then = outlook("", larger, parameters, steps)
         advice.append(
             f"batch_size={larger.batch_size:,}, if you can afford it: {then.of_a_step:.3g} a step, "
@@ -274,9 +285,6 @@ def explain(mechanism: Mechanism, parameters: int) -> str:
     correlated = [row for row in rows if row.change.startswith("correlated")]
     if correlated and correlated[0].of_the_run < _WORTH * now.of_the_run:
         advice.append("correlated noise: `jaxdp plan` without --explain compares its strategies")
-    if now.of_the_run > _GOOD and "signal" not in {finding.kind for finding in findings}:
-        few = max(1, int(parameters * (_GOOD / now.of_the_run) ** 2))
-        advice.append(f"fewer parameters (last layer, LoRA): {few:,} make the run's {_GOOD}")
     lines += [f"Do: {line}" for line in advice] or ["Nothing here keeps a model from learning."]
     lines.append("How much your records agree, and more: jaxdp.diagnose(public=...).")
     return "\n".join(lines)

@@ -39,6 +39,8 @@ def test_figures_are_those_of_the_mechanisms_that_are_recommended():
     z = mechanism.noise_multiplier
     assert now.of_a_step == pytest.approx(z * math.sqrt(100_000) / 256)
     assert now.of_the_run == pytest.approx(now.of_a_step / math.sqrt(1_000))
+    assert now.in_a_direction == pytest.approx(z / 256 / math.sqrt(1_000))
+    assert tenth.in_a_direction == now.in_a_direction
     assert tenth.of_a_step == pytest.approx(now.of_a_step / math.sqrt(10))
     for row, change in (
         (twice, {"batch_size": 512}),
