@@ -489,9 +489,14 @@ class _Plan(NamedTuple):
         gradients = min(affordable, -(-wanted // each))
         if gradients < (few := min(3 * _POINTS, wanted)):
             # A little longer than planned, where a training is still a matter of seconds.
-            gradients, each = few, 1
-            if gradients * (gradient + update) > 4 * _OF_ONE:
+            fits = [
+                each
+                for each in (8, 4, 2, 1)
+                if few * (gradient + each * update) < 2 * _OF_ONE and few * each <= wanted
+            ]
+            if not fits:
                 return None
+            gradients, each = few, fits[0]
         return cls(rows, gradients // _POINTS * _POINTS, each) if gradients >= _POINTS else None
 
 
