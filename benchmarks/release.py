@@ -16,6 +16,8 @@ import numpy as np
 from matplotlib.image import imread
 
 from benchmarks import accuracy_page, release_words
+from benchmarks.illnesses import __main__ as planted
+from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
 from benchmarks.papers.rows import ROWS
 from benchmarks.papers.tables import gaps, pareto, printed, pums_feature, pums_groups
@@ -203,6 +205,15 @@ def accuracies() -> Differences:
             yield f"docs/howto/accuracy.md tells other runs of {title} than {runs}"
 
 
+def illnesses() -> Differences:
+    """The pages of planted illnesses, of real stories and of noise are what the rows give."""
+    for file, made in (("illnesses", planted.page), ("illnesses_stories", stories.page)):
+        if _text(PAGES / f"{file}.md") != made(_kept(f"{file}.json")):
+            yield f"docs/results/{file}.md has other rows than {file}.json"
+    if noise.table(_kept("illnesses_noise.json")) not in _text(DOCS / "howto/does_not_learn.md"):
+        yield "docs/howto/does_not_learn.md has another table than illnesses_noise.json"
+
+
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -214,6 +225,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     quoted,
     noise_of_adadp,
     accuracies,
+    illnesses,
     *release_words.CHECKS,
 )
 

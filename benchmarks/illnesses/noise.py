@@ -3,8 +3,8 @@
 python -m benchmarks.illnesses.noise
 
 Where ``jaxdp.audit.advice`` begins to speak of noise was set by it. Writes
-``benchmarks/results/illnesses_noise.json`` (about six minutes on a core), and prints its table, which
-docs/howto/does_not_learn.md shows.
+``benchmarks/results/illnesses_noise.json`` (about six minutes on a core), and prints its table,
+which docs/howto/does_not_learn.md shows.
 """
 
 import json

@@ -201,7 +201,8 @@ class Rehearsal:
         of = "" if self.of is None else f" of {self.of:,}"
         lines = [f"rehearsal of {self.steps:,}{of} steps: held-out loss, and the share learned"]
         lines.append(f"  {_mean(self.constant):9.4g}        the best constant prediction")
-        for variant in sorted(self.outcomes, key=lambda v: (v.records, v.clip, v.noise, v.rate)):
+        changes = lambda v: sum(a != b for a, b in zip(v, Variant(), strict=True))  # noqa: E731
+        for variant in sorted(self.outcomes, key=lambda v: (changes(v), v.noise, v.clip, v.rate)):
             if variant.records != "constant":
                 share = f"{100 * self.share(variant):4.0f} %"
                 lines.append(f"  {self.loss(variant):9.4g} {share} {_words(variant)}")
@@ -489,9 +490,14 @@ class _Plan(NamedTuple):
         gradients = min(affordable, -(-wanted // each))
         if gradients < (few := min(3 * _POINTS, wanted)):
             # A little longer than planned, where a training is still a matter of seconds.
-            gradients, each = few, 1
-            if gradients * (gradient + update) > 4 * _OF_ONE:
+            fits = [
+                each
+                for each in (8, 4, 2, 1)
+                if few * (gradient + each * update) < 2 * _OF_ONE and few * each <= wanted
+            ]
+            if not fits:
                 return None
+            gradients, each = few, fits[0]
         return cls(rows, gradients // _POINTS * _POINTS, each) if gradients >= _POINTS else None
 
 
