@@ -1,5 +1,5 @@
 """The programs written by those who wrote the diagnosis: ten ill and ten healthy ones."""
 
-from benchmarks.illnesses import known_brok, known_healthy
+from benchmarks.illnesses import known_brok, known_healthy, known_rehe
 
-CASES = [*known_brok.CASES, *known_healthy.CASES]
+CASES = [*known_healthy.CASES, *known_brok.CASES, *known_rehe.CASES]
