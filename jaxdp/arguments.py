@@ -94,6 +94,13 @@ def size(name: str, value: Any) -> int:
     return count(name, value, 1)
 
 
+def boolean(name: str, value: Any) -> bool:
+    """Returns the value, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {described(value)}")
+    return value
+
+
 def one_of(name: str, value: Any, allowed: Any, hint: str = "") -> Any:
     """Returns the value, if it is one of ``allowed``; ``hint`` ends the words about another."""
     if value not in allowed:

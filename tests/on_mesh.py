@@ -18,7 +18,8 @@ import jaxdp
 from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sampling import as_source
-from tests import eight_devices
+from jaxdp.sampling.finite import look_through
+from tests import eight_devices, refusing
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused
 
@@ -245,8 +246,15 @@ def sources():
 def broken():
     """A record that is not finite counts nowhere, and keeps no device waiting for another."""
     x = X.copy()
+    x[200, 5] = 3e38  # of which the loss makes infinity
+    for spec in (P("data"), P()):
+        fine = jax.device_put(x, NamedSharding(ONE, spec))
+        look_through(as_source(fine))
+        x[250] = np.nan
+        cut = jax.device_put(x, NamedSharding(ONE, spec))
+        refusing.refused("source must hold finite", look_through, as_source(cut))
+        x[250] = 0
     x[3] = np.nan
-    x[200, 5] = np.inf
     mechanism = sgd_of(1.0, 0.5, ROWS, ROWS, sampling="full_batch")
     found = []
     for name in (None, "8x1", TENSORS):
@@ -254,6 +262,7 @@ def broken():
         options = {"source": (x, Y), "mechanism": mechanism, "optimizer": optax.sgd(0.1)}
         # Gradients so large that rows are dropped in a loop.
         options |= {"steps": 1, "engine": "vmap", "physical_batch_size": ROWS}
+        options |= {"missing_values": True}
         found.append(trained(lay(mesh, fresh(1_024)), mesh, **options)[1].params)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[-1]))
         close(found[0], found[-1])

@@ -21,6 +21,8 @@ import orbax.checkpoint as ocp
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.devices import processes
+from jaxdp.sampling import as_source
+from jaxdp.sampling.finite import look_through
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 
@@ -242,6 +244,11 @@ def trainers_of_what_differs_are_refused():
     put = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])  # noqa: E731
     other, moved = X + INDEX, jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)
     devices = "mesh must hold devices of all 2 processes"
+    # The last record, which process 1 holds, and one that it alone cannot read.
+    rows = jax.sharding.NamedSharding(mesh(), jax.P("data"))
+    ill_of = np.where(np.arange(N)[:, None] < N - 1, X, np.nan).astype(np.float32)
+    ill = jax.make_array_from_callback(X.shape, rows, lambda index: ill_of[index])
+    gone = as_source([*map(tuple, X[:-1]), "a text"])
 
     def begun(params=PARAMS, **options):
         train = jaxdp.Trainer(loss_of, MECH, SGD, X, **{"mesh": mesh(), **options})
@@ -263,6 +270,8 @@ def trainers_of_what_differs_are_refused():
             ("params must be the same", lambda: begun(jax.tree.map(put, moved)), "on the mesh"),
             ("mesh must be the same", lambda: begun(mesh=turned)),
             (f"physical_batch_size {SAME}", lambda: begun(physical_batch_size=8 + 8 * INDEX)),
+            ("source must hold finite", lambda: trained(ill)),
+            ("1 cannot go on|one with another", lambda: look_through(gone, everything=True)),
         ]
     )
 

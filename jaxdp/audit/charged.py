@@ -191,11 +191,11 @@ def measure_noisily(
     counts = np.asarray(noisy["counts"], np.float64).reshape(groups, bins) * expected / _HALF
     total = sum(float(jnp.sum((leaf * (expected * limit / _HALF)) ** 2))
                 for leaf in jax.tree.leaves(noisy["params"]))  # fmt: skip
-    middle = np.sqrt(edges[:-1] * edges[1:])
-    within = np.minimum([0.0, 0.0, edges[0] / 2, *middle, edges[-1]], limit)
-    square = float(np.sum(np.maximum(counts.sum(0), 0.0) * within**2))
-    mean = Mean.of_sum(total, square, expected, limit, size - groups * bins, noise=std * limit)
-    return GradientNumbers(e.mechanism, edges, counts, mean, count_error=std)
+    numbers = GradientNumbers(e.mechanism, edges, counts, Mean(0, 0, 0, limit, 0), std)
+    own = float(np.sum(np.maximum(counts.sum(0), 0.0) * numbers.lengths[1] ** 2))
+    parameters = size - groups * bins
+    mean = Mean.of_sum(total, own, expected, limit, parameters, noise=std * limit)
+    return dataclasses.replace(numbers, mean=mean)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ from jaxdp.types import PyTree
 
 SENSITIVE = "SENSITIVE: for the owner of the records"
 LOOKED = "hyper-parameters may have been chosen by looking at the records"
+_SHOWN = 6  # findings that a page has room for
 _QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
 
@@ -65,9 +66,10 @@ class Diagnosis:
         head = f"{len(self.broken)} broken" if self.broken else "nothing broken"
         advice = len(self.findings) - len(self.broken)
         head += f", {advice} to improve" if advice else ""
-        lines = [f"{SENSITIVE}. {head} ({self.seconds:.1f} s)", *map(str, self.findings)]
-        lines += [self.numbers] if self.numbers else []
-        return "\n".join([*lines, self.cost])
+        lines = [f"{SENSITIVE}. {head} ({self.seconds:.1f} s)", *map(str, self.findings[:_SHOWN])]
+        if rest := [finding.kind for finding in self.findings[_SHOWN:]]:
+            lines.append(f"and less: {', '.join(rest)} (.findings has all)")
+        return "\n".join([*lines, *filter(None, [self.numbers]), self.cost])
 
     __repr__ = __str__  # what a notebook shows says that it is sensitive, too
 
@@ -96,6 +98,11 @@ def diagnose(
     hyper-parameters, which then depend on the records they were computed from: they are computed
     from ``public`` records; or from private ones, released with noise and charged to ``ledger``; or
     with ``look`` from private ones without noise, which the ledger then says for good.
+
+    Formal guarantee: with ``ledger`` and without ``look`` the numbers, and advice from them, satisfy
+    ``epsilon`` at the mechanism's delta, under its relation (docs/releases.md, "A diagnosis"). What
+    is broken was seen in the records, and no epsilon covers it. Where noise or steps are chosen by
+    the numbers see docs/accounting.md, "Adaptive runs".
 
     Args:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``.
@@ -202,39 +209,52 @@ def diagnose(
         with _opened(ledger, charges=False) as book:
             book.trust(LOOKED)
 
-    # Mistakes, seen in the private records.
+    # Mistakes, seen in the private records; what they say of a program has no numbers of records.
     private = examined(source)
-    found: list[Finding] = _part("broken", "find_broken")(private)
+    found = [_part("broken", "find_broken")(private)]
     say("looking for copies among the records")
-    found += _part("copies", "find_copies")(source, same)
-    found = [each if look else dataclasses.replace(each, count=None, do="") for each in found]
+    found.append(_part("copies", "find_copies")(source, same, inner if look else None))
+    unnamed = set() if look else {finding for part in found for finding in part}
 
     # Numbers: of public records, of private ones that are looked at, or of one noisy release.
-    numbers = None
+    numbers: list[str] = []
     cost = "No numbers: public=, ledger= or look=True computes some."
     if look or open_source is not None:
-        say("computing gradients")
         shown = private if open_source is None else examined(open_source)
-        numbers = _part("gradient_numbers", "measure")(shown)
         say("rehearsing the training")
-        found += _part("rehearsal", "find_in_rehearsal")(_part("rehearsal", "rehearse")(shown))
+        rehearsal = _part("rehearsal", "rehearse")(shown)
+        found.append(_part("rehearsal", "find_in_rehearsal")(rehearsal))
+        say("computing gradients")
+        measured = _part("gradient_numbers", "measure")(shown)
+        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        numbers = [str(measured), str(rehearsal)]
         cost = "Numbers of public records, which cost nothing."
         if look:
-            cost = f"Numbers of the private records, un-noised: the ledger says that {LOOKED}."
+            cost = f"Numbers of the private records, without noise: the ledger says that {LOOKED}."
     elif ledger is not None:
         with _opened(ledger, charges=True) as book:
             release = _part("charged", "plan")(inner, book, records, epsilon)
             say("computing gradients")
-            numbers = _part("charged", "measure_noisily")(
+            measured = _part("charged", "measure_noisily")(
                 release, private, source, book, group if groups else None, groups or 1, clipping
             )
-        cost = str(release)
-    if numbers is not None:
-        found += _part("gradient_numbers", "find_in_numbers")(numbers)
+        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        numbers, cost = [str(measured)], str(release)
     size = sum(leaf.size for leaf in private.trained())
-    found += _part("advice", "find_without_data")(inner, size)
-    text = "" if numbers is None else str(numbers)
-    return Diagnosis(certain_first(found), text, cost, time.perf_counter() - began)
+    found.append(_part("advice", "find_without_data")(inner, size))
+
+    # Of one kind what was found first: a line of the program before numbers of records, and these
+    # before public numbers alone.
+    kinds: set[str] = set()
+    once: list[Finding] = []
+    for part in found:
+        once += [finding for finding in part if finding.kind not in kinds]
+        kinds |= {finding.kind for finding in part}
+    worst = tuple(
+        dataclasses.replace(finding, count=None, weight=0.0) if finding in unnamed else finding
+        for finding in certain_first(once)
+    )
+    return Diagnosis(worst, "\n".join(numbers), cost, time.perf_counter() - began)
 
 
 @runtime_checkable

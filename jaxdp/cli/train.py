@@ -314,13 +314,21 @@ def _own_data(
     """The data set in a file, or None for a built-in one; a resumed run remembers which it is."""
     from jaxdp import data
 
+    def read(path: Path, classes: int, size: int | None) -> "Dataset":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            found = data.from_file(path, classes, size)
+        for each in caught:
+            click.echo(f"jaxdp: warning: {each.message}", err=True)
+        return found
+
     if resume:
         state = directory.load_state()
         config = state.config or {}
         if (own := config.get("own")) is None:
             return None
         kept = path or Path(state.data_file or "")
-        return data.from_file(kept, own["num_classes"], config["dataset_size"])
+        return read(kept, own["num_classes"], config["dataset_size"])
     if path is None:
         given = [name for name, value in (("classes", classes), ("dataset-size", size)) if value]
         if given:
@@ -334,7 +342,7 @@ def _own_data(
             "the private labels"
         )
     directory.remembered["data_file"] = str(path.expanduser().absolute())
-    found = data.from_file(path, classes, size)
+    found = read(path, classes, size)
     if size is None:
         click.echo(
             f"jaxdp: warning: the number of records, {found.spec.dataset_size:,}, is taken from "

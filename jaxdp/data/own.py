@@ -1,6 +1,7 @@
 """Data sets in .npz files."""
 
 import os
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxdp.data.specs import DatasetSpec
 from jaxdp.sampling.files import arrays_in
 from jaxdp.sampling.source import kept_dtype
 
+_READ = ("x", "y", "x_test", "y_test")
 _ARRAYS = (
     "x [n, ...] and y [n] (whole numbers from 0) of the training records, and perhaps x_test and "
     "y_test of public ones"
@@ -25,7 +27,8 @@ def from_file(
     """The data set in a .npz file with the arrays x, y and perhaps x_test, y_test.
 
     Bytes are scaled to [0, 1]; all else is taken as float32, as it is. Scale by public bounds
-    beforehand: statistics of the records would be a release of their own.
+    beforehand: statistics of the records would be a release of their own. A warning names further
+    arrays of the file, which are not read.
 
     Args:
         path: the file. Arrays x [n, ...], y [n]: training records, **sensitive**; x_test [m, ...],
@@ -59,13 +62,19 @@ def _read(path: str) -> dict[str, np.ndarray]:
         raise ValueError(f"data must be a .npz file with {_ARRAYS}; got {path}")
     try:
         # Each number is one of float32 in the end.
-        arrays = arrays_in(path, ("x", "y", "x_test", "y_test"), bytes_more=4)
+        arrays = arrays_in(path, _READ, bytes_more=4)
+        with np.load(path, allow_pickle=False) as archive:
+            names = sorted(archive.files)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"data must be a .npz file to be read, got {path}: {error}") from error
     if not {"x", "y"} <= set(arrays) or ("x_test" in arrays) != ("y_test" in arrays):
-        with np.load(path, allow_pickle=False) as archive:
-            found = ", ".join(sorted(archive.files))
-        raise ValueError(f"data must hold {_ARRAYS}; got {found or 'nothing'}")
+        raise ValueError(f"data must hold {_ARRAYS}; got {', '.join(names) or 'nothing'}")
+    if more := [name for name in names if name not in _READ]:
+        warnings.warn(
+            f"{path} holds {', '.join(map(repr, more))}, which is not read: a model is trained on "
+            "x and y alone. Columns that it shall learn from belong into x",
+            stacklevel=3,
+        )
     return arrays
 
 

@@ -119,6 +119,31 @@ def from_process_0(make: Callable[[], str]) -> str:
     return str(heard["said"])
 
 
+def first_said(ask: Callable[[], str]) -> str:
+    """Asks every process for a text, and returns the first one that is not empty, in all of them.
+
+    Args:
+        ask: called in each; what it raises is raised there, and ends the others in words.
+
+    Raises:
+        ValueError: another process raised.
+    """
+    if count() == 1:
+        return ask()
+    key, mine = f"first said/{next(_asked)}", {"said": "", "failed": ""}
+    try:
+        mine["said"] = ask()
+    except BaseException as error:
+        mine["failed"] = f"process {index()} cannot go on: {type(error).__name__}"  # no more of it
+        raise
+    finally:  # an interrupt too: the others would wait for nothing
+        send(f"{key}/{index()}", json.dumps(mine))
+    heard = [json.loads(receive(f"{key}/{other}")) for other in range(count())]
+    if failed := next(filter(None, (each["failed"] for each in heard)), ""):
+        raise ValueError(failed)
+    return next(filter(None, (str(each["said"]) for each in heard)), "")
+
+
 def agree(**facts: Any) -> None:
     """Raises ValueError in every process if a fact is not the same in all of them.
 

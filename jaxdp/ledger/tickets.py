@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -271,6 +271,8 @@ class Issuer:
         draws: goes into the randomness of a block of steps that are drawn together (an epoch), in
             place of mechanism and incarnation: what is the same at every start of a run keeps the
             draw of an epoch that an interruption cut in two, which is one event.
+        passed_over: steps whose batch an earlier start of a run could not make: nobody is drawn.
+        pass_over: writes durably that a step is one of them; None where no start does it again.
     """
 
     def __init__(
@@ -287,6 +289,8 @@ class Issuer:
         note: str = "",
         resumed: bool = False,
         draws: str = "",
+        passed_over: Collection[int] = (),
+        pass_over: Callable[[int], None] | None = None,
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
         self.guard = ledger.guard
@@ -298,6 +302,7 @@ class Issuer:
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
         self._kind, self._resumed = (source, note), resumed
+        self.passed_over, self._pass_over = passed_over, pass_over
         self.run_order: Any = None  # of a run with correlated noise: the sampler, and its records
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
@@ -308,12 +313,15 @@ class Issuer:
             Entry.from_dict(Entry(event, self.next, 1, stream, *self._kind).to_dict())
 
     @alone
-    def take(self, step: int | None = None, until: int | None = None) -> Ticket | None:
+    def take(
+        self, step: int | None = None, until: int | None = None, failed: bool = False
+    ) -> Ticket | None:
         """Hands out the ticket of a step, once; None if it is not the next one.
 
         Args:
             step: None takes the next one.
             until: steps from this one on are not reserved.
+            failed: True where its batch could not be made, which a run writes down first.
 
         Raises:
             ValueError: as ``Ledger.charge``; nothing is handed out then.
@@ -333,6 +341,8 @@ class Issuer:
         if step == self._end:
             ahead = step + self._ahead
             self._charge(ahead if until is None else min(ahead, max(until, step + 1)), until)
+        if failed and self._pass_over is not None:
+            self._pass_over(step)
         self.next = step + 1  # from here on the step counts, whatever becomes of the ticket
         return Ticket(self, step, multipliers, first=step == self.first)
 

@@ -336,6 +336,28 @@ class RunDirectory:
                 "version: put back a copy, or start a new run in another folder"
             ) from None
 
+    def pass_over(self, stream: str, step: int) -> None:
+        """Writes durably that a step's batch could not be made, so that nobody is drawn there.
+
+        A file for each, which any process may write.
+        """
+        path = self.secret / f"{self._passed(stream)}{step}"
+        with writing(path):
+            write_atomically(path, "", mode=0o600)
+
+    def passed_over(self, stream: str) -> frozenset[int]:
+        """The steps of a stream that were passed over."""
+
+        def found() -> str:
+            with reading(self.secret):
+                ends = [path.suffix[1:] for path in self.secret.glob(f"{self._passed(stream)}*")]
+            return " ".join(filter(str.isdecimal, ends))  # a crash may have left half a file
+
+        return frozenset(map(int, processes.from_process_0(found).split()))
+
+    def _passed(self, stream: str) -> str:
+        return f"passed over {stream.replace('/', '_')}."
+
     def save_history(self, rows: list[Row]) -> None:
         """Writes the rows that were shown to history.json."""
         if processes.index() == 0:

@@ -45,7 +45,7 @@ from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, origin_of, past_of
-from jaxdp.sampling import Sampler, Source, as_source, fingerprint
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint, finite
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.training.batches import placed
 from jaxdp.training.step import PrivateStep
@@ -123,6 +123,7 @@ class Parts:
         sensitive: whether un-noised statistics are written to a file of their own.
         stepper: from a start and the state it goes on from to what takes the steps, with tickets of
             ``start.issuer``; None makes a ``Trainer``.
+        looked_through: True where the records were looked through before, or never are.
     """
 
     config: Config | None = None
@@ -132,6 +133,7 @@ class Parts:
     enough: Callable[[Row], bool] | None = None
     sensitive: bool = False
     stepper: Callable[[Start, TrainState], Stepper] | None = None
+    looked_through: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,6 +234,11 @@ class Run:
             its released parameters (``params`` gives their structure) it trains with what is given
             here. Steps, rows and the ledger go on, the optimizer's state begins anew. A stage of
             this name that has begun goes on.
+        missing_values: True if the loss expects NaN in records, for values that are missing. False
+            refuses records in memory or a memory map with NaN, before the first step of the run;
+            infinite numbers are refused either way.
+        look_through: True reads records of other sources too, one by one, before the first step:
+            numbers that are not finite, and records that cannot be read, are then found at no cost.
         clipping: ``engine``, ``microbatch_size``, ``rng_name``, as for ``jaxdp.Trainer``.
 
     Raises:
@@ -269,6 +276,8 @@ class Run:
         ledger: Ledger | str | os.PathLike[str] | None = None,
         after: "Earlier | Sequence[Earlier]" = (),
         extend: str | None = None,
+        missing_values: bool = False,
+        look_through: bool = False,
         _parts: Parts | None = None,
         **clipping: Unpack[ClippingOptions],
     ):
@@ -343,6 +352,12 @@ class Run:
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
+        self._look = functools.partial(
+            finite.look_through,
+            self.source,
+            arguments.boolean("missing_values", missing_values),
+            arguments.boolean("look_through", look_through),
+        )
         self._traced: program.ProgramForm | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
@@ -670,6 +685,10 @@ class Run:
                     f"extend must name the last stage of the run in {self.path}, "
                     f"{self.directory.latest.stage!r}, to go on, got {self.directory.stage!r}"
                 )
+            # Before the first start, and never after it: once a step was charged nothing may follow
+            # from the numbers of a record.
+            if not (kept.starts or self.directory.stage or parts.looked_through):
+                self._look()
             if not self._has_begun():
                 if self.directory.stage:
                     self.directory.create()

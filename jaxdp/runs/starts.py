@@ -173,6 +173,8 @@ class Start:
             # Steps of an epoch, or a run, that is one event are done again on its one draw.
             draws=self.name if is_one else stream,
             note="; ".join(filter(None, notes)),
+            passed_over=self.directory.passed_over(stream),
+            pass_over=functools.partial(self.directory.pass_over, stream),
         )
         self.issuers.append(issuer)
         if self.whole or self.state.until_enough or self.ledger.counts_whole(stream):

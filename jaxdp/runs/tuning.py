@@ -23,11 +23,12 @@ from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
 from jaxdp.runs.failures import in_words
-from jaxdp.runs.run import Run, steps_within
+from jaxdp.runs.run import Parts, Run, steps_within
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.starts import INTERRUPTED, MOVED
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.sampling import as_source, fingerprint
+from jaxdp.sampling.finite import look_through
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.types import LossFn, PyTree
 
@@ -54,6 +55,7 @@ def tune(
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     physical_batch_size: int | None = None,
     about: Mapping[str, Setting] | None = None,
+    missing_values: bool = False,
 ) -> Chosen:
     """Trains a secret, random number of candidates and releases the one with the best score.
 
@@ -88,6 +90,8 @@ def tune(
         relation: which data sets are neighbours.
         physical_batch_size: as for ``jaxdp.Run``.
         about: further public words, kept with the result.
+        missing_values: as for ``jaxdp.Run``; records are looked through before the search is
+            charged.
 
     Returns:
         The best try; its candidate is None if none gave a score (also where K = 0).
@@ -145,6 +149,7 @@ def tune(
             progress=lambda step, row: None,
             physical_batch_size=physical_batch_size,
             report=False,
+            _parts=Parts(looked_through=True),
         )
         trained = on_host(run.fit(steps))
         # Interruptions are spoken of from the beginning: a line now would tell of one.
@@ -166,6 +171,8 @@ def tune(
         (SCORED if score_event is None else CHARGED_SCORE,),
     )
     directory = TuneDirectory(folder)
+    if not directory.exists():  # a try that is refused would be one that failed
+        look_through(records, missing_values)
     return in_words(directory.path, lambda: searched(directory, search))
 
 

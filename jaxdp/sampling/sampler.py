@@ -131,7 +131,9 @@ class Sampler:
     def drawn(self, step: int) -> Draw:
         """The records of a step, from its key alone: without a ticket, and nothing is charged."""
         issuer, rule = self._issuer, self._sampling
-        if isinstance(rule, StepSampling):
+        if step in issuer.passed_over:
+            chosen = np.zeros(0, np.int64)
+        elif isinstance(rule, StepSampling):
             chosen = rule.choose(issuer.generator(step), self._num_records)
         elif isinstance(rule, RunSampling):
             chosen = rule.of_step(self.prepare(), step, issuer.generator(step))

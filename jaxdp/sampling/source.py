@@ -257,14 +257,7 @@ class ArraySource:
             if not len(kept):
                 return out
             read = np.asarray(leaf[asked])
-            # The system maps whole stretches of a file around each row, so that a few thousand
-            # random rows would bring all of it into the process's memory and, in a container, to
-            # its limit. Unmapped again, they stay cached. Only where nothing can be lost: a
-            # copy-on-write map would forget what was written to it. Windows cannot.
-            if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
-                pages = getattr(leaf, "_mmap", None)
-                if isinstance(pages, mmap.mmap):
-                    pages.madvise(mmap.MADV_DONTNEED)
+            unmapped(leaf)
             if read.shape != (len(ascending), *like.shape):
                 raise ValueError(
                     f"{named(path)} must give rows of shape {list(like.shape)} for an array of "
@@ -418,6 +411,19 @@ def _on_host(leaf: np.ndarray | jax.Array, name: str) -> np.ndarray:
     except TypeError:  # a tensor of another library
         return as_numbers(leaf, name)
     return leaf
+
+
+def unmapped(leaf: np.ndarray | jax.Array) -> None:
+    """Unmaps what was read of a memory map, which stays cached; of another array nothing.
+
+    The system maps whole stretches of a file around each row, so that a few thousand random rows
+    would bring all of it into the process's memory and, in a container, to its limit. Only where
+    nothing can be lost: a copy-on-write map would forget what was written to it. Windows cannot.
+    """
+    if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
+        pages = getattr(leaf, "_mmap", None)
+        if isinstance(pages, mmap.mmap):
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 def named(path: LeafPath) -> str:

@@ -114,20 +114,25 @@ class Batches(Iterator[ChargedBatch]):
         while (step := self._issuer.next) < self._end:
             self._held = self._held or next(self._made, (self._end, None))
             at, made = self._held
+            failed = not isinstance(made, ChargedBatch)
             if at > step:  # an interrupt has lost what was made of this one
                 self._made.close()
                 self._made, self._held = self._from(step), None
-            elif at < step or (ticket := self._issuer.take(step, self._end)) is None:
+            elif at < step or (ticket := self._issuer.take(step, self._end, failed)) is None:
                 self._held = None  # another has handed it out
             elif isinstance(made, ChargedBatch):
                 self._held = None
                 frozen((made.draw.indices, made.draw.mask, made.rows))
                 return ChargedBatch(made.draw.carrying(ticket), made.rows).carrying(ticket)
             else:
-                # That it failed may depend on its draw: it is not drawn again, and counts.
+                # That it failed may depend on its draw: it is not drawn again, here or at a later
+                # start of a run, and counts.
                 ticket.spend("a batch that could not be made", verified=True)
                 self._held = None
                 assert made is not None
+                made.add_note(
+                    "The step that this batch was for is charged, and passed over for good"
+                )
                 raise made
         self._made.close()
         raise StopIteration

@@ -13,11 +13,13 @@ from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost.plan import Plan
 from jaxdp.clipping.options import REUSED, is_donated
 from jaxdp.clipping.rules import check_rule
+from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.returned import find_past
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
-from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.finite import holds_nan
+from jaxdp.sampling.source import ArraySource, named
 from jaxdp.sampling.users import Users
 from jaxdp.training.lines import line_of_use
 from jaxdp.training.physical_batch import operations_of
@@ -142,6 +144,26 @@ class Guard:
             return None
 
         return made_of
+
+
+def check_first_values(trained: PyTree) -> None:
+    """Raises ValueError for first values that are NaN.
+
+    Args:
+        trained: the parameters with None at frozen leaves.
+
+    Raises:
+        ValueError: every gradient would be NaN, and count as zeros.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
+    found = lambda: ", ".join(named(path) for path, leaf in leaves if holds_nan(leaf))  # noqa: E731
+    if where := processes.first_said(found):
+        raise ValueError(
+            f"params must hold numbers to begin with where they are trained, got NaN in {where}: "
+            "every gradient would be NaN and count as zeros, so that training would add noise to "
+            "it and nothing else. See what they were computed or loaded from; a model that has "
+            "diverged begins anew, with a smaller learning rate"
+        )
 
 
 def compare_parameters(

@@ -34,6 +34,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import note_extra_args
 from jaxdp.optimizers.algorithm import Algorithm, StepHook, as_algorithm
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
+from jaxdp.sampling.finite import look_through
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import ArraySource
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
@@ -44,7 +45,7 @@ from jaxdp.training.physical_batch import (
     rows_of_least_work,
     rows_that_fit,
 )
-from jaxdp.training.start import Guard, inspect_loss
+from jaxdp.training.start import Guard, check_first_values, inspect_loss
 from jaxdp.training.state import (
     STARTED_AGAIN,
     TrainState,
@@ -93,6 +94,9 @@ class Trainer:
             are cut over, else the one called "data", else the first.
         reserve: steps that are charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
         average: decay of an average of the iterates, which ``released`` returns; None for none.
+        missing_values: True if the loss expects NaN in records, for values that are missing. False
+            refuses records in memory or a memory map with NaN, before the first step of a model;
+            infinite numbers are refused either way. Other sources are not read for it.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
             ``rng_name``.
@@ -136,6 +140,7 @@ class Trainer:
         data_axes: Sequence[str] | None = None,
         reserve: int | None = None,
         average: float | None = None,
+        missing_values: bool = False,
         issuer: Issuer | None = None,
         **clipping: Unpack[ClippingOptions],
     ):
@@ -171,16 +176,19 @@ class Trainer:
         self._own: tuple[str, ...] = ()
         self._events: set[acc.Event] = set()
         self._model: str | None = None
-        if not isinstance(another, bool):
-            raise ValueError(f"another must be True or False, got {arguments.described(another)}")
-        self._another = another
+        self._another = arguments.boolean("another", another)
         if issuer is None:
             self.mechanism.check_source(self.source)
-            self.ledger.join()
-            usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
             noise = self.mechanism.noise_multiplier
             length = 1 if isinstance(noise, (int, float)) else noise.steps
             self._events = {event for event, _, _ in self.mechanism.events(0, length)}
+            # Before a model's first step alone: of one that was charged nothing may follow from
+            # the numbers of a record.
+            begins = lambda: str(another or not charged(self.ledger, self._events))  # noqa: E731
+            if processes.from_process_0(begins) == "True":
+                look_through(self.source, missing_values)
+            self.ledger.join()
+            usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
             reserve = usual if reserve is None else reserve
             issuer = issuer_of(self.mechanism, self.ledger, self._secret, reserve=reserve)
             self._own = issuer.stream, *self._hook.streams  # whose events may be the same
@@ -217,8 +225,8 @@ class Trainer:
 
         Raises:
             ValueError: the loss cannot be used with these parameters and records, what it captured
-                or begins with was computed from the records, or the optimizer asks for what it is
-                not given; nothing is charged by then.
+                or begins with was computed from the records or is NaN, or the optimizer asks for
+                what it is not given; nothing is charged by then.
         """
         check_arrays(params)
         given = params
@@ -259,6 +267,8 @@ class Trainer:
         """
         if self._plan is not None:
             return
+        if first:
+            check_first_values(self._grad_fn.trained(params))
         with using_mesh(self._place.mesh if self._place else None):
             size = self._sampler.physical_batch_size
             self._plan, operations, self._guard = inspect_loss(

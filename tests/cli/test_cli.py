@@ -184,8 +184,9 @@ def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
     tests = {"x_test": arrays["x"][:20], "y_test": arrays["y"][:20]}
     path, out = tmp_path / "mine.npz", tmp_path / "run"
     own = ("train", "--data", path, "--classes", "3", "--steps", "3")
-    np.savez(path, **arrays)
+    np.savez(path, **arrays, weights=np.ones(100))
     done = ran(*own, "--out", tmp_path / "no tests")
+    assert "mine.npz holds 'weights', which is not read" in done
     assert "no test records   proven epsilon" in done
     assert "Test accuracy" not in (tmp_path / "no tests/report.html").read_text()
     np.savez(path, **arrays, **tests)

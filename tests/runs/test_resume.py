@@ -26,9 +26,11 @@ from jaxdp.ledger.tickets import Issuer
 from jaxdp.runs import RunDirectory, assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.starts import INTERRUPTED
+from jaxdp.sampling import Sampler
 from jaxdp.training.trainer import Trainer
+from tests.mechanisms import mf_of
 from tests.refusing import refused
-from tests.runs import small
+from tests.runs import own, small
 from tests.runs.small import Stop, crash_at
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
@@ -54,6 +56,63 @@ def test_a_crash_costs_nothing(tmp_path, whole):
         assert [row for row in shown if row not in result.history] == []  # what was seen stays
         said = set(result.ledger.unverified()) - set(whole.ledger.unverified())
         assert said == ({INTERRUPTED} if any(crashes) else set())
+
+
+class Unreadable:
+    """Records of which half cannot be read for a while."""
+
+    def __init__(self):
+        self.broken = False
+
+    def __len__(self):
+        return len(own.X)
+
+    def __getitem__(self, index):
+        if self.broken and index % 2:
+            raise OSError("it is gone")
+        return own.X[index], own.Y[index]
+
+
+CORRELATED = mf_of(2.0, 1.0, 40, 200, "fixed_order", steps=12, strategy="buffered")
+
+
+@pytest.mark.parametrize(
+    "mechanism", [own.MECHANISM, CORRELATED], ids=["independent", "correlated"]
+)
+def test_a_step_whose_records_cannot_be_read_is_passed_over_for_good(
+    mechanism, tmp_path, monkeypatch
+):
+    """Nobody is drawn there by any start, however the records read by then."""
+    source, sizes, drawn = Unreadable(), {}, Sampler.drawn
+    monkeypatch.setattr(Sampler, "drawn", lambda self, step: noted(step, drawn(self, step)))
+
+    def noted(step, draw):
+        sizes.setdefault(step, []).append(int(draw.mask.sum()))
+        return draw
+
+    def started(progress):
+        return own.run(tmp_path, source, mechanism, progress=progress)
+
+    one = started(lambda now, row: vars(source).update(broken=now > 0))
+    with pytest.raises(OSError, match="it is gone") as failed:
+        one.fit()
+    assert failed.value.__notes__ == [
+        "The step that this batch was for is charged, and passed over for good"
+    ]
+    (path,) = one.directory.secret.glob("passed over *")
+    at = int(path.suffix[1:])
+    charged = one.directory.checked_ledger().reserved
+    assert max(entry.end for entry in charged) >= at + 1
+    assert len(sizes[at]) == 1
+    assert sizes[at][0] > 0
+    source.broken = False
+    with pytest.raises(Stop):
+        started(crash_at(at + 1)).fit()
+    run = started(small.ignore)
+    run.fit()
+    assert set(sizes[at][1:]) == {0}
+    assert all(0 not in counts for step, counts in sizes.items() if step != at)
+    assert (run.history[-1]["step"], run.directory.checked_ledger().steps) == (12, 12)
 
 
 def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path, monkeypatch):

@@ -1,0 +1,827 @@
+"""A rehearsal: trains some seconds on the records at hand, as the program says and otherwise.
+
+What keeps a private model from learning shows where one thing is changed and all else stays: the
+noise left out, the clipping, updates of another size, another clip norm. Every variant is scored on
+records that it was not trained on. No epsilon covers the answer: the records must be public, or
+their owner looks at them on purpose.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp.audit.examined import Examined
+from jaxdp.audit.findings import Finding
+from jaxdp.clipping.rules import Clip
+from jaxdp.mechanism import Mechanism, dp_sgd
+from jaxdp.sampling import Poisson
+from jaxdp.sampling import neighbours as near
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.training.lines import line_of_function
+from jaxdp.types import PyTree, Summed
+
+_FEWEST, _MOST_HELD_OUT = 48, 128  # records to rehearse with; records of the held-out part
+_POINTS = 8  # of a training, at which it is scored
+_SEEDS = 3  # of a training with noise
+_OF_ONE = 0.35  # seconds that one training may take, as estimated before it
+_LARGEST = 3_000_000  # trained numbers; with more a step of this machine tells nothing in seconds
+_UNKNOWN = 300  # steps, where the mechanism does not say how many there are
+_NO_CLIP = 1e8  # a clip norm that no gradient reaches
+
+# Shares of what can be learned: a program that gets so much is well, and needs no advice; by how
+# much another must be better to be named; a program that gets less learns next to nothing.
+_WELL, _BETTER, _NOTHING = 0.6, 0.25, 0.25
+_FAR = 50.0  # times 1, or of it, beyond which the size of targets is no usual one
+
+
+class Variant(NamedTuple):
+    """One way to train, relative to the program; all at their defaults: as it is.
+
+    Attributes:
+        rate: every update is multiplied by it, after the optimizer.
+        noise: the noise is; 0 for none.
+        clip: the clip norm is, and the noise with it; inf for no clipping.
+        records: "given"; "constant" (every record has the first one's input, so that a constant
+            prediction is the best there is); "standardised".
+        everything: frozen parameters are trained, too.
+        batch: the batch is so many times larger, in as many times fewer steps, of the same epsilon.
+    """
+
+    rate: float = 1.0
+    noise: float = 1.0
+    clip: float = 1.0
+    records: str = "given"
+    everything: bool = False
+    batch: int = 1
+
+
+class Outcome(NamedTuple):
+    """The losses of one training. **Sensitive**.
+
+    Attributes:
+        first: float32 [h], the losses of the held-out records before it.
+        last: float32 [h], after it.
+        best: float32 [h], where their mean was least.
+        fitted: float32 [points + 1], the mean loss of records that are trained on.
+        trained: the trained leaves after it.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    best: np.ndarray
+    fitted: np.ndarray
+    trained: list[jax.Array]
+
+
+@dataclasses.dataclass(eq=False)
+class Rehearsal:
+    """Trainings on the records at hand, each with one thing changed. **Sensitive**.
+
+    Attributes:
+        left_out: why nothing was rehearsed; "" where it was.
+        steps: how many were taken.
+        of: how many the program takes; None where the mechanism does not say.
+        group: int [h], of the held-out records; None where there is none.
+        sizes: group -> number of records that are trained on.
+        outcomes: of every variant; one for each seed where there is noise.
+        looks_like: group -> (another group, share of its held-out records that the model without
+            privacy takes for that).
+        target: the size of the targets, where they are numbers; else 1.
+        where: the line of the loss.
+    """
+
+    left_out: str = ""
+    steps: int = 0
+    of: int | None = None
+    group: np.ndarray | None = None
+    sizes: dict[int, int] = dataclasses.field(default_factory=dict)
+    outcomes: dict[Variant, list[Outcome]] = dataclasses.field(default_factory=dict)
+    looks_like: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    target: float = 1.0
+    where: str = ""
+
+    @property
+    def rest(self) -> float:
+        """The steps of the program over those that were rehearsed; inf where not known."""
+        return math.inf if self.of is None else self.of / max(self.steps, 1)
+
+    @property
+    def constant(self) -> np.ndarray:
+        """The held-out losses float32 [h] of the best constant prediction, or of the start."""
+        known = [v for v in self.outcomes if v.records == "constant"]
+        first = next(iter(self.outcomes.values()))[0].first
+        return min([first, *(self.outcomes[v][0].best for v in known)], key=_mean)
+
+    def best(self, **fields: object) -> Variant | None:
+        """The variant with these fields that is best; without noise at its best moment."""
+        found = [
+            v
+            for v in self.outcomes
+            if v.records != "constant" and all(getattr(v, k) == x for k, x in fields.items())
+        ]
+        return max(found, key=self.share, default=None)
+
+    @property
+    def top(self) -> Outcome:
+        """The best training without noise, of any kind."""
+        found = [o[0] for v, o in self.outcomes.items() if not v.noise and v.records != "constant"]
+        return min(found, key=lambda outcome: _mean(outcome.best))
+
+    def shares(self, variant: Variant) -> list[float]:
+        """Per seed the share learned of what the best training without noise learned; 0: nothing.
+
+        The larger of two: of the mean loss; and of the mean in which no record counts for more than
+        it is improved by on average, so that a few that are wrong and sure of it do not hide that
+        the others are right.
+        """
+        constant, top = _finite(self.constant), _finite(self.top.best)
+        unit = max(float(np.mean(np.abs(constant - top))), 1e-12)
+
+        def learned(losses: np.ndarray) -> np.ndarray:
+            gain = constant - _finite(losses)
+            return np.array([np.mean(gain), np.mean(np.clip(gain / unit, -1, 1))])
+
+        outcomes, whole = self.outcomes[variant], learned(top)
+        ways = whole > [0.02 * unit, 0.02]  # in which the best one learned anything
+        if not ways.any():
+            return [0.0] * len(outcomes)
+        found = [learned(o.last if variant.noise else o.best) / whole for o in outcomes]
+        return [float(np.clip(np.max(share[ways]), -1, 1)) for share in found]
+
+    def share(self, variant: Variant | None) -> float:
+        """The mean of ``shares``; 0 of None."""
+        return float(np.mean(self.shares(variant))) if variant in self.outcomes else 0.0
+
+    @property
+    def is_well(self) -> bool:
+        """True if the program learns most of what can be learned, as it is.
+
+        One whose mean loss is worse than a constant prediction's must be right more often.
+        """
+        share = self.share(Variant())
+        return share >= _WELL and (self.loss(Variant()) < _mean(self.constant) or share >= 0.8)
+
+    def loss(self, variant: Variant) -> float:
+        """The mean held-out loss, over the seeds."""
+        outcomes = self.outcomes[variant]
+        return float(np.mean([_mean(o.last if variant.noise else o.best) for o in outcomes]))
+
+    def learns(self, **fields: object) -> bool:
+        """True if training without noise, with these fields, does better than a constant.
+
+        On the records that it was fitted to, or on those held out: with few records a sound
+        program may do no better on others.
+        """
+        constant = self.constant
+        fitted = [o[0].fitted for v, o in self.outcomes.items() if v.records == "constant"]
+        for variant, (outcome, *_) in self.outcomes.items():
+            if variant.noise or variant.records == "constant":
+                continue
+            if any(getattr(variant, name) != value for name, value in fields.items()):
+                continue
+            gain = _finite(constant) - _finite(outcome.best)
+            error = float(np.std(gain)) / math.sqrt(len(gain))
+            held_out = np.mean(gain) > max(3 * error, 0.01 * abs(_mean(constant)))
+            least = min([outcome.fitted[0], *(np.nanmin(f) for f in fitted)])
+            if held_out or np.nanmin(outcome.fitted) < least - 0.02 * abs(least):
+                return True
+        return False
+
+    def __str__(self) -> str:
+        if self.left_out:
+            return f"no rehearsal: {self.left_out}"
+        of = "" if self.of is None else f" of {self.of:,}"
+        lines = [f"rehearsal of {self.steps:,}{of} steps: held-out loss, and the share learned"]
+        lines.append(f"  {_mean(self.constant):9.4g}        the best constant prediction")
+        for variant in sorted(self.outcomes, key=lambda v: (v.records, v.clip, v.noise, v.rate)):
+            if variant.records != "constant":
+                share = f"{100 * self.share(variant):4.0f} %"
+                lines.append(f"  {self.loss(variant):9.4g} {share} {_words(variant)}")
+        return "\n".join(lines)
+
+
+def _words(variant: Variant) -> str:
+    """A variant in words."""
+    said = []
+    if variant.rate != 1:
+        said.append(f"updates {_times(variant.rate)}")
+    if not variant.noise:
+        said.append("without noise")
+    elif variant.noise != 1:
+        said.append(f"noise times {variant.noise:.2g}")
+    if variant.clip == math.inf:
+        said.append("without clipping")
+    elif variant.clip != 1:
+        said.append(f"clip norm {_times(variant.clip)}")
+    if variant.records != "given":
+        said.append("inputs standardised")
+    if variant.everything:
+        said.append("all parameters trained")
+    if variant.batch != 1:
+        said.append(f"batch {variant.batch} times larger, steps fewer, at the same epsilon")
+    return ", ".join(said) or "as it is"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:g} times larger" if factor >= 1 else f"{1 / factor:g} times smaller"
+
+
+def _finite(losses: np.ndarray) -> np.ndarray:
+    """Losses float64 [h]; one that is not finite counts as very large."""
+    return np.nan_to_num(np.asarray(losses, np.float64), nan=1e30, posinf=1e30, neginf=1e30)
+
+
+def _mean(losses: np.ndarray) -> float:
+    return float(np.mean(_finite(losses)))
+
+
+# To train --------------------------------------------------------------------------------------
+
+
+def rehearse(e: Examined, seconds: float = 15.0) -> Rehearsal:
+    """Trains on the records of ``e``, as the program says and with one thing changed.
+
+    To be called where the records are public, or their owner looks at them on purpose. Nothing is
+    charged. A program that learns well is trained a few times; one that does not is trained with
+    other rates, clip norms and inputs, until ``seconds`` are over.
+    """
+    began = time.perf_counter()
+    size = sum(leaf.size for leaf in e.trained())
+    left_out = ""
+    if e.optimizer is None:
+        left_out = "the optimizer is not known"
+    elif len(e) < _FEWEST:
+        left_out = f"it needs at least {_FEWEST} records"
+    elif size > _LARGEST:
+        left_out = f"{size:,} parameters are too many to train some seconds"
+    if left_out:
+        return Rehearsal(left_out)
+
+    # Such as of an algorithm, whose steps are given more.
+    trained = e.grad_fn.trained(e.params)
+    try:
+        optimizer = optax.with_extra_args_support(e.optimizer)
+        state = jax.eval_shape(optimizer.init, trained)
+        with jax.numpy_dtype_promotion("standard"):
+            jax.eval_shape(optimizer.update, trained, state, trained)
+    except Exception as error:  # a link may raise anything
+        return Rehearsal(f"the optimizer takes no updates alone ({type(error).__name__})")
+
+    # Records without a finite loss have no part in it, and some of the others are held out. Labels,
+    # where one can tell them from the input: what is the group, or the smallest leaf of a record.
+    losses = np.concatenate([np.asarray(found.losses) for found in e.gradients()])
+    sound = np.flatnonzero(np.isfinite(losses))
+    if len(sound) < _FEWEST:
+        return Rehearsal(f"it needs at least {_FEWEST} records with a finite loss")
+    group = None if e.group is None else np.asarray(e.group)[sound]
+    e = dataclasses.replace(e, records=near.take(e.records, sound), group=group)
+    order = np.random.default_rng(0).permutation(len(e))
+    held = order[: min(len(e) // 4, _MOST_HELD_OUT)]
+    kept = order[len(held) :]
+    label = _label(e)
+    kinds = {"given": e.records}
+    if label is not None:
+        kinds["constant"] = _changed(e.records, label, lambda leaf: np.repeat(leaf[:1], len(e), 0))
+    standard = _changed(e.records, label, _standardised)
+    if standard is not None:
+        kinds["standardised"] = standard
+    split = {
+        kind: (near.take(records, kept), near.take(records, held))
+        for kind, records in kinds.items()
+    }
+
+    plan = _Plan.of(e, len(kept))
+    if plan is None:
+        return Rehearsal("its steps are too few, or take too long, to train some seconds")
+    found = Rehearsal(
+        "", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn)
+    )
+    if label is not None:
+        target = np.asarray(jax.tree.leaves(e.records)[label])
+        if np.issubdtype(target.dtype, np.floating):
+            found.target = float(np.sqrt(np.nanmean(np.square(target, dtype=np.float64))))
+    if e.group is not None:
+        found.group = np.asarray(e.group)[held]
+        groups, counts = np.unique(np.asarray(e.group)[kept], return_counts=True)
+        found.sizes = dict(zip(groups.tolist(), counts.tolist(), strict=True))
+    programs: dict[tuple[bool, bool, int], _Program | None] = {}
+
+    def run(*variants: Variant) -> None:
+        """Trains in these ways, those that are new, as long as there is time."""
+        for variant in variants:
+            late = time.perf_counter() - began > seconds and len(found.outcomes) > 1
+            if variant in found.outcomes or late:
+                continue
+            key = (variant.clip == math.inf, variant.everything, variant.batch)
+            if key not in programs:
+                programs[key] = _Program.of(e, len(kept), *key)
+            if program := programs[key]:
+                seeds = range(_SEEDS if variant.noise else 1)
+                found.outcomes[variant] = [program(variant, split, seed) for seed in seeds]
+
+    # Without privacy, by Adam at three rates: one that suits clipped gradients may not suit others.
+    # And with the same input for all, the best constant prediction.
+    free, rates = Variant(noise=0.0, clip=math.inf), (1.0, 8.0, 1 / 8)
+    run(*(free._replace(rate=rate) for rate in rates))
+    if "constant" in kinds:
+        run(free._replace(rate=8.0, records="constant"))
+
+    def run_others() -> None:
+        """The same with other inputs, or with frozen parameters trained, where there are any."""
+        if "standardised" in kinds:
+            run(*(free._replace(rate=x, records="standardised") for x in rates))
+        if not all(e.flags):
+            run(*(free._replace(rate=x, everything=True) for x in rates))
+
+    if not found.learns():
+        run_others()
+        return found
+    _note_confusions(e, found, label, held)
+
+    # As it is. One that learns well is left alone.
+    run(Variant())
+    if found.is_well:
+        return found
+    run_others()
+
+    # At other rates, further out where the best is the last.
+    run(*(Variant(rate=rate) for rate in (1 / 8, 8.0, 1 / 2, 2.0)))
+    for factor in (8.0, 1 / 8):
+        edge = factor
+        while (best := found.best(noise=1.0)) == Variant(rate=edge) and 1e-3 < edge < 1e3:
+            edge *= factor
+            run(Variant(rate=edge))
+            if Variant(rate=edge) not in found.outcomes:
+                break
+    best = found.best(noise=1.0) or Variant()
+    if "standardised" in kinds:
+        for rate in dict.fromkeys((best.rate, 1.0, 8.0, 1 / 8)):
+            run(Variant(rate=rate, records="standardised"))
+
+    # Clipped, without noise: what noise takes, and what clipping does. And other clip norms.
+    quiet = dict.fromkeys((1.0, best.rate, 8 * best.rate, best.rate / 8, 64 * best.rate))
+    run(*(Variant(rate=rate, noise=0.0) for rate in quiet))
+    if isinstance(e.grad_fn.rule, Clip):
+        for clip in (1 / 8, 1 / 64, 8.0, 64.0):
+            run(Variant(clip=clip))
+        for clip in (1 / 8, 1 / 64):
+            run(Variant(rate=8.0, clip=clip))
+
+    # Where noise leaves little: the same epsilon in fewer steps of a larger batch. Steps that
+    # could not be rehearsed would average their noise: fewer and larger ones, with less noise.
+    if found.share(found.best(noise=1.0)) < _WELL:
+        if 1.5 < found.rest < math.inf:
+            less = 1 / math.sqrt(found.rest)
+            run(*(Variant(rate=x, noise=less) for x in (best.rate, best.rate * 8, best.rate * 64)))
+        if _larger_batch(e.mechanism, 8) is not None:
+            run(*(Variant(rate=rate, batch=8) for rate in (1.0, 8.0, best.rate)))
+    return found
+
+
+def _label(e: Examined) -> int | None:
+    """The number of the leaf of a record that is its label; None where it cannot be told."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(e.records)]
+    if e.group is not None:
+        same = [i for i, leaf in enumerate(leaves) if np.array_equal(leaf, e.group)]
+        if same and len(leaves) > 1:
+            return same[0]
+    sizes = [leaf[0].size for leaf in leaves]
+    smallest = [i for i, size in enumerate(sizes) if size == min(sizes)]
+    return smallest[0] if len(leaves) > 1 and len(smallest) == 1 else None
+
+
+def _changed(
+    records: PyTree, label: int | None, change: Callable[[np.ndarray], np.ndarray | None]
+) -> PyTree:
+    """The records with all leaves but the label changed; None where nothing is."""
+    leaves, structure = jax.tree.flatten(records)
+    made = [None if i == label else change(np.asarray(leaf)) for i, leaf in enumerate(leaves)]
+    if all(leaf is None for leaf in made):
+        return None
+    mixed = [old if new is None else new for old, new in zip(leaves, made, strict=True)]
+    return jax.tree.unflatten(structure, mixed)
+
+
+def _standardised(leaf: np.ndarray) -> np.ndarray | None:
+    """A leaf [m, ...] of mean 0 and deviation 1; None where it is of the usual size as it is.
+
+    Each column of a table by itself, images and the like as a whole. Integers may be tokens.
+    """
+    image = leaf.dtype == np.uint8 and leaf.ndim > 2
+    if leaf.ndim < 2 or not (image or np.issubdtype(leaf.dtype, np.floating)):
+        return None
+    values = np.where(np.isfinite(leaf), leaf, 0).astype(np.float64)
+    sizes = np.sqrt(np.mean(np.square(values), axis=0)).ravel()
+    sizes = sizes[sizes > 0]
+    if not sizes.size:
+        return None
+    usual = 0.05 < np.sqrt(np.mean(np.square(sizes))) < 8
+    if usual and np.max(sizes) < 20 * np.median(sizes):
+        return None
+    axis = 0 if leaf.ndim == 2 else None
+    mean, deviation = np.mean(values, axis=axis), np.std(values, axis=axis)
+    kind = np.float32 if image else leaf.dtype
+    return ((leaf - mean) / np.where(deviation > 0, deviation, 1)).astype(kind)
+
+
+def _steps(mechanism: Mechanism) -> int | None:
+    """The number of steps of a mechanism; None where it does not say."""
+    noise = mechanism.noise_multiplier
+    return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
+
+
+@functools.lru_cache(8)
+def _larger_batch(mechanism: Mechanism, times: int) -> Mechanism | None:
+    """The mechanism with a larger batch in fewer steps, of the same epsilon; None for none."""
+    steps, delta = mechanism.steps, mechanism.delta
+    plain = mechanism.strategy is None and isinstance(mechanism.sampling, Poisson)
+    batch = times * mechanism.batch_size
+    if not plain or steps is None or delta is None or mechanism.leak or steps < 4 * times:
+        return None
+    if 2 * batch > mechanism.dataset_size or mechanism.records_per_user is not None:
+        return None
+    return dp_sgd(
+        epsilon=mechanism.epsilon(steps, delta).upper,
+        delta=delta,
+        steps=steps // times,
+        rule=mechanism.rule,
+        batch_size=batch,
+        dataset_size=mechanism.dataset_size,
+        relation=mechanism.relation,
+    )
+
+
+class _Plan(NamedTuple):
+    """The size of a training: ``gradients`` gradients of ``rows`` records, ``each`` updates of each.
+
+    Updates share a gradient where there is no time for one each; every update has its own noise.
+    """
+
+    rows: int
+    gradients: int
+    each: int
+
+    @property
+    def steps(self) -> int:
+        return self.gradients * self.each
+
+    @classmethod
+    def of(cls, e: Examined, kept: int, least: int = 0) -> "_Plan | None":
+        """By an estimate of the time, never the clock: the same program is rehearsed alike."""
+        size = sum(leaf.size for leaf in e.trained())
+        most = min(e.mechanism.batch_size, kept, 256, max(1, 2**25 // size))
+        wanted = max(_steps(e.mechanism) or _UNKNOWN, least)
+        update = 2e-5 + 3e-8 * size
+        for rows in (most, min(most, 64)):
+            gradient = 1e-4 + _flops(e, rows) / 3e10
+            for each in (1, 2, 4, 8):
+                if wanted * (gradient / each + update) < _OF_ONE:
+                    break
+            affordable = int(_OF_ONE / (gradient + each * update))
+            if affordable * each >= wanted:
+                break
+        gradients = min(affordable, -(-wanted // each))
+        if gradients < (few := min(3 * _POINTS, wanted)):
+            # A little longer than planned, where a training is still a matter of seconds.
+            gradients, each = few, 1
+            if gradients * (gradient + update) > 4 * _OF_ONE:
+                return None
+        return cls(rows, gradients // _POINTS * _POINTS, each) if gradients >= _POINTS else None
+
+
+def _flops(e: Examined, rows: int) -> float:
+    """Floating-point operations of the gradients of ``rows`` records, as XLA counts them."""
+    batch = near.take(e.records, np.arange(rows))
+    mean = jax.grad(lambda trained, key: jnp.mean(_losses(e, trained, batch, key)))
+    cost = jax.jit(mean).lower(e.trained(), jax.random.key(0, impl="threefry2x32")).cost_analysis()
+    found = cost[0] if isinstance(cost, list) else cost
+    return 2 * float((found or {}).get("flops", 0.0))
+
+
+def _losses(e: Examined, trained: list[jax.Array], rows: PyTree, key: jax.Array) -> jax.Array:
+    """The losses float32 [m] of rows [m, ...]."""
+    keys = jax.random.split(key, near.count(rows))
+    losses = jax.vmap(e.loss, (None, 0, 0))(trained, jax.tree.map(jnp.asarray, rows), keys)
+    return losses.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program:
+    """A compiled training; its rate, noise, clip norm and records are arguments.
+
+    Attributes:
+        e: the program.
+        compiled: (training records, held-out records, key, rate, noise, clip norm) -> (held-out
+            losses [points + 1, h], losses of fitted records [points + 1], trained leaves).
+    """
+
+    e: Examined
+    compiled: Callable[..., tuple[jax.Array, jax.Array, list[jax.Array]]]
+
+    @classmethod
+    def of(
+        cls, e: Examined, kept: int, unclipped: bool, everything: bool, batch: int
+    ) -> "_Program | None":
+        """The program, or one without clipping, with nothing frozen, or with a larger batch.
+
+        None where one step of it takes too long.
+        """
+        grad_fn, mechanism = dataclasses.replace(e.grad_fn, placement=None), e.mechanism
+        if unclipped and not isinstance(grad_fn.rule, Clip):
+            grad_fn = dataclasses.replace(grad_fn, rule=Clip(1.0))
+        if everything:
+            floating = [
+                bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
+                for leaf in jax.tree.leaves(e.params)
+            ]
+            chosen = tuple(floating), jax.tree.structure(e.params)
+            grad_fn = dataclasses.replace(grad_fn, trainable=chosen)
+        # Without clipping by Adam, which suits gradients of any size.
+        optimizer = optax.adam(3e-3) if unclipped else e.optimizer
+        if batch != 1:
+            mechanism = _larger_batch(mechanism, batch) or mechanism
+        if mechanism.noise == "grid":  # its integers take long; as Gaussian noise it is the same
+            mechanism = dataclasses.replace(mechanism, noise="gaussian")
+        e = dataclasses.replace(e, grad_fn=grad_fn, mechanism=mechanism, optimizer=optimizer)
+        plan = _Plan.of(e, kept, _UNKNOWN if unclipped else 0)
+        return None if plan is None else cls(e, jax.jit(_training(e, plan, unclipped)))
+
+    def __call__(
+        self, variant: Variant, split: dict[str, tuple[PyTree, PyTree]], seed: int
+    ) -> Outcome:
+        """Trains in one way, with one seed."""
+        rule = self.e.grad_fn.rule
+        bound = min(variant.clip * rule.l2_clip_norm, _NO_CLIP) if isinstance(rule, Clip) else None
+        given = (variant.rate, variant.noise, bound)
+        numbers = jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), given)
+        key = jax.random.key(seed, impl="threefry2x32")
+        losses, fitted, trained = self.compiled(*split[variant.records], key, *numbers)
+        found = np.asarray(losses)
+        best = found[min(range(len(found)), key=lambda i: _mean(found[i]))]
+        return Outcome(found[0], found[-1], best, np.asarray(fitted), trained)
+
+
+def _training(
+    e: Examined, plan: _Plan, unclipped: bool
+) -> Callable[..., tuple[jax.Array, jax.Array, list]]:
+    """The training that ``_Program`` compiles."""
+    grad_fn, mechanism, optimizer = e.grad_fn, e.mechanism, e.optimizer
+    assert optimizer is not None
+    noise = mechanism.privatize()
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def train(
+        records: PyTree,
+        held: PyTree,
+        key: jax.Array,
+        rate: jax.Array,
+        level: jax.Array,
+        bound: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+        records, held = jax.tree.map(jnp.asarray, (records, held))
+        count = near.count(records)
+        some = jax.tree.map(lambda leaf: leaf[:_MOST_HELD_OUT], records)
+        structure = jax.tree.structure(grad_fn.trained(e.params))
+
+        def update(carry: PyTree, key: jax.Array, summed: Summed) -> PyTree:
+            """One update, as a step takes it, but for the level of its noise and its length."""
+            step, trained, first, last = carry
+            mean = jax.tree.map(
+                lambda leaf, like: (leaf / mechanism.batch_size).astype(like.dtype),
+                summed.value,
+                trained,
+            )
+            if not unclipped:
+                spent = mechanism.simulated_key(key, step)
+                noisy, first = noise.update(summed, first, trained, key=spent)
+                mean = jax.tree.map(
+                    lambda clean, whole: (clean + level * (whole - clean)).astype(whole.dtype),
+                    mean,
+                    noisy,
+                )
+            with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+                updates, last = optimizer.update(mean, last, trained)
+            updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
+            return step + 1, optax.apply_updates(trained, updates), first, last
+
+        def gradient(carry: PyTree, key: jax.Array) -> tuple[PyTree, None]:
+            """The clipped sum of some records in place of the expected batch, and its updates."""
+            drawn, own, noises = jax.random.split(key, 3)
+            if plan.rows < count:
+                rows = jax.random.randint(drawn, (plan.rows,), 0, count)
+            else:
+                rows = jnp.arange(count)
+            batch = jax.tree.map(lambda leaf: leaf[rows], records)
+            params = e.with_trained(jax.tree.leaves(carry[1]))
+            rng = own if grad_fn.takes_rng else None
+            summed = grad_fn(params, batch, "all", rng, bound=bound)
+            more = mechanism.batch_size / len(rows)
+            summed = Summed(jax.tree.map(lambda leaf: more * leaf, summed.value), summed.l2)
+            keys = jax.random.split(noises, plan.each)
+            return jax.lax.scan(lambda c, key: (update(c, key, summed), None), carry, keys)
+
+        def scored(trained: PyTree, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            leaves = jax.tree.leaves(trained)
+            return _losses(e, leaves, held, key), jnp.mean(_losses(e, leaves, some, key))
+
+        def point(carry: PyTree, key: jax.Array) -> tuple[PyTree, tuple[jax.Array, jax.Array]]:
+            before = scored(carry[1], key)
+            carry, _ = jax.lax.scan(
+                gradient, carry, jax.random.split(key, plan.gradients // _POINTS)
+            )
+            return carry, before
+
+        trained = jax.tree.unflatten(structure, e.trained())
+        start = jnp.int32(0), trained, noise.init(trained), optimizer.init(trained)
+        carry, before = jax.lax.scan(point, start, jax.random.split(key, _POINTS))
+        after = scored(carry[1], key)
+        losses, fitted = (jnp.concatenate([x, y[None]]) for x, y in zip(before, after, strict=True))
+        return losses, fitted, jax.tree.leaves(carry[1])
+
+    return train
+
+
+def _note_confusions(e: Examined, found: Rehearsal, label: int | None, held: np.ndarray) -> None:
+    """Notes for each group which other one its held-out records look like, without privacy.
+
+    Among all labels a record's own should have the least loss: those of a group whose labels are
+    wrong have it under another.
+    """
+    leaves, structure = jax.tree.flatten(near.take(e.records, held))
+    if label is None or e.group is None or not np.array_equal(leaves[label], found.group):
+        return
+    groups = np.unique(np.asarray(e.group))
+    best = found.best(noise=0.0, clip=math.inf, records="given", everything=False)
+    if best is None or not 2 <= len(groups) <= 100:
+        return
+    key = jax.random.key(0, impl="threefry2x32")
+    losses = jax.jit(lambda leaves: _losses(
+        e, found.outcomes[best][0].trained, jax.tree.unflatten(structure, leaves), key
+    ))  # fmt: skip
+    under = []
+    for group in groups:
+        leaves[label] = np.full_like(leaves[label], group)
+        under.append(_finite(losses(leaves)))
+    seen = groups[np.argmin(under, axis=0)]
+    for group in groups:
+        others = seen[(found.group == group) & (seen != group)]
+        if len(others):
+            names, counts = np.unique(others, return_counts=True)
+            share = float(np.max(counts)) / int(np.sum(found.group == group))
+            found.looks_like[int(group)] = int(names[np.argmax(counts)]), share
+
+
+# To compare ------------------------------------------------------------------------------------
+
+
+def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
+    """The advice that the trainings give, the largest share of the trouble first.
+
+    A variant is named where it is better by a margin with every seed. Where fewer steps were
+    rehearsed than the program takes, nothing is said that more of them could mend.
+    """
+    if r.left_out or not r.outcomes:
+        return []
+    said = f"in a rehearsal of {r.steps:,} steps"
+    start, constant = next(iter(r.outcomes.values()))[0].first, _mean(r.constant)
+
+    def told(*variants: Variant) -> str:
+        """The held-out losses of some variants, in words."""
+        each = (f"{r.loss(variant):.3g} {_words(variant)}" for variant in variants)
+        return f"{said} the held-out loss went from {_mean(start):.3g} to {', '.join(each)}"
+
+    def advice(kind: str, what: str, do: str, weight: float, where: str = "") -> Finding:
+        weight = float(np.clip(weight, 0, 1))
+        return Finding(kind, what, where, certain=False, do=do, weight=weight)
+
+    # Without privacy nothing is learned, either: with other inputs, with frozen parameters?
+    free = r.best(noise=0.0, records="given", everything=False)
+    assert free is not None  # it is rehearsed first
+    standard = r.best(noise=0.0, records="standardised")
+    whole = r.best(noise=0.0, everything=True)
+    if not r.learns(records="given", everything=False):
+        if whole is not None and r.learns(everything=True):
+            return [advice("frozen", told(free, whole), _TRAIN_MORE, 1)]
+        if standard is not None and r.learns(records="standardised"):
+            return [advice("inputs", told(free, standard), _STANDARDISE, 1)]
+        if not 1 / _FAR < r.target < _FAR:
+            what = f"{said} nothing is learned of targets of size {r.target:.3g}, without privacy"
+            return [advice("inputs", what, _TARGETS, 1)]
+        what = (
+            f"{said} the loss of records that are trained on does not fall below that of one "
+            f"prediction for all ({constant:.3g}), without noise and clipping, at no rate"
+        )
+        return [advice("model", what, _MODEL, 1, r.where)]
+    found = _wrong_labels(r, said)
+    if Variant() not in r.outcomes or r.is_well:
+        return found
+    share = r.share(Variant())
+
+    def better(variant: Variant | None, than: Variant, margin: float = _BETTER) -> bool:
+        """True if it learns more by a margin, whatever the seed."""
+        if variant is None or variant not in r.outcomes:
+            return False
+        least, usual = min(r.shares(variant)), r.share(than)
+        return least > usual + margin and usual < (1 - margin) * least
+
+    # What keeps it from learning without privacy, too.
+    own, best = Variant(), max((v for v in r.outcomes if v == Variant(rate=v.rate)), key=r.share)
+    if whole is not None and r.share(whole) > 3 * max(r.share(free), 0):
+        found.append(advice("frozen", told(free, whole), _TRAIN_MORE, 1 - r.share(free)))
+    private = r.best(noise=1.0, clip=1.0, records="standardised")
+    if better(private, best, 0.6 * _BETTER) and r.loss(private) < r.loss(best):
+        gain = r.share(private) - r.share(best) + 0.5
+        found.append(advice("inputs", told(own, private), _STANDARDISE, gain))
+
+    # Another clip norm. Where every gradient is far longer it acts as a learning rate.
+    clips = [v for v in r.outcomes if v.clip not in (1.0, math.inf) and v.noise == 1]
+    other = max(clips, key=r.share, default=own)
+    alike = Variant(rate=other.clip)
+    as_rate = other.clip > 8 and alike in r.outcomes and abs(r.share(alike) - r.share(other)) < 0.02
+    if better(other, own if as_rate else best) and (r.rest < 1.5 or other.clip < 1):
+        do = f"a clip norm {_times(other.clip)}" + (" or more" if as_rate else "")
+        if other.rate != 1:
+            do += f", and a learning rate {_times(other.rate)}"
+        gain = r.share(best if as_rate else other) - share + 0.25
+        found.append(advice("clip", told(own, other), do, gain))
+    quiet = r.best(noise=0.0, clip=1.0, records="given", everything=False)
+    if quiet is not None and r.share(quiet) < 0.5 * r.share(free) and r.rest < 1.5:
+        found.append(advice("clip", told(quiet, free), _CLIP, 1 - r.share(quiet)))
+
+    # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
+    # a larger one may only be faster, unless even the whole run would be too short.
+    late = share * (r.rest if r.of else 20) > 0.5 * r.share(best)
+    certain = r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late)
+    if better(best, own) and certain:
+        do = f"a learning rate about {_times(best.rate)}"
+        found.append(advice("rate", told(own, best), do, r.share(best) - share + 0.2))
+
+    # Noise leaves little, at any rate: a larger batch, or nothing.
+    tried = [v for v in r.outcomes if v.records == "given" and v.noise > 0 and v.batch == 1]
+    most = max(r.share(v) for v in tried)
+    larger = r.best(batch=8)
+    if better(larger, max(tried, key=r.share)):
+        do = "8 times the batch in an eighth of the steps, at the same epsilon"
+        found.append(advice("batch", told(best, larger), do, r.share(larger) - share + 0.2))
+    long_enough = r.rest < 1.5 or any(v.noise < 1 for v in tried)
+    if quiet is not None and most < _NOTHING and r.share(quiet) > 2 * _NOTHING and long_enough:
+        found.append(advice("signal", told(best, quiet), "", 1 - most))
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+_TRAIN_MORE = "train more of the parameters (trainable=)"
+_STANDARDISE = (
+    "standardise the inputs by public constants, or statistics of public records, to mean 0 and "
+    "deviation 1: a large column takes all of a clipped gradient"
+)
+_TARGETS = (
+    "scale the targets by public constants to about 1, and predictions back: a clipped gradient "
+    "moves the parameters by little more than the learning rate a step"
+)
+_CLIP = (
+    "a larger clip norm, with a smaller learning rate: it is the clipping, not the noise, that "
+    "keeps records from being learned"
+)
+_MODEL = (
+    "look at the loss, the labels and the model first: privacy is not what keeps it from learning. "
+    "Train it without (noise_multiplier=0 and a clip norm that no gradient reaches) until it learns"
+)
+
+
+def _wrong_labels(r: Rehearsal, said: str) -> list[Finding]:
+    """Groups that are not learned without privacy, while the others are."""
+    if r.group is None or len(r.sizes) < 2:
+        return []
+    shares: dict[int, float] = {}
+    top, constant = _finite(r.top.best), _finite(r.constant)
+    for group, size in r.sizes.items():
+        own = r.group == group
+        if np.sum(own) >= 6 and size >= 0.5 * np.median(list(r.sizes.values())):
+            gain = (constant - top)[own] / np.mean(np.abs(constant[own]))
+            shares[group] = float(np.mean(np.clip(gain, -1, 1)))
+    bad = sorted(group for group, share in shares.items() if share <= 0)
+    others = [share for group, share in shares.items() if group not in bad]
+    if not bad or len(others) < max(1, len(bad)) or np.median(others) < 0.4:
+        return []
+    like = [
+        f"records of {group} look like {other} in {100 * share:.0f} % of the cases"
+        for group in bad
+        for other, share in (r.looks_like.get(group, (0, 0.0)),)
+        if share > 0.3
+    ]
+    names = ", ".join(map(str, bad))
+    what = (
+        f"{said}, without noise and clipping, all groups are learned but {names}: its labels look "
+        f"wrong{'; ' if like else ''}{', '.join(like)}"
+    )
+    weight = len(bad) / len(shares)
+    do = f"look at the labels of group {names}"
+    return [Finding("labels", what, "", certain=False, do=do, weight=max(weight, 0.4))]
