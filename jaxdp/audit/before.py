@@ -17,6 +17,8 @@ import numpy as np
 from jax.extend import core
 
 from jaxdp.audit.bounds import binomial_pmf
+from jaxdp.audit.broken import find_broken
+from jaxdp.audit.examined import Examined, sample
 from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
 from jaxdp.mechanism import Mechanism
@@ -52,6 +54,9 @@ def check(
     **clipping: Any,
 ) -> Checked:
     """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
+
+    And what is broken in the program, so that records add nothing: gradients that are not finite,
+    and the line where that begins, or zero; a loss that needs a batch.
 
     Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
     breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
@@ -133,6 +138,11 @@ def check(
     if loss_fn is not None:
         of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
         found += of_loss
+        if not any(finding.kind in ("refused", "state") for finding in of_loss):
+            grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
+            chain = mechanism.after_noise if isinstance(mechanism, Algorithm) else None
+            some = sample(source, _RECORDS)
+            found += find_broken(Examined(grad_fn, params, inner, chain, some))
     found.append(_check_reading(source, kind))
     if gradients is not None:
         found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
@@ -204,7 +214,7 @@ def check(
         found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
-        "beside other records": loss_fn,
+        "beside other records, gradients that are not finite or zero, units that are off": loss_fn,
         "reading: the same records beside other records, and again": source,
         "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from jaxdp import arguments
-from jaxdp.audit.examined import Examined
+from jaxdp.audit.examined import Examined, sample
 from jaxdp.audit.findings import Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad
 from jaxdp.devices import processes
@@ -201,7 +201,7 @@ def diagnose(
 
     def examined(source: Source) -> Examined:
         """The program, with some of a source's records."""
-        some = near.records_of(source, records)
+        some = sample(source, records)
         return Examined(grad_fn, params, inner, optimizer, some, _groups_of(some, group, groups))
 
     # That the records are looked at is said for good, and on the page, before a number is computed.

@@ -12,10 +12,18 @@ import optax
 
 from jaxdp.clipping import ClippedGrad, losses, options
 from jaxdp.mechanism import Mechanism
+from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.types import PyTree
 
 _TOGETHER = 2**25  # numbers of the per-example gradients that are computed at a time
+
+
+def sample(source: Source, most: int) -> PyTree:
+    """At most ``most`` records, drawn with a fixed seed: pytree of NumPy arrays [m, ...]."""
+    size = len(source)
+    rows = np.sort(np.random.default_rng(0).choice(size, min(most, size), replace=False))
+    return source.gather(rows, np.ones(len(rows), bool))
 
 
 class ExampleGradients(NamedTuple):
@@ -94,8 +102,13 @@ class Examined:
         for begin in range(0, len(self), most):
             rows = np.arange(begin, min(begin + most, len(self)))
             batch = jax.tree.map(jnp.asarray, near.take(self.records, rows))
-            keys = jax.random.split(jax.random.key(begin, impl="threefry2x32"), len(rows))
-            yield ExampleGradients(rows, *self._of_batch(trained, batch, keys))
+            yield ExampleGradients(rows, *self._of_batch(trained, batch, self.keys(rows)))
+
+    def keys(self, rows: np.ndarray) -> jax.Array:
+        """The keys of some records, [b]: the same whenever they are asked for."""
+        return jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.key(0, impl="threefry2x32"), jnp.asarray(rows)
+        )
 
     @functools.cached_property
     def _of_batch(self):  # type: ignore[no-untyped-def]

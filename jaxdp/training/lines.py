@@ -30,15 +30,19 @@ def line_of_error(error: BaseException) -> str:
     return found
 
 
+def line_of_operation(eqn: core.JaxprEqn) -> str:
+    """The line of an operation of a traced program; "" if unknown."""
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    lines = (_line(frame.file_name, frame.start_line) for frame in frames)
+    return next(filter(None, lines), "")
+
+
 def line_of_use(jaxpr: core.Jaxpr, at: core.JaxprEqn | core.Var) -> str:
     """The line of an operation, or of the first operation that takes a variable; "" if unknown."""
-    eqns = [at] if isinstance(at, core.JaxprEqn) else jaxpr.eqns
-    for eqn in eqns:
-        if eqn is at or any(atom is at for atom in eqn.invars):
-            frames = source_info_util.user_frames(eqn.source_info.traceback)
-            lines = (_line(frame.file_name, frame.start_line) for frame in frames)
-            return next(filter(None, lines), "")
-    return ""
+    if isinstance(at, core.JaxprEqn):
+        return line_of_operation(at)
+    takers = (eqn for eqn in jaxpr.eqns if any(atom is at for atom in eqn.invars))
+    return next(map(line_of_operation, takers), "")
 
 
 def line_of_function(function: Callable[..., PyTree] | None) -> str:

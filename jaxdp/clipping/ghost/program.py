@@ -37,6 +37,9 @@ class Node:
     # Of ``jax.checkpoint`` and ``scan`` the one program inside; of ``cond`` the programs of which
     # one counts, which take the later operands. Their values have other numbers.
     bodies: "tuple[Program, ...]" = ()
+    # The calls that it was written out of, outermost first: a library's operation has no line of
+    # the user's, its call has.
+    calls: tuple[core.JaxprEqn, ...] = ()
 
     @property
     def carried(self) -> slice:
@@ -116,6 +119,7 @@ def trace(
         numbers: dict[Any, Any],
         nodes: list[Node],
         captured: dict[int, jax.Array],
+        calls: tuple[core.JaxprEqn, ...] = (),
     ) -> list[Ref]:
         """The results of ``jaxpr``, whose operations are added to ``nodes``."""
 
@@ -135,7 +139,7 @@ def trace(
                 for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
                     within[var] = next(fresh)
                     captured[within[var]] = const
-                results = write_out(body, within, nodes, captured)
+                results = write_out(body, within, nodes, captured, (*calls, eqn))
                 numbers.update(zip(eqn.outvars, results, strict=True))
                 continue
 
@@ -146,7 +150,7 @@ def trace(
                 bodies = list(eqn.params["branches"])
             each = [program_of(getattr(b, "jaxpr", b), getattr(b, "consts", ())) for b in bodies]
             outs = tuple(numbers[var] for var in eqn.outvars)
-            nodes.append(Node(eqn, name, tuple(ins), outs, jaxpr.debug_info, tuple(each)))
+            nodes.append(Node(eqn, name, tuple(ins), outs, jaxpr.debug_info, tuple(each), calls))
         return refs(jaxpr.outvars)
 
     program = program_of(closed.jaxpr, closed.consts)
