@@ -756,7 +756,8 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
         gain = r.share(best if as_rate else other) - share + 0.25
         found.append(advice("clip", told(own, other), do, gain))
     quiet = r.best(noise=0.0, clip=1.0, records="given", everything=False)
-    if quiet in r.outcomes and r.share(quiet) < 0.5 * r.share(free) and r.rest < 1.5:
+    defeats = quiet in r.outcomes and r.share(quiet) < 0.5 * r.share(free) and r.rest < 1.5
+    if defeats and "inputs" not in [each.kind for each in found]:  # which explain it
         found.append(advice("clip", told(quiet, free), _CLIP, 1 - r.share(quiet)))
 
     # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
