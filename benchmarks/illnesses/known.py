@@ -1,5 +1,10 @@
 """The programs written by those who wrote the diagnosis: ten ill and ten healthy ones."""
 
-from benchmarks.illnesses import known_brok, known_healthy, known_rehe
+from benchmarks.illnesses import known_brok, known_healthy, known_nums, known_rehe
 
-CASES = [*known_healthy.CASES, *known_brok.CASES, *known_rehe.CASES]
+CASES = [
+    *known_brok.CASES,
+    *known_nums.CASES,
+    *known_rehe.CASES,
+    *known_healthy.CASES,
+]
