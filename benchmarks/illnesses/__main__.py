@@ -101,9 +101,10 @@ def page(rows: dict[str, list[dict[str, Any]]]) -> str:
         "| programs | ill: named at first | now | healthy: with a finding at first | now |",
         "|---|---|---|---|---|",
     ]
-    for group, words in SETS.items():
-        ill = [line for line in rows.get(group, []) if line["illness"]]
-        healthy = [line for line in rows.get(group, []) if not line["illness"]]
+    sets = {group: words for group, words in SETS.items() if rows.get(group)}
+    for group, words in sets.items():
+        ill = [line for line in rows[group] if line["illness"]]
+        healthy = [line for line in rows[group] if not line["illness"]]
         named, alarms = (
             [f"{sum(map(count, lines))} of {len(lines)}" for count in counts]
             for lines, counts in (
@@ -112,11 +113,11 @@ def page(rows: dict[str, list[dict[str, Any]]]) -> str:
             )
         )
         lines.append(f"| {words} | {named[0]} | {named[1]} | {alarms[0]} | {alarms[1]} |")
-    for group, words in SETS.items():
+    for group, words in sets.items():
         lines += ["", f"## The programs {words}", ""]
         lines += ["| program | untrained, as it is, cured | first findings at first | now |"]
         lines += ["|---|---|---|---|"]
-        for line in rows.get(group, []):
+        for line in rows[group]:
             scores = [line["untrained"], line["score"], line["cured"]]
             shown = ", ".join(
                 "refused" if isinstance(x, str) else f"{x:.2f}" for x in scores if x is not None

@@ -119,23 +119,23 @@ def units_off(cured: bool = False) -> Parts:
 
 
 CASES = [
-    Case(name, illness, cure, make, functools.partial(make, cured=True))
-    for name, illness, cure, make in (
+    Case(name, illness, cure, make, functools.partial(make, cured=True), (kind,))
+    for name, illness, cure, make, kind in (
         (
             "log of no income", "records without income have log(0): they add nothing",
-            "log1p", logarithm_of_income,
+            "log1p", logarithm_of_income, "nonfinite",
         ),
         (
             "a batch of one", "a contrastive loss is given one pair: it is constant",
-            "a record is eight pairs", halves_of_digits,
+            "a record is eight pairs", halves_of_digits, "zero",
         ),
         (
             "softmax twice", "the loss applies a softmax to probabilities",
-            "logits", softmax_twice,
+            "logits", softmax_twice, "softmax",
         ),
         (
             "units off", "biases of -10 switch every hidden unit off",
-            "biases of 0", units_off,
+            "biases of 0", units_off, "units",
         ),
     )
 ]  # fmt: skip

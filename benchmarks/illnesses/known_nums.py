@@ -99,6 +99,7 @@ CASES = [
         "a clip norm of 1, or a rate in proportion",
         clip_of_a_paper,
         lambda: clip_of_a_paper(1.0),
+        ("clip",),
     ),
     Case(
         "clip without privacy",
@@ -106,6 +107,7 @@ CASES = [
         "a clip norm of 2",
         clip_without_privacy,
         lambda: clip_without_privacy(2.0),
+        ("clip",),
     ),
     Case(
         "weights defeated",
@@ -113,5 +115,6 @@ CASES = [
         "a clip norm of 15",
         weights_defeated,
         lambda: weights_defeated(15.0),
+        ("groups",),
     ),
 ]

@@ -155,7 +155,8 @@ STORIES = (
         zeros(9, 2),
         {"epsilon": 1.0, "delta": 1e-6, "steps": 300, "batch_size": 512, "l2_clip_norm": 0.01,
          "rate": 0.1},
-        "", {}, optax.sgd, 2,
+        "the numbers: all are clipped, and half are longer than 1.81; clipped at 1.8",
+        {"l2_clip_norm": 1.8}, optax.sgd, 2,
     ),
     Story(
         "digits",
@@ -176,7 +177,7 @@ STORIES = (
         zeros(text.WIDTH, len(text.PACKAGES)),
         {"epsilon": 3.0, "delta": 1e-5, "steps": 100, "batch_size": 512, "l2_clip_norm": 1.0,
          "rate": 0.01},
-        "", {}, sgd, len(text.PACKAGES),
+        "a rate 512 times larger, 5.12", {"rate": 5.12}, sgd, len(text.PACKAGES),
     ),
 )  # fmt: skip
 

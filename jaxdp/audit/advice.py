@@ -192,11 +192,7 @@ def find_without_data(mechanism: Mechanism, parameters: int) -> list[Finding]:
     parameters = arguments.integer("parameters", parameters, least=1)
     size, batch = mechanism.dataset_size, mechanism.batch_size
     steps, delta = mechanism.steps, mechanism.delta
-    found = []
-    if delta is not None and delta * size >= 1:
-        what = f"delta={delta:.3g} is {delta * size:.3g} times 1 / {size:,}, the number of records"
-        do = f"take one well below that: delta={_delta(size):g}"
-        found.append(Finding("delta", what, "", do=do, weight=0.1))
+    found = find_delta(mechanism)
     if steps is None:
         return found
 
@@ -228,14 +224,19 @@ def find_without_data(mechanism: Mechanism, parameters: int) -> list[Finding]:
     return sorted(found, key=lambda finding: (not finding.certain, -finding.weight))
 
 
+def find_delta(mechanism: Mechanism) -> list[Finding]:
+    """A delta by which a release may publish a record; [] for a smaller one, or none."""
+    size, delta = mechanism.dataset_size, mechanism.delta
+    if delta is None or delta * size < 1:
+        return []
+    what = f"delta={delta:.3g} is {delta * size:.3g} times 1 / {size:,}, the number of records"
+    do = f"take one well below that: delta={10.0 ** -(math.ceil(math.log10(size)) + 1):g}"
+    return [Finding("delta", what, "", do=do, weight=0.1)]
+
+
 def _few(now: Outlook, parameters: int) -> int:
     """The number of parameters in which the noise of the run is a tenth of the longest signal."""
     return max(1, int(parameters * (_GOOD / now.of_the_run) ** 2))
-
-
-def _delta(size: int) -> float:
-    """A power of ten a decade or more below one over the number of records."""
-    return 10.0 ** -(math.ceil(math.log10(size)) + 1)
 
 
 def explain(mechanism: Mechanism, parameters: int) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 import optax
 from jax.extend import core
 
+from jaxdp.audit.advice import find_delta
 from jaxdp.audit.examined import Examined
 from jaxdp.audit.findings import Finding
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.ghost.program import Node, Program, Ref, Traced
 from jaxdp.clipping.rules import Clip
-from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import neighbours as near
 from jaxdp.training.lines import line_of_operation
 from jaxdp.types import PyTree
@@ -68,7 +68,7 @@ def find_broken(e: Examined) -> list[Finding]:
         *_find_loss_scale(e, loss, here),
         *_find_inputs(e, loss),
         *_find_in_optimizer(e),
-        *_find_delta(e.mechanism),
+        *find_delta(e.mechanism),
     ]
     if not any(finding.kind == "labels" for finding in found):
         found += _find_indices(e, loss)
@@ -661,14 +661,6 @@ def _find_in_optimizer(e: Examined) -> Iterator[Finding]:
             words = f"updates of {_listed(half)} are rounded away: most numbers stay as they are"
             do = "keep the parameters in float32, and cast them inside of the loss"
             yield Finding("precision", words, "", do=do, weight=0.7)
-
-
-def _find_delta(mechanism: Mechanism) -> Iterator[Finding]:
-    """A delta by which a release may publish a record."""
-    if mechanism.delta is not None and mechanism.delta * mechanism.dataset_size >= 1:
-        words = f"delta is {mechanism.delta:g}, and there are {mechanism.dataset_size:,} records"
-        do = f"take a delta well below {1 / mechanism.dataset_size:.1g}"
-        yield Finding("delta", words, "", do=do, weight=0.1)
 
 
 # Words ----------------------------------------------------------------------------------------
