@@ -191,7 +191,7 @@ def rows_moved(cured: bool = False) -> Parts:
         params={"first": dense(0, 196, 48), "last": dense(1, 48, 10)},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.adam(4e-3),
+        optimizer=optax.adam(1.5e-2),
         public=public,
         score=accuracy(logits, test, clean),
         steps=80,
@@ -259,7 +259,7 @@ def masked_passes(cured: bool = False) -> Parts:
     mechanism = jaxdp.dp_sgd(
         epsilon=3.0, delta=1e-5, steps=80, l2_clip_norm=1.0, batch_size=512, dataset_size=8_000
     )
-    inner = optax.adam(1e-2)
+    inner = optax.adam(3e-2)
     masked = optax.masked(inner, {"hidden": False, "last": True})
     return Parts(
         loss_fn=lambda params, x, y: cross_entropy(logits(params, x), y),
@@ -354,7 +354,7 @@ def cast_to_integers(cured: bool = False) -> Parts:
         params={"one": one, "two": two, "last": dense(2, 256, 10)},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.sgd(0.7, momentum=0.7),
+        optimizer=optax.sgd(1.5, momentum=0.7),
         public=public,
         score=accuracy(logits, *test),
         steps=60,
@@ -388,7 +388,7 @@ def relu_output(cured: bool = False) -> Parts:
         params={"first": dense(0, 8, 32), "second": dense(1, 32, 32), "third": dense(2, 32, 1)},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.rmsprop(3e-3),
+        optimizer=optax.rmsprop(8e-3),
         public=public,
         score=explained(predict, *test),
         steps=120,
@@ -473,7 +473,7 @@ def codes_as_numbers(cured: bool = False) -> Parts:
         params=jnp.zeros(50 if cured else 4),
         data=train,
         mechanism=mechanism,
-        optimizer=optax.adagrad(0.3),
+        optimizer=optax.adagrad(0.8),
         public=public,
         score=area(logit, *test),
         steps=100,
@@ -500,14 +500,13 @@ def tiny_clip() -> Parts:
         l2_clip_norm=1e-3,
         batch_size=240,
         dataset_size=1_200,
-        sampling="fixed_size",
     )
     return Parts(
         loss_fn=lambda params, x, y: cross_entropy(logits(params, x), y),
         params={"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)},
         data=jax.tree.map(lambda a: a[order], train),
         mechanism=mechanism,
-        optimizer=optax.sgd(600.0),
+        optimizer=optax.sgd(1_500.0, momentum=0.9),
         public=public,
         score=accuracy(logits, *test),
         steps=60,
@@ -598,7 +597,7 @@ def adapters() -> Parts:
         params={"base": filters(), "lora": {"a": a, "b": jnp.zeros((8, 64))}, "head": head},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.adam(1e-2),
+        optimizer=optax.adam(2e-2),
         public=public,
         score=accuracy(logits, *test),
         steps=80,
@@ -705,7 +704,7 @@ def bytes_of_images() -> Parts:
         params={"one": one, "two": two, "last": last},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.sgd(0.5, momentum=0.7),
+        optimizer=optax.sgd(1.5, momentum=0.7),
         public=public,
         score=accuracy(logits, *test),
         steps=60,
@@ -714,7 +713,7 @@ def bytes_of_images() -> Parts:
 
 
 def by_chance() -> Parts:
-    """Clicks: what a person does is a coin that the columns bend a little; 0.65 is all there is."""
+    """Clicks: what a person does is a coin that the columns bend a little; more is not there."""
     rng = np.random.default_rng(37)
     n, columns = 14_000, 16
     x = rng.choice([-1.0, 1.0], (n, columns)).astype(np.float32) / 4
