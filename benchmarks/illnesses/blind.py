@@ -506,7 +506,7 @@ def tiny_clip() -> Parts:
         params={"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)},
         data=jax.tree.map(lambda a: a[order], train),
         mechanism=mechanism,
-        optimizer=optax.sgd(1_500.0, momentum=0.9),
+        optimizer=optax.sgd(1_000.0, momentum=0.9),
         public=public,
         score=accuracy(logits, *test),
         steps=60,
@@ -803,7 +803,7 @@ def large_targets() -> Parts:
         params={"first": dense(0, 8, 48), "last": dense(1, 48, 1)},
         data=train,
         mechanism=mechanism,
-        optimizer=optax.sgd(0.2, momentum=0.95),
+        optimizer=optax.sgd(0.5, momentum=0.95),
         public=public,
         score=explained(predict, *test),
         steps=120,
@@ -894,7 +894,7 @@ CASES: list[Case] = [
 
 
 def trained(parts: Parts, private: bool = True) -> float:
-    """The score after training; ``private=False``: with hardly any noise, to compare with."""
+    """The score after training; ``private=False``: without noise, to compare with."""
     mechanism = parts.mechanism
     if not private:
         mechanism = dataclasses.replace(mechanism, noise_multiplier=0.0)
