@@ -163,10 +163,11 @@ def test_nodes_of_a_graph_that_read_others_are_a_suspicion_and_token_ids_are_non
     trained = {"trainable": {"w": True, "b": True, "v": False, "w300": True}}
     for name, (loss, expected) in LOOKED_UP.items():
         found = jaxdp.check(loss, params, (NODES, LABELS), MECHANISM, **trained)
-        assert [f.kind for f in found.findings if f.breach] == ["captured"] * expected, name
-        assert all("let a whole graph be a record" in f.remedy for f in found.findings), name
+        breaches = [f for f in found.findings if f.breach]
+        assert [f.kind for f in breaches] == ["captured"] * expected, name
+        assert all("let a whole graph be a record" in f.remedy for f in breaches), name
         other = jaxdp.check(loss, params, (TOKENS, LABELS), MECHANISM, **trained)
-        assert other.findings == (), name
+        assert not any(f.breach for f in other.findings), name
     nodes, declared = LOOKED_UP["a node beside its neighbours"][0], {"constants": FEATURES}
     assert jaxdp.check(nodes, PARAMS, (NODES, LABELS), MECHANISM, **declared).findings
 
