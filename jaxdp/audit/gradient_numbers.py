@@ -33,6 +33,7 @@ _NAMES = {0.25: "clip norm / 4", 0.5: "clip norm / 2", 1.0: "", 2.0: "clip norm 
 _NAMES |= {4.0: "clip norm x 4"}
 _LARGE = 2**24  # parameters from which on the mechanism's own clip norm alone is tried
 _RANK, _NARROW = 4, 16  # of LoRA, and the least width of a matrix that it would be used for
+_GROUPS = 1_000  # a record of a group beyond counts for none
 _STEPS = 100  # for which the optimizer is asked how far it goes
 
 # Of the signal over the noise in a record's loss (``GradientNumbers.signal``). On digits and MNIST,
@@ -335,6 +336,8 @@ def measure(e: Examined) -> GradientNumbers:
     tried = tuple(_NAMES) if size <= _LARGE and type(rule) is not CoordinateBox else (1.0,)
     edges = norm_edges(limit)
     group = np.zeros(records, np.int64) if e.group is None else e.group
+    counted = (group >= 0) & (group < _GROUPS)
+    group = np.where(counted, group, 0)
     counts = np.zeros((int(group.max(initial=0)) + 1, len(edges) + 3))
 
     # What is trained, clipped by the rule to several norms, and not at all; and parts of it, each
@@ -345,7 +348,8 @@ def measure(e: Examined) -> GradientNumbers:
     for rows, losses, grads in e.gradients():
         norms = whole.add(grads)
         free.add(grads)
-        np.add.at(counts, (group[rows], np.asarray(norm_bins(norms, edges))), 1)
+        places = group[rows], np.asarray(norm_bins(norms, edges))
+        np.add.at(counts, places, counted[rows])
         loss += float(jnp.nansum(jnp.abs(losses)))
         for name, (part, numbers) in parts.items():
             some = part(grads)

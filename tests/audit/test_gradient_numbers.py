@@ -46,7 +46,7 @@ def test_numbers_are_those_of_numpy():
 
     mechanism = mechanism_of()
     grad_fn = mechanism.clipped_grad(loss)
-    group = y.astype(np.int64)
+    group = np.where(np.arange(M) == M - 1, 10**9, y)  # the last is of none
     records = x, y.astype(np.int32)
     numbers = measure(Examined(grad_fn, params, mechanism, optax.sgd(0.5), records, group))
 
@@ -64,11 +64,11 @@ def test_numbers_are_those_of_numpy():
         return square, math.sqrt(np.trace(gram) / M) / clip_norm, clipped.mean(0)
 
     for group in range(3):
-        own = np.histogram(norms[2:][y[2:] == group], numbers.edges)[0]
+        own = np.histogram(norms[2:-1][y[2:-1] == group], numbers.edges)[0]
         np.testing.assert_array_equal(numbers.counts[group, 3:-1], own)
     np.testing.assert_array_equal(numbers.counts[:, 0], np.eye(3)[y[0]])
     np.testing.assert_array_equal(numbers.counts[:, 1], np.eye(3)[y[1]])
-    assert numbers.share(numbers.clipped) == pytest.approx((norms > C).mean())
+    assert numbers.share(numbers.clipped) == pytest.approx((norms[:-1] > C).mean())
     for q in (0.25, 0.5, 0.9):
         assert numbers.quantile(q) == pytest.approx(np.quantile(norms[1:], q), rel=0.1)
     pulls = [[n[y == k].sum() / n.sum() for k in range(3)] for n in (norms, np.minimum(norms, C))]
