@@ -158,6 +158,28 @@ def duplicates_removed_by_their_neighbours(right):
     return check(preprocess=kept)
 
 
+def a_rare_class_repeated(right):
+    """Oversampling: a person of that class is three records; epsilon is told for one."""
+
+    def repeated(data):
+        x, y = data
+        rows = np.repeat(np.arange(len(y)), np.where(y == 1, 1 if right else 3, 1))
+        return x[rows], y[rows]
+
+    return check(preprocess=repeated)
+
+
+def windows_of_a_series(right):
+    """The windows of a person are so many records, in place of one."""
+    series = _RNG.normal(size=(20, 12)).astype(np.float32)
+
+    def windows(series):
+        found = np.lib.stride_tricks.sliding_window_view(series, 5, axis=1)
+        return found if right else found.reshape(-1, 5)
+
+    return check(preprocess=windows, raw=series)
+
+
 def class_weights_of_the_records(right):
     def build(data):
         counts = np.bincount(data[1], minlength=2)
@@ -238,6 +260,8 @@ PIPELINES = [
     fitted_preprocessing,
     fitted_vocabulary,
     duplicates_removed_by_their_neighbours,
+    a_rare_class_repeated,
+    windows_of_a_series,
     class_weights_of_the_records,
     shuffling_loader,
     source_with_a_memory,

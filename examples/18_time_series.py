@@ -1,4 +1,4 @@
-"""Time series: a person has many windows, and all of them together are one record."""
+"""Time series: a person's windows together are one record (docs/howto/persons.md)."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Class imbalance, 5 % positives: a weight works below the clip norm, a threshold in any case."""
+"""Class imbalance, 5 % positives: weights and a threshold, no copies (docs/howto/persons.md)."""
 
 import functools
 

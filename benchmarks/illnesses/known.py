@@ -2,9 +2,4 @@
 
 from benchmarks.illnesses import known_brok, known_healthy, known_nums, known_rehe
 
-CASES = [
-    *known_brok.CASES,
-    *known_nums.CASES,
-    *known_rehe.CASES,
-    *known_healthy.CASES,
-]
+CASES = [*known_healthy.CASES, *known_brok.CASES, *known_nums.CASES, *known_rehe.CASES]

@@ -18,9 +18,12 @@ from jax.extend import core
 
 from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.audit.broken import find_broken
+from jaxdp.audit.copies import check_preprocess, find_copies
 from jaxdp.audit.examined import Examined, sample
 from jaxdp.audit.findings import Checked, Finding, certain_first
 from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
+from jaxdp.clipping.ghost import program
+from jaxdp.clipping.options import trained_flags
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, Poisson, Source, as_source
@@ -35,6 +38,7 @@ Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 _RECORDS = 256  # of neighbouring data sets
 _ROWS = 6  # of a batch in which an example is looked at beside other records
 _ROUNDING = 1e-3  # of the clip bound; a record that sees others is off by far more
+_MANY = 16  # records, from which on numbers that are all unlike name them
 _EPOCHS, _UNLIKELY = 3, 1e-6  # of a loader; the chance below which it cannot draw as charged
 
 
@@ -51,6 +55,7 @@ def check(
     public: Mapping[str, Callable[[PyTree], PyTree]] | None = None,
     loader: Callable[[int], Iterable[PyTree]] | None = None,
     collate: Callable[[list[PyTree]], PyTree] | None = None,
+    same: Callable[[PyTree], Hashable] | None = None,
     **clipping: Any,
 ) -> Checked:
     """Runs a loss and its pipeline on neighbouring data; returns what breaks the guarantee.
@@ -80,6 +85,8 @@ def check(
             loader than jaxdp's draws.
         collate: from a list of records to a batch, where one is used; it is given those of ``raw``
             or ``source``.
+        same: from one record to a hashable key that near duplicates, or records of one person,
+            share, such as a name or a rounded row.
         clipping: as for ``jaxdp.Trainer``: ``trainable``, ``constants``, ``rng_name``, ``engine``.
 
     Raises:
@@ -117,7 +124,7 @@ def check(
     functions: dict[str, Callable[..., PyTree] | None] = {
         **{"loss_fn": loss_fn, "gradients": gradients, "build": build, "preprocess": preprocess},
         **{f"public[{name!r}]": function for name, function in (public or {}).items()},
-        **{"loader": loader, "collate": collate},
+        **{"loader": loader, "collate": collate, "same": same},
     }
     for name, function in functions.items():
         if function is not None and not callable(function):
@@ -144,6 +151,7 @@ def check(
             some = sample(source, _RECORDS)
             found += find_broken(Examined(grad_fn, params, inner, chain, some))
     found.append(_check_reading(source, kind))
+    found += find_copies(source, same, inner)
     if gradients is not None:
         found.append(_check_gradients(gradients, params, near.records_of(source, _ROWS)))
 
@@ -164,25 +172,7 @@ def check(
         return None
 
     if preprocess is not None:
-
-        def describe_changes(one: PyTree, two: PyTree, pair: near.Neighbour) -> str:
-            """Other records may not come out changed, nor all of them in another shape."""
-            if near.shapes(one) != near.shapes(two):
-                return f"records come out with shapes {near.shapes(one)}, and {near.shapes(two)}"
-            gone, new = near.differing(one, two)
-            if gone + new <= pair.changed:
-                return ""
-            return (
-                f"{gone} of {near.count(one)} records do not come out as before, and {new} others "
-                "come, where one record may change,"
-            )
-
-        out, again = preprocess(data), preprocess(data)
-        if near.differing(out, again) != (0, 0):
-            words = "the function gives another result when it is called again on the same records"
-            found.append(Finding("preprocess", words, line_of_function(preprocess), certain=False))
-        else:
-            found.append(compare_neighbours("preprocess", preprocess, describe_changes))
+        found += check_preprocess(preprocess, data, inner)
     if build is not None:
 
         def describe_other_loss(one: Built, two: Built, _: near.Neighbour) -> str:
@@ -208,14 +198,14 @@ def check(
 
         found.append(compare_neighbours("public", function, describe_other_value))
     if collate is not None:
-        records = [near.record(data, i) for i in range(near.count(data))]
-        found.append(_check_collate(collate, records))
+        found.append(_check_collate(collate, near.each(data)))
     if loader is not None:
         found.append(_check_loader(loader, inner, source))
     tests = {
         "the loss: refusals, state, what it captured, first values of its parameters, its examples "
         "beside other records, gradients that are not finite or zero, units that are off": loss_fn,
         "reading: the same records beside other records, and again": source,
+        "copies of records, and records that share a key": source,
         "per-example gradients: rows beside other records, in other places, and again": gradients,
         "preprocessing of neighbouring data sets": preprocess,
         "the loss made of neighbouring data sets": build,
@@ -281,9 +271,13 @@ def _check_loss(
             line_of_use(one.function.jaxpr, one.at),
             losses.describe_captured(one, len(source)),
         )
-        found.append(Finding("captured", words, where, one.match.certain))
+        do = losses.OF_RECORDS if one.match.whole else ""
+        found.append(Finding("captured", words, where, one.match.certain, do))
     for name, made in start.compare_parameters(grad_fn, params, made_of, len(source)):
-        found.append(Finding("captured", f"{name} is {made.words}", here, made.certain))
+        do = losses.OF_RECORDS if made.whole else ""
+        found.append(Finding("captured", f"{name} is {made.words}", here, made.certain, do))
+    if not found:
+        found += _find_lookups(grad_fn, params, source)
     found += _find_shared_keys(first)
 
     # Numbers: the same example beside other records; the loss was compared with all records above.
@@ -338,6 +332,52 @@ def _first_difference(one: core.ClosedJaxpr, two: core.ClosedJaxpr) -> str | Non
         if left is None or right is None or left[0] != right[0]:
             return left[1] if left and right else ""
     return None
+
+
+def _find_lookups(grad_fn: ClippedGrad, params: PyTree, source: Source) -> list[Finding]:
+    """Suspicions for what a loss captured, or was given frozen, and looks up by a record's number.
+
+    A number names its record where no two records have the same, and that is no chance of numbers
+    drawn from as many as the array has rows. Token ids are other numbers.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
+    keys = (key,) if grad_fn.takes_rng else ()
+    traced = program.trace(called, params, source.example, *keys)
+    whole, inputs = traced.program, traced.program.ins[traced.num_params :]
+    flags = trained_flags(grad_fn.trainable, params)
+    leaves = zip(whole.ins, jax.tree.leaves(params), flags, strict=False)
+    frozen = [(at, leaf) for at, leaf, is_trained in leaves if not is_trained]
+    tables = [
+        (program.reached(whole, [at]), np.shape(table)[0], table)
+        for at, table in (*frozen, *whole.consts.items())
+        if np.ndim(table) and not grad_fn.constants.holds(table)
+    ]
+    columns = start.arrays_in_memory(source) or jax.tree.leaves(near.records_of(source, 512))
+    for column, number in zip(columns, inputs, strict=False):
+        flat, size = np.asarray(column).ravel(), len(column)
+        names = flat.dtype.kind in "iu" and len(flat) == size >= _MANY
+        if not tables or not names or len(np.unique(flat)) < size:
+            continue
+        consecutive = int(flat.max()) - int(flat.min()) == size - 1
+        by_number = program.reached(whole, [number])
+        for node in program.all_nodes(whole):
+            by_it = any(program.depends(ref, by_number) for ref in node.ins[1:])
+            if node.name not in ("gather", "dynamic_slice") or not by_it:
+                continue
+            for reached, rows, table in tables:
+                likely = not consecutive and math.exp(-(size**2) / max(2 * rows, 1)) > _UNLIKELY
+                if likely or rows not in node.shape_of(0):
+                    continue
+                if program.depends(node.ins[0], reached):
+                    words = (
+                        f"the loss captured an array {losses.describe_shape(table, len(source))}, "
+                        "and looks it up by a number that is another one in each record: where its "
+                        "rows are of persons, the loss of one reads others'"
+                    )
+                    where = line_of_use(traced.closed.jaxpr, node.eqn)
+                    return [Finding("captured", words, where, False, losses.OF_RECORDS)]
+    return []
 
 
 def _find_shared_keys(traced: core.ClosedJaxpr) -> list[Finding]:

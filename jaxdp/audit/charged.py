@@ -179,6 +179,7 @@ def measure_noisily(
     issuer = issuer_of(one, ledger, note=NOTE)
     sampler = Sampler(one.sampling, len(source), rows, issuer)
     draw = sampler.draw()
+    assert draw.ticket is not None
     keys = (draw.ticket.rng("examples"),) if grad_fn.takes_rng else ()
     summed = grad_fn(vectors, records, draw, *keys)
     tx, own = one.privatize(), grad_fn.trained(vectors)
@@ -209,17 +210,20 @@ class _WithGroup:
 
     @property
     def example(self) -> PyTree:
+        """Shape and dtype of one pair."""
         return self.source.example, jax.ShapeDtypeStruct((), np.int32)
 
     def __len__(self) -> int:
+        """The number of records. Sensitive under add-or-remove-one."""
         return len(self.source)
 
     def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
+        """The records at ``indices``, each with its group; see ``Source.gather``."""
         rows = self.source.gather(indices, mask)
         found = np.full(len(mask), -1, np.int32)
         for at in np.flatnonzero(mask):
             try:
-                value = int(self.group(near.record(rows, at)))
+                value = int(self.group(near.record(rows, int(at))))
             except Exception:
                 continue  # a step that was charged does not stop for what a record is
             found[at] = value if 0 <= value < self.groups else -1

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import operator
 import os
@@ -16,8 +15,14 @@ import numpy as np
 import optax
 
 from jaxdp import arguments
+from jaxdp.audit import charged
+from jaxdp.audit.advice import find_without_data
+from jaxdp.audit.broken import find_broken
+from jaxdp.audit.copies import find_copies
 from jaxdp.audit.examined import Examined, sample
-from jaxdp.audit.findings import Finding, certain_first
+from jaxdp.audit.findings import Finding
+from jaxdp.audit.gradient_numbers import find_in_numbers, measure
+from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
 from jaxdp.clipping import ClippedGrad, clipped_grad
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
@@ -29,7 +34,7 @@ from jaxdp.types import PyTree
 
 SENSITIVE = "SENSITIVE: for the owner of the records"
 LOOKED = "hyper-parameters may have been chosen by looking at the records"
-_SHOWN = 6  # findings that a page has room for
+_SHOWN, _LINES = 6, 40  # findings and lines that a page has room for
 _QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
 
@@ -69,7 +74,11 @@ class Diagnosis:
         lines = [f"{SENSITIVE}. {head} ({self.seconds:.1f} s)", *map(str, self.findings[:_SHOWN])]
         if rest := [finding.kind for finding in self.findings[_SHOWN:]]:
             lines.append(f"and less: {', '.join(rest)} (.findings has all)")
-        return "\n".join([*lines, *filter(None, [self.numbers]), self.cost])
+        table = self.numbers.splitlines()
+        room = max(_LINES - 1 - sum(line.count("\n") + 1 for line in lines), _LINES // 4)
+        if len(table) > room:
+            table[room - 1 :] = ["... (.numbers has all)"]
+        return "\n".join([*lines, *table, self.cost])
 
     __repr__ = __str__  # what a notebook shows says that it is sensitive, too
 
@@ -99,7 +108,7 @@ def diagnose(
     from ``public`` records; or from private ones, released with noise and charged to ``ledger``; or
     with ``look`` from private ones without noise, which the ledger then says for good.
 
-    Formal guarantee: with ``ledger`` and without ``look`` the numbers, and advice from them, satisfy
+    Formal guarantee: with ``ledger`` and without ``look`` numbers, and advice from them, satisfy
     ``epsilon`` at the mechanism's delta, under its relation (docs/releases.md, "A diagnosis"). What
     is broken was seen in the records, and no epsilon covers it. Where noise or steps are chosen by
     the numbers see docs/accounting.md, "Adaptive runs".
@@ -211,9 +220,9 @@ def diagnose(
 
     # Mistakes, seen in the private records; what they say of a program has no numbers of records.
     private = examined(source)
-    found = [_part("broken", "find_broken")(private)]
+    found = [find_broken(private)]
     say("looking for copies among the records")
-    found.append(_part("copies", "find_copies")(source, same, inner if look else None))
+    found.append(find_copies(source, same, inner if look else None))
     unnamed = set() if look else {finding for part in found for finding in part}
 
     # Numbers: of public records, of private ones that are looked at, or of one noisy release.
@@ -222,37 +231,39 @@ def diagnose(
     if look or open_source is not None:
         shown = private if open_source is None else examined(open_source)
         say("rehearsing the training")
-        rehearsal = _part("rehearsal", "rehearse")(shown)
-        found.append(_part("rehearsal", "find_in_rehearsal")(rehearsal))
+        rehearsal = rehearse(shown)
+        found.append(find_in_rehearsal(rehearsal))
         say("computing gradients")
-        measured = _part("gradient_numbers", "measure")(shown)
-        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        measured = measure(shown)
+        found.append(find_in_numbers(measured))
         numbers = [str(measured), str(rehearsal)]
         cost = "Numbers of public records, which cost nothing."
         if look:
             cost = f"Numbers of the private records, without noise: the ledger says that {LOOKED}."
     elif ledger is not None:
         with _opened(ledger, charges=True) as book:
-            release = _part("charged", "plan")(inner, book, records, epsilon)
+            release = charged.plan(inner, book, records, epsilon)
             say("computing gradients")
-            measured = _part("charged", "measure_noisily")(
+            measured = charged.measure_noisily(
                 release, private, source, book, group if groups else None, groups or 1, clipping
             )
-        found.append(_part("gradient_numbers", "find_in_numbers")(measured))
+        found.append(find_in_numbers(measured))
         numbers, cost = [str(measured)], str(release)
     size = sum(leaf.size for leaf in private.trained())
-    found.append(_part("advice", "find_without_data")(inner, size))
+    found.append(find_without_data(inner, size))
 
-    # Of one kind what was found first: a line of the program before numbers of records, and these
-    # before public numbers alone.
-    kinds: set[str] = set()
+    # Of one kind what was found first, a line of the program before numbers of records, and these
+    # before public numbers alone; it weighs what the heaviest does.
+    weights: dict[str, float] = {}
     once: list[Finding] = []
     for part in found:
-        once += [finding for finding in part if finding.kind not in kinds]
-        kinds |= {finding.kind for finding in part}
+        once += [finding for finding in part if finding.kind not in weights]
+        for each in part:
+            weights[each.kind] = max(each.weight, weights.get(each.kind, 0.0))
+    once.sort(key=lambda finding: -weights[finding.kind])
     worst = tuple(
         dataclasses.replace(finding, count=None, weight=0.0) if finding in unnamed else finding
-        for finding in certain_first(once)
+        for finding in sorted(dict.fromkeys(once), key=lambda finding: not finding.certain)
     )
     return Diagnosis(worst, "\n".join(numbers), cost, time.perf_counter() - began)
 
@@ -284,20 +295,11 @@ def _opened(
             yield book
 
 
-def _part(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module of this room, or one that finds nothing."""
-    try:
-        return getattr(importlib.import_module(f"jaxdp.audit.{module}"), name)
-    except (ModuleNotFoundError, AttributeError):
-        return lambda *args: []
-
-
 def _alike(one: PyTree, two: PyTree) -> bool:
     """True for examples of one structure, with leaves of the same shapes."""
-    same_tree = jax.tree.structure(one) == jax.tree.structure(two)
-    return same_tree and all(
-        a.shape == b.shape for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    )
+    structures: list[Any] = [jax.tree.structure(each) for each in (one, two)]
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, two)]
+    return bool(structures[0] == structures[1] and shapes[0] == shapes[1])
 
 
 def _group_function(

@@ -20,6 +20,12 @@ _ADVICE = {
         "compute each gradient from its own example and public constants: jaxdp.clipped_grad with "
         "the loss of one example; GroupNorm or LayerNorm in place of batch statistics",
     ),
+    "copies": (
+        "the guarantee is for one record: whoever is k of them is hidden k times worse, or more",
+        "make the person the privacy unit (jaxdp.sampling.users); in place of copies weight the "
+        "loss, with a clip norm that lets the weights act; or tell epsilon for k records "
+        "(jaxdp.accounting.group_epsilon)",
+    ),
     "divisor": (
         "the number of records drawn is private under Poisson sampling, and one record changes it "
         "(arXiv:2605.15648)",
@@ -97,11 +103,6 @@ _LEARNING = {
         "the clip norm is far from the norms of the gradients: the noise is scaled to it",
         "clip at about the median norm of gradients on public records, and set the rate anew",
     ),
-    "copies": (
-        "one person then stands in several records, and epsilon is told for one of them",
-        "make the person the privacy unit (jaxdp.sampling.users), or weight the loss in place of "
-        "copies; or tell epsilon for a group of k",
-    ),
     "dead": (
         "nothing of the records reaches these parameters, and they are noised all the same",
         "freeze them (trainable=), or let the loss and the optimizer reach them",
@@ -176,12 +177,12 @@ class Finding:
     """One thing that breaks the guarantee, or keeps the model from learning; or may do so.
 
     Attributes:
-        kind: a short name. Of what breaks the guarantee: "captured", "collate", "divisor",
-            "independence", "key", "noise", "preprocess", "public", "refused", "repeat", "sampling",
-            "sensitivity", "shared", "source", "state", "steps". Of what keeps a model from
-            learning: "batch", "clip", "copies", "dead", "delta", "epochs", "frozen", "groups",
-            "inputs", "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal",
-            "softmax", "units", "zero".
+        kind: a short name. Of what breaks the guarantee: "captured", "collate", "copies",
+            "divisor", "independence", "key", "noise", "preprocess", "public", "refused", "repeat",
+            "sampling", "sensitivity", "shared", "source", "state", "steps". Of what keeps a model
+            from learning: "batch", "clip", "dead", "delta", "epochs", "frozen", "groups", "inputs",
+            "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal", "softmax",
+            "units", "zero".
         what: what was seen, with numbers; of a diagnosis without any that records decide, but for
             those that were asked for.
         where: ``file:line`` of the user's code, an operation or where a function begins; "" where

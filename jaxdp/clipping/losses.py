@@ -39,6 +39,13 @@ from jaxdp.ledger.tickets import Ticket
 from jaxdp.sampling import User
 from jaxdp.types import PyTree
 
+# The way out for an array that holds the records, which to declare public would publish.
+OF_RECORDS = (
+    "make what belongs to a record a leaf of it. Among the nodes of one graph the loss of one "
+    "record reads others through what it captured, and privacy of a node would need a bound on the "
+    "losses that it enters (its degree), which jaxdp does not have: let a whole graph be a record, "
+    "or a node with its neighbours where nobody is in two of these"
+)
 # An argument of one of these names takes the key of its example.
 KEY_NAMES = ("rng", "key")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -598,12 +605,15 @@ def captured_error(found: CapturedArray, records: int, where: str = "") -> Value
         where: the line where it is used.
     """
     place = f" ({where})" if where else ""
+    way_out = (
+        "use a public constant, or a charged release (jaxdp.preprocess); if it is public all the "
+        "same, declare it: constants=array"
+    )
     return ValueError(
         "loss_fn must not capture what was computed from the records, got: "
         f"{describe_captured(found, records)}{place}. Every example's gradient then depends on the "
-        "records it was computed from, which are neither clipped nor noised there. Use a public "
-        "constant, or a charged release (jaxdp.preprocess); if it is public all the same, declare "
-        "it: constants=array"
+        "records it was computed from, which are neither clipped nor noised there: "
+        f"{OF_RECORDS if found.match.whole else way_out}"
     )
 
 

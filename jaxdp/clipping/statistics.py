@@ -46,10 +46,6 @@ _PLAIN = ((1.0, 0.0), (-1.0, 0.0))
 _EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "inverse range"))
 _FIRST = "the mean of the first records"
 _SHARES = "the frequencies of the records' labels, or weights made of them"
-_TABLE = (
-    "an array with an entry for each of the records, which hold its number (where it was made of "
-    "them, make the entry a leaf of its record)"
-)
 
 
 class Match(NamedTuple):
@@ -57,6 +53,7 @@ class Match(NamedTuple):
 
     words: str  # it, without a private value
     certain: bool  # True if it can be no chance
+    whole: bool = False  # True if most records are among its rows
 
 
 def match_statistic(value: ArrayLike, records: "KnownRecords") -> Match | None:
@@ -112,8 +109,6 @@ def _match_array(value: np.ndarray, records: "KnownRecords") -> Iterator[Match]:
             yield from _match_second_moments(value, leaf)
     for labels in records.labels:
         yield from _match_frequencies(value, labels)
-    if records.number(value.shape[0]):
-        yield Match(_TABLE, False)
 
 
 # Statistics of columns ------------------------------------------------------------------------
@@ -430,7 +425,7 @@ def _match_rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -
             if found.any() and (single or found.sum() >= least):
                 words = f"{'one' if single else 'several'} of the records"
                 specific = sum(_is_specific_row(row) for row in rows[found][:_SOME])
-                yield Match(words, specific >= least)
+                yield Match(words, specific >= least, 2 * found.sum() > len(leaf.full))
         # A few statistics in one array, such as a mean beside a deviation.
         for row in rows[: _WIDE * (len(rows) <= _WIDE)]:
             yield from _match_columns(row, leaf, single)
@@ -627,16 +622,6 @@ class KnownRecords:
             if len(table) > 2 and self.count * len(table) <= _LARGE:
                 known.append(np.concatenate([_as_numpy(x) for x in table], axis=1))
         self.leaves = [_Leaf(x) for x in known]
-
-    def number(self, rows: int) -> bool:
-        """True if they are many and a leaf numbers them, so that each names one of ``rows``."""
-        return rows == self.count >= 16 and self._are_numbered
-
-    @functools.cached_property
-    def _are_numbered(self) -> bool:
-        columns = [leaf.full[:, 0] for leaf in self.leaves if leaf.width == 1]
-        whole = [column for column in columns if column.dtype.kind in "iu"]
-        return any(np.array_equal(np.sort(column), np.arange(self.count)) for column in whole)
 
     @functools.cached_property
     def labels(self) -> list["_Labels"]:

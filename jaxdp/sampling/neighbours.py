@@ -11,6 +11,7 @@ from jaxdp.sampling import Source
 from jaxdp.types import PyTree
 
 _MORE = 12  # records that are left out, besides the extremes
+_LOST = 64  # records without one that is equal to rounding, beyond which none is looked for
 
 
 class Neighbour(NamedTuple):
@@ -103,21 +104,28 @@ def measure(record: PyTree) -> tuple[float, float]:
     return total, length
 
 
+def each(data: PyTree) -> list[PyTree]:
+    """The records, one by one."""
+    return [record(data, i) for i in range(count(data))]
+
+
+def content(record: PyTree) -> tuple[bytes, ...]:
+    """The bytes of a record, equal where two records are."""
+    return tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(record))
+
+
 def differing(one: PyTree, two: PyTree) -> tuple[int, int]:
     """(records of one result that the other lacks, and the other way round), in any order."""
-
-    def key(record: PyTree) -> tuple[bytes, ...]:
-        return tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(record))
-
     # Records that are equal to the bit, then of the others those that are to rounding: it is quick
     # where they come in one order.
-    left, right = ([record(data, i) for i in range(count(data))] for data in (one, two))
-    known = {key(each): each for each in (*left, *right)}
-    ours, theirs = (Counter(map(key, each)) for each in (left, right))
+    left, right = each(one), each(two)
+    known = {content(found): found for found in (*left, *right)}
+    ours, theirs = (Counter(map(content, found)) for found in (left, right))
     left, right = ([known[k] for k in more.elements()] for more in (ours - theirs, theirs - ours))
     missing = 0
-    for each in left:
-        at = next((i for i, other in enumerate(right) if same(each, other)), None)
+    for found in left:
+        like = (i for i, other in enumerate(right) if same(found, other))
+        at = next(like, None) if missing < _LOST else None
         missing += at is None
         right = right if at is None else right[:at] + right[at + 1 :]
     return missing, len(right)

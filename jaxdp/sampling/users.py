@@ -63,7 +63,14 @@ class Users:
         return User(jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), rows), present)
 
 
-def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 0) -> Users:
+def users(
+    data: PyTree,
+    user_ids: ArrayLike | str,
+    records_per_user: int,
+    seed: int = 0,
+    *,
+    keep_ids: bool = False,
+) -> Users:
     """Returns a source whose privacy unit is a user: samplers draw users, with all they have.
 
     Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from
@@ -74,15 +81,36 @@ def users(data: PyTree, user_ids: ArrayLike, records_per_user: int, seed: int = 
 
     Args:
         data: the records, as for ``as_source``.
-        user_ids: integers or strings [N]; the user of each record: a record has one user.
+        user_ids: integers or strings [N]; the user of each record: a record has one user. Of a dict
+            of columns the name of the one that holds them, which then is no part of the records.
         records_per_user: k >= 1, public.
         seed: of the records that are kept; public, and the same whenever a run is resumed.
+        keep_ids: True leaves the column that ``user_ids`` names, of integers, in the records.
 
     Raises:
         ValueError: ids of another kind or number; k out of its range.
+
+    Example:
+        >>> visits = {"patient": np.array(["b", "a", "b"]), "x": np.ones((3, 4), np.float32)}
+        >>> patients = jaxdp.sampling.users(visits, "patient", records_per_user=4)
+        >>> len(patients), list(patients.example.records)
+        (2, ['x'])
     """
+    if isinstance(user_ids, str):
+        if type(data) is not dict:
+            as_source(data)  # which has words for a frame
+        if type(data) is not dict or user_ids not in data:
+            raise ValueError(
+                "user_ids must be an array with the user of each record, or the name of a column "
+                f"of data, a dict of columns; got {user_ids!r} for "
+                f"{list(data) if isinstance(data, dict) else type(data).__name__}"
+            )
+        name, user_ids = user_ids, data[user_ids]
+        data = data if keep_ids else {key: data[key] for key in data if key != name}
     source, k = as_source(data), arguments.integer("records_per_user", records_per_user, least=1)
     ids = np.asarray(user_ids)
+    if ids.dtype.kind in "OT" and all(isinstance(one, str) for one in ids.ravel()):
+        ids = ids.astype(str)  # text of pandas, and NumPy's of any length
     if ids.dtype.kind not in "iuSU" or ids.ndim != 1:
         raise ValueError(
             f"user_ids must be integers or strings [N], got {ids.dtype} with {ids.ndim} axes"

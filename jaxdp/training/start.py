@@ -70,12 +70,15 @@ def inspect_loss(
         plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
     compare = compare_parameters(grad_fn, params, made_of, len(source)) if first else ()
     for name, made in compare:
+        way_out = (
+            "begin with public numbers, or with a charged release of this ledger; if they are "
+            "public all the same, or NumPy's copy of a release (jaxdp.preprocess), declare them: "
+            "constants=array"
+        )
         raise ValueError(
             f"params must not hold what was computed from the records, got: {name} is "
             f"{made.words}. Whatever is released of the model then depends on these records, which "
-            "are neither clipped nor noised there. Begin with public numbers, or with a charged "
-            "release of this ledger; if they are public all the same, or NumPy's copy of a release "
-            "(jaxdp.preprocess), declare them: constants=array"
+            f"are neither clipped nor noised there: {losses.OF_RECORDS if made.whole else way_out}"
         )
     return plan, operations, guard
 

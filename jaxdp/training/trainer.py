@@ -154,6 +154,7 @@ class Trainer:
         self._on_trust = algorithm.on_trust()
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = as_source(source)
+        given_source = self.source
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
         processes.agree(source=lambda: fingerprint(self.source, self._secret))
@@ -183,10 +184,10 @@ class Trainer:
             length = 1 if isinstance(noise, (int, float)) else noise.steps
             self._events = {event for event, _, _ in self.mechanism.events(0, length)}
             # Before a model's first step alone: of one that was charged nothing may follow from
-            # the numbers of a record.
+            # the numbers of a record. As they were given, for a copy to a device takes its time.
             begins = lambda: str(another or not charged(self.ledger, self._events))  # noqa: E731
             if processes.from_process_0(begins) == "True":
-                look_through(self.source, missing_values)
+                look_through(given_source, missing_values)
             self.ledger.join()
             usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
             reserve = usual if reserve is None else reserve

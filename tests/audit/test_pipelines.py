@@ -26,6 +26,7 @@ KINDS = {
     "table_outside_the_source": "captured", "callback_to_python": "refused",
     "fitted_preprocessing": "preprocess", "fitted_vocabulary": "preprocess",
     "duplicates_removed_by_their_neighbours": "preprocess",
+    "a_rare_class_repeated": "copies", "windows_of_a_series": "copies",
     "class_weights_of_the_records": "captured", "shuffling_loader": "sampling",
     "source_with_a_memory": "source", "padding_to_the_longest": "collate",
     "clip_bound_of_the_records": "public", "schedule_of_the_records": "public",
@@ -100,7 +101,7 @@ def test_a_right_program_says_what_was_tested():
     assert found.ok
     assert found.findings == ()
     assert str(found).startswith("nothing broken")
-    assert len(found.tested) == 2
+    assert len(found.tested) == 3
     found.raise_if_broken()
     assert jaxdp.check(loss_fn, PARAMS, (X, Y), sgd(MECHANISM, 0.1)).ok  # an algorithm
 

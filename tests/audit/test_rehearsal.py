@@ -121,9 +121,14 @@ def test_a_group_with_wrong_labels():
     program = Examined(
         mechanism.clipped_grad(loss), jnp.zeros((4, 4)), mechanism, optax.sgd(0.5), (x, y), y
     )
-    found = find_in_rehearsal(rehearse(program, seconds=math.inf))
+    rehearsal = rehearse(program, seconds=math.inf)
+    found = find_in_rehearsal(rehearsal)
     assert [each.kind for each in found][:1] == ["labels"]
     assert "but 3:" in found[0].what
+
+    # Or all of one were given to another.
+    rehearsal.sizes = {0: 60, 2: 60, 3: 130, 4: 60}
+    assert "no record is of group 1" in find_in_rehearsal(rehearsal)[0].what
 
 
 def test_longer_programs_are_not_told_to_hurry():

@@ -122,18 +122,73 @@ def test_as_many_frozen_statistics_as_a_batch_has_rows_are_listed(size):
     trainer.close()
 
 
-def test_a_table_whose_rows_the_records_number_is_a_suspicion_where_it_is_captured():
+def test_a_table_that_is_looked_up_by_a_records_number_is_a_suspicion():
     """It was refused, and so were 64 random features beside the records 0, 1, ... 63."""
     numbers, table = np.arange(len(X)), jnp.asarray(X)
     loss = lambda p, i, y: loss_fn(p, table[i], y)  # noqa: E731
     jaxdp.Trainer(loss, MECHANISM, optax.sgd(0.1), (numbers, Y)).init(PARAMS)
     found = jaxdp.check(loss, PARAMS, (numbers, Y), MECHANISM)
     (suspicion,) = found.suspicions
-    assert "constant [N, 6] in the loss is an array with an entry for each" in suspicion.what
+    assert "captured an array [N, 6], and looks it up by a number" in suspicion.what
     assert not found.broken
     of_own = lambda p, i, y: loss_fn(p, p["own"][i], y)  # noqa: E731
     own = jaxdp.Trainer(of_own, MECHANISM, optax.sgd(0.1), (numbers, Y))
     own.init(PARAMS | {"own": jax.random.normal(jax.random.key(0), X.shape)})
+
+
+NODES, LABELS = np.random.default_rng(6).permutation(300)[:120].astype(np.int32), Y
+FEATURES = jax.random.normal(jax.random.key(8), (300, 6))
+NEAR = jnp.asarray(np.random.default_rng(9).random((300, 300)) < 0.02, jnp.float32)
+TOKENS = np.random.default_rng(10).integers(0, 300, 120).astype(np.int32)
+# (loss of a number and a label, numbers, True where they name their records).
+LOOKED_UP = {
+    "a node beside its neighbours": (lambda p, i, y: loss_fn(p, (NEAR @ FEATURES)[i], y), True),
+    "by jnp.take in a scan": (
+        lambda p, i, y: jax.lax.scan(
+            lambda c, _: (c + loss_fn(p, jnp.take(FEATURES, i, axis=0), y), None), 0.0, None, 2
+        )[0],
+        True,
+    ),
+    "a frozen part": (lambda p, i, y: loss_fn(p, p["v"][i], y), True),
+    "a table that is trained": (lambda p, i, y: loss_fn(p, p["w300"][i], y), False),
+    "a number that is only added": (
+        lambda p, i, y: loss_fn(p, FEATURES[0] * jnp.float32(i), y),
+        False,
+    ),
+}
+
+
+def test_nodes_of_a_graph_that_read_others_are_a_suspicion_and_token_ids_are_none():
+    params = PARAMS | {"v": FEATURES, "w300": FEATURES + 1}
+    trained = {"trainable": {"w": True, "b": True, "v": False, "w300": True}}
+
+    def suspected(loss, numbers):  # that a loss leaves a leaf unused is another finding
+        found = jaxdp.check(loss, params, (numbers, LABELS), MECHANISM, **trained)
+        return [f.remedy for f in found.findings if f.kind == "captured"]
+
+    for name, (loss, expected) in LOOKED_UP.items():
+        found = suspected(loss, NODES)
+        assert len(found) == expected, name
+        assert all("let a whole graph be a record" in remedy for remedy in found), name
+        assert suspected(loss, TOKENS) == [], name
+    nodes, declared = LOOKED_UP["a node beside its neighbours"][0], {"constants": FEATURES}
+    assert jaxdp.check(nodes, PARAMS, (NODES, LABELS), MECHANISM, **declared).findings
+
+
+def test_an_array_that_holds_the_records_is_never_to_be_declared():
+    """The remedy was to declare it public: the features of all nodes."""
+    x = np.asarray(FEATURES)[NODES]
+    doors = (
+        (lambda p, x, y: loss_fn(p, x + (NEAR @ FEATURES)[0], y), PARAMS, {}),
+        (lambda p, x, y: loss_fn(p, x + p["v"][0], y), PARAMS | {"v": FEATURES}, {}),
+    )
+    for loss, params, options in doors:
+        trainer = jaxdp.Trainer(loss, MECHANISM, optax.sgd(0.1), (x, Y), **options)
+        with pytest.raises(ValueError, match="make what belongs to a record a leaf") as error:
+            trainer.init(params)
+        assert "constants=" not in str(error.value)
+        (broken,) = jaxdp.check(loss, params, (x, Y), MECHANISM).broken
+        assert "make what belongs to a record a leaf" in broken.remedy
 
 
 class Lazy:

@@ -100,7 +100,9 @@ def test_a_step_whose_records_cannot_be_read_is_passed_over_for_good(
         "The step that this batch was for is charged, and passed over for good"
     ]
     (path,) = one.directory.secret.glob("passed over *")
-    at = int(path.suffix[1:])
+    at, stream = int(path.suffix[1:]), one.directory.checked_ledger().reserved[0].stream
+    found = [one.directory.passed_over(name) for name in (stream, f"{stream}/1")]
+    assert found == [{at}, set()]
     charged = one.directory.checked_ledger().reserved
     assert max(entry.end for entry in charged) >= at + 1
     assert len(sizes[at]) == 1

@@ -53,6 +53,13 @@ def test_a_number_that_is_not_finite_is_found_wherever_arrays_lie(tmp_path, monk
         monkeypatch.setattr(finite, "_TOGETHER", together)
         for words, data in rows.items():
             refused_without(PRIVATE, words, look_through, as_source(data))
+    # A device is asked by a compiled program.
+    on = [
+        finite._has(jnp.asarray([1.0, value]), kind)
+        for value in (jnp.nan, jnp.inf, 1.0)
+        for kind in ("not finite", "infinite", "NaN")
+    ]
+    assert on == [True, False, True, True, True, False, False, False, False]
     # What is wrong as it is read is found as well.
     large = with_one(2**40, np.int64, whole[:, None] + [0, 0])
     refused_without(PRIVATE, "integers that fit int32", look_through, as_source(large))

@@ -52,6 +52,31 @@ def test_a_row_is_a_user_with_her_own_records_alone():
     assert rows.present[1].all()
 
 
+class Frame:
+    """A table as pandas has it."""
+
+    iloc = columns = to_numpy = None
+
+
+def test_the_column_of_the_users_is_named_and_leaves_the_records():
+    table = DATA | {"patient": IDS}
+    by_name, by_ids = users(table, "patient", 3), users(DATA, IDS, 3)
+    assert list(by_name.example.records) == ["x", "y"]
+    one, two = (ask(source, 0, 1, 2) for source in (by_name, by_ids))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    as_objects = users(table | {"patient": IDS.astype(object)}, "patient", 3)
+    jax.tree.map(np.testing.assert_array_equal, ask(as_objects, 0, 1, 2), two)
+    numbers = DATA | {"patient": np.unique(IDS, return_inverse=True)[1]}
+    kept = ask(users(numbers, "patient", 3, keep_ids=True), 0, 1, 2).records["patient"]
+    assert kept.tolist() == [[0] * 3, [1] * 3, [2] * 3]
+    assert set(table) == {"x", "y", "patient"}
+    words = "user_ids must be an array with the user of each record, or the name of a column"
+    refused(f"{words}.*got 'nobody' for", users, table, "nobody", 3)
+    refused(f"{words}.*got 'patient' for list", users, [{"x": 1.0}], "patient", 3)
+    refused("give frame.to_numpy", users, Frame(), "patient", 3)
+    refused("must be integers or strings", users, DATA, np.array(["a", None] * 4), 3)
+
+
 def test_whose_records_are_kept_depends_on_their_number_alone():
     ids = np.repeat(np.arange(5), 6)
     alone = users({"y": np.arange(6)}, ids[:6], 2)
