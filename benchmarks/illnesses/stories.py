@@ -229,8 +229,9 @@ def page(lines: list[dict[str, Any]]) -> str:
         "",
         "`python -m benchmarks.illnesses.stories`: one run each. The poor settings were written",
         "down before any diagnosis; the second run follows the findings, and nothing else was",
-        "tried. Everything is charged to one ledger: the epsilons are those of all up to there. A",
-        "second run on the same records costs as much as the first.",
+        "tried. Everything is charged to one ledger: the epsilons are those of all up to there.",
+        "In three of five the diagnosis made no finding: twice the change is that of `jaxdp plan",
+        "--explain`, once it was read off the charged numbers.",
         "",
         "| data | poor run | diagnosis | change | accuracy before, after "
         "| epsilon after the poor run, the diagnosis, the second run |",
@@ -239,10 +240,10 @@ def page(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         told = [f"{f['kind']}: {f['what']}. Do: {f['remedy']}" for f in line["findings"][:2]]
         how = "charged" if line["charged"] else "on public records"
-        first = "; ".join(told)
+        first = "; ".join(told) or "no finding"
         after = f"{line['score']:.1%}" if line["changed"] else "no change"
         epsilons = [line["poor_epsilon"], line["diagnosed_epsilon"], line.get("epsilon")]
-        shown = ", ".join(f"{each:.2f}" for each in epsilons if each is not None)
+        shown = ", ".join(f"{each:.3f}" for each in epsilons if each is not None)
         cells = [
             line["name"], line["about"], f"{how}, {line['seconds']} s: {first}", line["change"],
             f"{line['poor_score']:.1%}, {after}", shown,
