@@ -553,10 +553,15 @@ class Ledger:
     @alone
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
-        if self._rows.is_open and self._seen != self._seen_on_disk:
-            self._rows.note({"seen": self._seen})
+        self._write_seen()
         self._rows.close()
         self.closed = True
+
+    def _write_seen(self) -> None:
+        """Writes down which draws jaxdp has noised, for whoever reads the file meanwhile."""
+        if self._rows.is_open and self._seen != self._seen_on_disk:
+            self._rows.note({"seen": self._seen})
+            self._seen_on_disk = {name: list(counts) for name, counts in self._seen.items()}
 
     # For issuers, which hold the lock.
 

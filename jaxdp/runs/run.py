@@ -603,6 +603,7 @@ class Run:
             try:
                 yield ledger
             finally:
+                ledger._write_seen()  # one that stays open is read from its file all the same
                 directory.save_state(dataclasses.replace(kept, head=ledger.head.hex()))
                 if ledger is not self._shared:
                     ledger.close()

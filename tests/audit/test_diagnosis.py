@@ -319,6 +319,9 @@ def test_a_run_that_is_finished_or_has_no_budget_left_says_it_on_its_page(tmp_pa
     assert diagnosis.LOOKED in page(finished.path)
     finished.fit()
     assert diagnosis.LOOKED in page(finished.path)
+    early = run(tmp_path / "early", ledger=jaxdp.Ledger(tmp_path / "open.jsonl"))
+    early.diagnose(epsilon=0.1)
+    assert early.unverified() == []  # also while the ledger is open
     canaries = run(tmp_path / "canaries", canaries=10)
     refused("canaries must be 0 to charge", canaries.diagnose, epsilon=0.1)
 
