@@ -561,7 +561,7 @@ class Ledger:
         """Writes down which draws jaxdp has noised, for whoever reads the file meanwhile."""
         if self._rows.is_open and self._seen != self._seen_on_disk:
             self._rows.note({"seen": self._seen})
-            self._seen_on_disk = {name: list(counts) for name, counts in self._seen.items()}
+            self._seen_on_disk.update({name: list(counts) for name, counts in self._seen.items()})
 
     # For issuers, which hold the lock.
 
