@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxdp.audit.advice import DROWNED, WEAK, outlook, outlooks
-from jaxdp.audit.examined import Examined
+from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.ghost.plan import find_uses
@@ -450,7 +450,6 @@ class _Sums:
             pairs = zip(jax.tree.leaves(found), grads, strict=True)
             return [_along_rows(factor, leaf) * leaf for factor, leaf in pairs]
 
-        @jax.jit
         def added(
             grads: list[jax.Array], totals: list[jax.Array], others: float
         ) -> tuple[jax.Array, tuple[list[jax.Array], jax.Array, jax.Array]]:
@@ -468,7 +467,7 @@ class _Sums:
 
             return norms, jax.lax.map(one, (jnp.asarray(tried, jnp.float32), totals))
 
-        self._added = added
+        self._added = jax.jit(added, compiler_options=QUICK)
 
     def add(self, grads: list[jax.Array]) -> jax.Array:
         """Adds gradients [m, ...]; returns their norms [m] before clipping."""
