@@ -24,7 +24,6 @@ from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.sampling import Poisson
 from jaxdp.sampling import neighbours as near
-from jaxdp.schedules import NoiseSchedule
 from jaxdp.training.lines import line_of_function
 from jaxdp.types import PyTree, Summed
 
@@ -434,7 +433,7 @@ def _standardised(leaf: np.ndarray) -> np.ndarray | None:
 def _steps(mechanism: Mechanism) -> int | None:
     """The number of steps of a mechanism; None where it does not say."""
     noise = mechanism.noise_multiplier
-    return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
+    return mechanism.steps or (None if isinstance(noise, int | float) else noise.steps)
 
 
 @functools.lru_cache(8)

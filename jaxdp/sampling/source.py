@@ -261,7 +261,8 @@ class ArraySource:
             if not len(kept):
                 return out
             read = np.asarray(leaf[asked])
-            _unmap(leaf)
+            if isinstance(leaf, np.memmap):
+                _unmap(leaf)
             if read.shape != (len(ascending), *like.shape):
                 raise ValueError(
                     f"{named(path)} must give rows of shape {list(like.shape)} for an array of "
@@ -417,14 +418,14 @@ def _on_host(leaf: np.ndarray | jax.Array, name: str) -> np.ndarray:
     return leaf
 
 
-def _unmap(leaf: np.ndarray | jax.Array) -> None:
-    """Unmaps what was read of a memory map, which stays cached; of another array nothing.
+def _unmap(leaf: np.memmap) -> None:
+    """Unmaps what was read of a memory map, which stays cached.
 
     The system maps whole stretches of a file around each row, so that a few thousand random rows
     would bring all of it into the process's memory and, in a container, to its limit. Only where
     nothing can be lost: a copy-on-write map would forget what was written to it. Windows cannot.
     """
-    if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
+    if leaf.mode == "r" and sys.platform != "win32":
         pages = getattr(leaf, "_mmap", None)
         if isinstance(pages, mmap.mmap):
             pages.madvise(mmap.MADV_DONTNEED)
@@ -468,7 +469,8 @@ def holds(
         for start in range(0, len(whole), rows):
             if _TESTS[wrong](np, converted(whole[start : start + rows], dtype, name)):
                 return True
-            _unmap(whole)
+            if isinstance(whole, np.memmap):
+                _unmap(whole)
     return False
 
 
