@@ -38,6 +38,7 @@ _NO_CLIP = 1e8  # a clip norm that no gradient reaches
 # Shares of what can be learned: a program that gets so much is well, and needs no advice; by how
 # much another must be better to be named; a program that gets less learns next to nothing.
 _WELL, _BETTER, _NOTHING = 0.6, 0.25, 0.25
+_SEES, _ENOUGH = 4.0, 200  # standard errors; records from which on nothing seen is nothing there
 _FAR = 50.0  # times 1, or of it, beyond which the size of targets is no usual one
 
 
@@ -94,6 +95,8 @@ class Rehearsal:
         looks_like: group -> (another group, share of its held-out records that the model without
             privacy takes for that).
         target: the size of the targets, where they are numbers; else 1.
+        linear: how many standard errors a linear model of the records, without privacy, is better
+            than a constant on the held-out ones; None where labels are not known.
         where: the line of the loss.
     """
 
@@ -105,6 +108,7 @@ class Rehearsal:
     outcomes: dict[Variant, list[Outcome]] = dataclasses.field(default_factory=dict)
     looks_like: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
     target: float = 1.0
+    linear: float | None = None
     where: str = ""
 
     @property
@@ -173,11 +177,11 @@ class Rehearsal:
         outcomes = self.outcomes[variant]
         return float(np.mean([_mean(o.last if variant.noise else o.best) for o in outcomes]))
 
-    def learns(self, **fields: object) -> bool:
+    def learns(self, held_out: bool = False, **fields: object) -> bool:
         """True if training without noise, with these fields, does better than a constant.
 
-        On the records that it was fitted to, or on those held out: with few records a sound
-        program may do no better on others.
+        On the records held out, or unless ``held_out`` is asked for on those that it was fitted to:
+        with few records a sound program may do no better on others.
         """
         constant = self.constant
         fitted = [o[0].fitted for v, o in self.outcomes.items() if v.records == "constant"]
@@ -188,9 +192,10 @@ class Rehearsal:
                 continue
             gain = _finite(constant) - _finite(outcome.best)
             error = float(np.std(gain)) / math.sqrt(len(gain))
-            held_out = np.mean(gain) > max(3 * error, 0.01 * abs(_mean(constant)))
+            if np.mean(gain) > max(3 * error, 0.01 * abs(_mean(constant))):
+                return True
             least = min([outcome.fitted[0], *(np.nanmin(f) for f in fitted)])
-            if held_out or np.nanmin(outcome.fitted) < least - 0.02 * abs(least):
+            if not held_out and np.nanmin(outcome.fitted) < least - 0.02 * abs(least):
                 return True
         return False
 
@@ -308,6 +313,8 @@ def rehearse(e: Examined, seconds: float = 16.0) -> Rehearsal:
         target = np.asarray(jax.tree.leaves(e.records)[label])
         if np.issubdtype(target.dtype, np.floating):
             found.target = float(np.sqrt(np.nanmean(np.square(target, dtype=np.float64))))
+        inputs = [leaf for i, leaf in enumerate(jax.tree.leaves(e.records)) if i != label]
+        found.linear = _linear_gain(inputs, target, kept, held)
     if e.group is not None:
         found.group = np.asarray(e.group)[held]
         groups, counts = np.unique(np.asarray(e.group)[kept], return_counts=True)
@@ -394,6 +401,40 @@ def _label(e: Examined) -> int | None:
     sizes = [leaf[0].size for leaf in leaves]
     smallest = [i for i, size in enumerate(sizes) if size == min(sizes)]
     return smallest[0] if len(leaves) > 1 and len(smallest) == 1 else None
+
+
+def _linear_gain(
+    inputs: list[np.ndarray], target: np.ndarray, kept: np.ndarray, held: np.ndarray
+) -> float | None:
+    """Standard errors by which ridge regression beats a constant on held-out records.
+
+    Args:
+        inputs: arrays [m, ...]; integers are taken as categories, several in a row as a text.
+        target: [m], numbers or classes.
+        kept: the rows to fit.
+        held: the rows to test.
+    """
+    columns = []
+    for leaf in inputs:
+        rows = np.asarray(leaf).reshape(len(leaf), -1)
+        if rows.dtype.kind in "iu" and rows.dtype != np.uint8:  # tokens, in 512 buckets by hash
+            counts = np.zeros((len(rows), 512))
+            np.add.at(counts, (np.arange(len(rows))[:, None], rows.astype(np.int64) % 509), 1)
+            rows = counts
+        rows = np.nan_to_num(rows.astype(np.float64), posinf=0, neginf=0)
+        columns.append((rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-3))
+    if not columns or target.ndim != 1:
+        return None
+    classes = target.dtype.kind in "biu"
+    wanted = np.eye(1 + int(target.max()))[target.astype(int)] if classes else target[:, None]
+    wanted = wanted - wanted[kept].mean(0)
+    # By the kernel, for there are more columns than records.
+    x = np.concatenate(columns, axis=1)
+    kernel = x @ x.T / x.shape[1]
+    weights = np.linalg.solve(kernel[np.ix_(kept, kept)] + np.eye(len(kept)), wanted[kept])
+    predicted = kernel[np.ix_(held, kept)] @ weights
+    agree = np.sum((predicted - predicted.mean(0)) * wanted[held], axis=1)
+    return float(agree.mean() / max(agree.std() / math.sqrt(len(agree)), 1e-12))
 
 
 def _changed(
@@ -722,6 +763,22 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
             f"prediction for all ({constant:.3g}), without noise and clipping, at no rate"
         )
         return [advice("model", what, _MODEL, 1, r.where)]
+    # It learns its records by heart and nothing of others: is there anything to be learned?
+    alike = [r.loss(v) for v in r.outcomes if v.records == "constant"]
+    begins = not alike or _mean(start) > 0.98 * min(alike)  # it knows nothing yet
+    if r.linear is not None and begins and not r.learns(held_out=True):
+        if r.linear > _SEES:
+            what = (
+                f"{said}, without noise and clipping, nothing is learned that holds for other "
+                f"records, at no rate; a linear model of the same records does learn"
+            )
+            return [advice("model", what, _BLIND, 1, r.where)]
+        if len(r.sizes) > 2 and sum(r.sizes.values()) >= _ENOUGH and r.linear < _SEES / 2:
+            what = (
+                f"{said}, without noise and clipping, nothing is learned that holds for other "
+                "records, and by no linear model of them"
+            )
+            return [advice("labels", what, _APART, 0.9)]
     found = _wrong_labels(r, said)
     if Variant() not in r.outcomes or r.is_well:
         return found
@@ -792,6 +849,14 @@ _TARGETS = (
 _CLIP = (
     "a larger clip norm, with a smaller learning rate: it is the clipping, not the noise, that "
     "keeps records from being learned"
+)
+_BLIND = (
+    "look at how the input enters the model: a mask the wrong way round, an axis, a layer that "
+    "passes nothing on. Privacy is not what keeps it from learning"
+)
+_APART = (
+    "look whether each label stands at its own record: rows left out of one of two arrays, another "
+    "order, a join by the wrong column"
 )
 _MODEL = (
     "look at the loss, the labels and the model first: privacy is not what keeps it from learning. "

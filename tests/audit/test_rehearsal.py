@@ -49,6 +49,12 @@ def _blind(params, example):
     return _loss(params, (0 * x, y))
 
 
+def _by_heart(params, example):  # learns which record it is, and nothing that holds for others
+    x, y = example
+    code = jnp.sign(jnp.sin(1e5 * x[:1] + jnp.arange(400.0)))
+    return _loss({"w": params["w"], "b": params["b"]}, (code, y))
+
+
 def _squared(params, example):
     x, y = example
     return (x @ params["w"] + params["b"] - y.astype(jnp.float32)) ** 2
@@ -60,6 +66,7 @@ def _with_dropout(params, example, rng):
 
 
 _BIG = np.where(np.arange(_COLUMNS) == 0, 1_000.0, 1.0)
+_WIDE = {"w": jnp.zeros(400), "b": jnp.zeros(())}
 _PROGRAMS = [
     # what is changed, the kind that is named first
     pytest.param({}, None, id="healthy"),
@@ -69,6 +76,7 @@ _PROGRAMS = [
     pytest.param({"epsilon": None, "group": False}, None, id="healthy, steps unknown"),
     pytest.param({"noisy": True, "loss": _loss}, "model", id="labels of chance"),
     pytest.param({"loss": _blind}, "model", id="a loss that does not look"),
+    pytest.param({"loss": _by_heart, "params": _WIDE}, "model", id="a loss that looks elsewhere"),
     pytest.param({"loss": _squared, "rate": 20.0}, "rate", id="a rate too high"),
     pytest.param({"rate": 1e-3}, "rate", id="a rate too low"),
     pytest.param({"inputs": _BIG}, "inputs", id="a large column"),
