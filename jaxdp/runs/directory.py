@@ -341,7 +341,7 @@ class RunDirectory:
 
         A file for each, which any process may write.
         """
-        path = self.secret / f"passed over {stream.replace('/', '_')}.{step}"
+        path = self.secret / f"{self._passed(stream)}{step}"
         with writing(path):
             write_atomically(path, "", mode=0o600)
 
@@ -350,11 +350,13 @@ class RunDirectory:
 
         def found() -> str:
             with reading(self.secret):
-                paths = self.secret.glob(f"passed over {stream.replace('/', '_')}.*")
-                ends = [path.suffix[1:] for path in paths]
+                ends = [path.suffix[1:] for path in self.secret.glob(f"{self._passed(stream)}*")]
             return " ".join(filter(str.isdecimal, ends))  # a crash may have left half a file
 
         return frozenset(map(int, processes.from_process_0(found).split()))
+
+    def _passed(self, stream: str) -> str:
+        return f"passed over {stream.replace('/', '_')}."
 
     def save_history(self, rows: list[Row]) -> None:
         """Writes the rows that were shown to history.json."""

@@ -189,8 +189,8 @@ class Trainer:
             self._events = {event for event, _, _ in self.mechanism.events(0, length)}
             # Before a model's first step alone: of one that was charged nothing may follow from
             # the numbers of a record. As they were given, for a copy to a device takes its time.
-            begins = lambda: str(another or not charged(self.ledger, self._events))  # noqa: E731
-            if processes.from_process_0(begins) == "True":
+            held = (entry.event in self._events for entry in self.ledger.reserved)
+            if processes.from_process_0(lambda: str(another or not any(held))) == "True":
                 look_through(given_source, missing_values)
             self.ledger.join()
             usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
