@@ -16,7 +16,6 @@ from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd, expected_error
 from jaxdp.noise import identity
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
 from jaxdp.sampling.rules import names
-from jaxdp.schedules import NoiseSchedule
 
 _MANY = 1_000  # epochs, which nobody takes but in large batches
 _FEW, _EPOCHS = 100, 0.25  # so few steps, of so few epochs together, may be meant as epochs
@@ -73,7 +72,7 @@ def noise_of_sums(
 def _multiplier(mechanism: Mechanism, steps: int) -> float:
     """The noise multiplier; of a schedule the root mean square over the steps."""
     noise = mechanism.noise_multiplier
-    if not isinstance(noise, NoiseSchedule):
+    if isinstance(noise, int | float):
         return noise
     levels = noise.levels_between(0, steps)
     return math.sqrt(sum(count * level**2 for level, _, count in levels) / steps)
