@@ -344,8 +344,10 @@ class RunDirectory:
         path = self.secret / f"{self._passed(stream)}{step}"
         with writing(path):
             handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "w") as file:
-                sync(file.fileno())
+            try:
+                sync(handle)
+            finally:
+                os.close(handle)
             sync_directory(path.parent)
 
     def passed_over(self, stream: str) -> frozenset[int]:
