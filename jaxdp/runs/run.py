@@ -45,11 +45,11 @@ from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, origin_of, past_of
-from jaxdp.sampling import Sampler, Source, as_source, fingerprint, finite
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.training.batches import placed
 from jaxdp.training.step import PrivateStep
-from jaxdp.training.trainer import Trainer, TrainState
+from jaxdp.training.trainer import Trainer, TrainState, look_through
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 if TYPE_CHECKING:
@@ -352,12 +352,8 @@ class Run:
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
-        self._look = functools.partial(
-            finite.look_through,
-            self.source,
-            arguments.boolean("missing_values", missing_values),
-            arguments.boolean("look_through", look_through),
-        )
+        self._missing_values = arguments.boolean("missing_values", missing_values)
+        self._look_through = arguments.boolean("look_through", look_through)
         self._traced: program.ProgramForm | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
@@ -572,7 +568,8 @@ class Run:
             charges: True if it is to be charged.
 
         Raises:
-            ValueError: the folder holds another run, or another process trains there.
+            ValueError: the folder holds another run or a later stage, or another process trains
+                there.
         """
         if charges and self._canaries is not None:
             raise ValueError(
@@ -580,16 +577,21 @@ class Run:
                 "one mechanism, whose ledger holds nothing else. Diagnose another run, or public "
                 "records (public=)"
             )
-        # Of a run that has not begun the secret is kept, which is the ledger's key.
-        kept = self._kept_state()
-        said = self._require_same_program(kept)
-        stage = self.directory.stage and not self.directory.exists()
-        directory = self.directory.latest if stage else self.directory
-        kept = directory.load_state() if stage else kept
-        if not directory.exists():
-            directory.create()
-        directory.lock()
+        self._take_folder()
         try:
+            # Only the last stage that has begun can render the page anew.
+            if self.directory.later or (self.directory.stage and not self.directory.exists()):
+                raise ValueError(
+                    f"extend must be {self.directory.latest.stage or None!r}, the last part of the "
+                    f"run in {self.path} that has begun, for its page to say what a diagnosis costs"
+                    f", got {self.directory.stage or None!r}. To diagnose what comes next hand that"
+                    " run over: jaxdp.diagnose(..., ledger=run)"
+                )
+            # Read while nobody else may begin or go on here. Of a run that has not begun the secret
+            # is kept, which is the ledger's key.
+            kept = self._kept_state()
+            said = self._require_same_program(kept)
+            directory = self.directory
             directory.save_state(kept)
             open_one = self._shared is not None and not self._shared.closed
             ledger = directory.open_ledger(kept, self._shared if open_one else None)
@@ -601,8 +603,8 @@ class Run:
                 if ledger is not self._shared:
                     ledger.close()
         finally:
-            directory.unlock()
-        if (self.path / "report.json").exists() and not self.directory.later:
+            self.directory.unlock()
+        if (self.path / "report.json").exists():
             self._write_report(anew=True, said=said)
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -660,15 +662,7 @@ class Run:
         if self.directory.stage:
             processes.require_single_process("extend=")
 
-        def take_folder() -> str:
-            if self.directory.stage and not self.directory.first.exists():
-                raise ValueError(f"extend must be given for a run that is there, got {self.path}")
-            if not self.directory.stage and not self.directory.exists():
-                self.directory.create()
-            self.directory.lock()
-            return ""
-
-        processes.from_process_0(take_folder)  # process 0 alone; an error stops all
+        processes.from_process_0(self._take_folder)  # process 0 alone; an error stops all
         try:
             # A start of this stage that failed before its first step leaves nothing to go on with.
             if self.directory.stage and not self.directory.is_charged():
@@ -688,7 +682,7 @@ class Run:
             # Before the first start, and never after it: once a step was charged nothing may follow
             # from the numbers of a record.
             if not (kept.starts or self.directory.stage or parts.looked_through):
-                self._look()
+                look_through(self.source, self._missing_values, self._look_through)
             if not self._has_begun():
                 if self.directory.stage:
                     self.directory.create()
@@ -1065,6 +1059,8 @@ class Run:
             if found is not None:
                 self._check_ledger()
                 secret, path, key = found.secret.restored(), found.ledger, found.ledger_key
+                words = f"a diagnosis before the run must be one {{}}, got that in {self.path}"
+                self._check_events(self.directory.checked_ledger(), words)
             self._check_after(secret)
             self._check_others()
             if self.directory.stage:
@@ -1136,6 +1132,15 @@ class Run:
     def _has_begun(self) -> bool:
         """True where the folder holds a run that was started, and not only diagnosed."""
         return self.directory.exists() and self.directory.load_state().starts != ()
+
+    def _take_folder(self) -> str:
+        """Takes the folder for this process, and makes it where there is none; returns ""."""
+        if self.directory.stage and not self.directory.first.exists():
+            raise ValueError(f"extend must be given for a run that is there, got {self.path}")
+        if not self.directory.stage and not self.directory.exists():
+            self.directory.create()
+        self.directory.lock()
+        return ""
 
     def _ledger_given(self) -> tuple[str | None, str | None]:
         """Path and key, hexadecimal, of a ledger of several runs; None where there is none."""
