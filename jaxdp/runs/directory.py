@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TextIO
 from jaxdp import arguments
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.durable import open_locked, write_atomically
+from jaxdp.ledger.durable import open_locked, sync, sync_directory, write_atomically
 from jaxdp.ledger.ledger import Shown
 from jaxdp.ledger.seeds import Secret
 from jaxdp.runs.files import make_private, reading, writing
@@ -339,11 +339,16 @@ class RunDirectory:
     def pass_over(self, stream: str, step: int) -> None:
         """Writes durably that a step's batch could not be made, so that nobody is drawn there.
 
-        A file for each, which any process may write.
+        An empty file for each, which any process may write, and several at once.
         """
         path = self.secret / f"{self._passed(stream)}{step}"
         with writing(path):
-            write_atomically(path, "", mode=0o600)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                sync(handle)
+            finally:
+                os.close(handle)
+            sync_directory(path.parent)
 
     def passed_over(self, stream: str) -> frozenset[int]:
         """The steps of a stream that were passed over."""
@@ -351,7 +356,7 @@ class RunDirectory:
         def found() -> str:
             with reading(self.secret):
                 ends = [path.suffix[1:] for path in self.secret.glob(f"{self._passed(stream)}*")]
-            return " ".join(filter(str.isdecimal, ends))  # a crash may have left half a file
+            return " ".join(filter(str.isdecimal, ends))
 
         return frozenset(map(int, processes.from_process_0(found).split()))
 

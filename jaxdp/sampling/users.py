@@ -108,9 +108,14 @@ def users(
         name, user_ids = user_ids, data[user_ids]
         data = data if keep_ids else {key: data[key] for key in data if key != name}
     source, k = as_source(data), arguments.integer("records_per_user", records_per_user, least=1)
+    if np.ma.is_masked(user_ids):
+        raise ValueError(
+            "user_ids must name a user for each record, got a masked array with some missing: give "
+            "each of these records a user of its own, or leave them out"
+        )
     ids = np.asarray(user_ids)
     if ids.dtype.kind in "OT" and all(isinstance(one, str) for one in ids.ravel()):
-        ids = ids.astype(str)  # text of pandas, and NumPy's of any length
+        ids = np.array(ids.tolist(), str)  # text of pandas, and NumPy's of any length
     if ids.dtype.kind not in "iuSU" or ids.ndim != 1:
         raise ValueError(
             f"user_ids must be integers or strings [N], got {ids.dtype} with {ids.ndim} axes"

@@ -9,6 +9,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.audit.copies import check_preprocess, find_copies
 from jaxdp.sampling import as_source, users
+from tests.refusing import refused
 
 N, RNG = 2_000, np.random.default_rng(0)
 FLOATS = RNG.normal(size=(N, 10)).astype(np.float32)
@@ -92,6 +93,8 @@ def test_records_that_share_a_key_are_told_with_the_epsilon_of_the_group():
     assert [finding.what for finding in checked.broken] == [found.what]
     persons = users(data, "who", records_per_user=4)
     assert find_copies(persons) == []
+    for key in (lambda record: record["x"], lambda record: (record["x"], 0)):
+        refused("same must return a key that can be hashed", find_copies, as_source(data), key)
 
 
 def windows(series):

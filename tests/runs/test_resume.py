@@ -117,6 +117,22 @@ def test_a_step_whose_records_cannot_be_read_is_passed_over_for_good(
     assert (run.history[-1]["step"], run.directory.checked_ledger().steps) == (12, 12)
 
 
+def test_processes_may_pass_over_a_step_at_once(tmp_path, monkeypatch):
+    """Before: one took the other's unfinished file away, which then told of a folder."""
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    replace = os.replace
+
+    def late(one, two):
+        monkeypatch.setattr(os, "replace", replace)
+        directory.pass_over("run", 3)  # the other process, meanwhile
+        replace(one, two)
+
+    monkeypatch.setattr(os, "replace", late)
+    directory.pass_over("run", 3)
+    assert directory.passed_over("run") == {3}
+
+
 def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path, monkeypatch):
     """Before: killed between the ledger's first line and its secret, no run could start there."""
     left, writes, fsync = [], itertools.count(1), os.fsync

@@ -64,8 +64,9 @@ def test_the_column_of_the_users_is_named_and_leaves_the_records():
     assert list(by_name.example.records) == ["x", "y"]
     one, two = (ask(source, 0, 1, 2) for source in (by_name, by_ids))
     jax.tree.map(np.testing.assert_array_equal, one, two)
-    as_objects = users(table | {"patient": IDS.astype(object)}, "patient", 3)
-    jax.tree.map(np.testing.assert_array_equal, ask(as_objects, 0, 1, 2), two)
+    for text in (object, np.dtypes.StringDType()):
+        of_text = users(table | {"patient": IDS.astype(text)}, "patient", 3)
+        jax.tree.map(np.testing.assert_array_equal, ask(of_text, 0, 1, 2), two)
     numbers = DATA | {"patient": np.unique(IDS, return_inverse=True)[1]}
     kept = ask(users(numbers, "patient", 3, keep_ids=True), 0, 1, 2).records["patient"]
     assert kept.tolist() == [[0] * 3, [1] * 3, [2] * 3]
@@ -146,6 +147,7 @@ def test_training_charges_users(sampling):
         (IDS[:-1], 2, "user_ids must name one user for each record"),
         (np.zeros(8), 2, "user_ids must be integers or strings"),
         (np.zeros((8, 2), int), 2, "with 2 axes"),
+        (np.ma.masked_array(IDS, IDS[0] == IDS), 2, "got a masked array with some missing"),
         (IDS, 0, "records_per_user must be a whole number of at least 1"),
     ):
         refused(message, users, DATA, bad, k)
