@@ -106,7 +106,7 @@ def _signs(
 def _gradients_at(e: Examined, trained: list[jax.Array]) -> _Gradients:
     """The signs of all records' gradients at some parameters."""
     parts = [jax.device_get(_signs(part.losses, part.grads)) for part in e.gradients(trained)]
-    finite, moved, norms, losses = (np.concatenate([p[i] for p in parts]) for i in range(4))
+    finite, moved, norms, losses = (np.concatenate([part[i] for part in parts]) for i in range(4))
     leaves = zip(*(part[4] for part in parts), strict=True)
     touched = [functools.reduce(np.logical_or, each) for each in leaves]
     return _Gradients(finite, moved, norms, losses, touched)
@@ -592,7 +592,7 @@ def _find_inputs(e: Examined, loss: Traced) -> Iterator[Finding]:
         columns = np.where(np.isfinite(columns), columns, 0.0)
         if np.any(np.mean(np.square(columns), axis=0) > _LARGE**2):
             words = "features of a size far above 1 enter the first product with parameters"
-            yield Finding("inputs", words, _line(node), certain=False, weight=0.9)
+            yield Finding("inputs", words, _line(node), certain=False, weight=1.0)
         return
 
 

@@ -22,7 +22,6 @@ from jaxdp.audit.findings import Finding
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import neighbours as near
-from jaxdp.schedules import NoiseSchedule
 from jaxdp.training.lines import line_of_function
 from jaxdp.types import PyTree, Summed
 
@@ -401,7 +400,7 @@ def _linear_gain(
 def _steps(mechanism: Mechanism) -> int | None:
     """The number of steps of a mechanism; None where it does not say."""
     noise = mechanism.noise_multiplier
-    return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
+    return mechanism.steps or (None if isinstance(noise, int | float) else noise.steps)
 
 
 class _Plan(NamedTuple):
@@ -661,8 +660,8 @@ _CLIP = (
     "keeps records from being learned"
 )
 _BLIND = (
-    "look at how the input enters the model: a mask the wrong way round, an axis, a layer that "
-    "passes nothing on. Privacy is not what keeps it from learning"
+    "look at how the input enters the model: its scale, a mask the wrong way round, an axis, a "
+    "layer that passes nothing on. Privacy is not what keeps it from learning"
 )
 _APART = (
     "look whether each label stands at its own record: rows left out of one of two arrays, another "
