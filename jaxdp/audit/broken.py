@@ -13,7 +13,7 @@ import optax
 from jax.extend import core
 
 from jaxdp.audit.advice import find_delta
-from jaxdp.audit.examined import Examined
+from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.ghost.program import Node, Program, Ref, Traced
@@ -88,7 +88,7 @@ class _Gradients(NamedTuple):
     touched: list[np.ndarray]  # bool, as each trained leaf: not zero in some finite gradient
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options=QUICK)
 def _signs(
     losses: jax.Array, grads: list[jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[jax.Array]]:
@@ -459,7 +459,7 @@ def _values_of(e: Examined, loss: Traced, wanted: Sequence[Ref]) -> list[np.ndar
         if not needed.isdisjoint(node.outs):
             needed.update(ref for ref in node.ins if isinstance(ref, int))
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def values(trained: list[jax.Array], records: PyTree, keys: jax.Array) -> list[jax.Array]:
         def one(record: PyTree, key: jax.Array) -> list[jax.Array]:
             found = _run(loss.program, jax.tree.leaves((trained, record, key)), needed)
@@ -531,15 +531,10 @@ def _find_loss_scale(e: Examined, loss: Traced, here: _Gradients) -> Iterator[Fi
     ref, factor, where = loss.program.outs[0], 1.0, ""
     while isinstance(ref, int) and (node := made.get(ref)) is not None:
         constant = _constant(node)
-        if constant is None and node.name == "mul":  # by a captured number
-            held = [r for r in node.ins if isinstance(r, int) and r in loss.program.consts]
-            numbers = [np.asarray(loss.program.consts[r]) for r in held]
-            constant = float(numbers[0]) if numbers and numbers[0].ndim == 0 else None
         if constant is None and node.name not in _MOVING:
             break
         factor, where = factor * (constant or 1.0), _line(node) if constant else where
-        others = [r for r in node.ins if isinstance(r, int) and r not in loss.program.consts]
-        ref = others[0] if others else node.ins[0]
+        ref = next((ref for ref in node.ins if isinstance(ref, int)), node.ins[0])
     rule, norms = e.mechanism.rule, here.norms[here.moved]
     if not isinstance(rule, Clip) or abs(factor) < _SCALED or not len(norms):
         return
@@ -597,7 +592,7 @@ def _find_inputs(e: Examined, loss: Traced) -> Iterator[Finding]:
         columns = np.where(np.isfinite(columns), columns, 0.0)
         if np.any(np.mean(np.square(columns), axis=0) > _LARGE**2):
             words = "features of a size far above 1 enter the first product with parameters"
-            yield Finding("inputs", words, _line(node), certain=False, weight=0.6)
+            yield Finding("inputs", words, _line(node), certain=False, weight=1.0)
         return
 
 
@@ -616,7 +611,7 @@ def _find_in_optimizer(e: Examined) -> Iterator[Finding]:
     ]
     grads = jax.tree.unflatten(jax.tree.structure(params), noise)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def step(state: PyTree) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
         """(state; of each leaf: if it moves, the share rounded to itself, if it goes uphill)."""
         updates, state = optax.with_extra_args_support(optimizer).update(grads, state, params)

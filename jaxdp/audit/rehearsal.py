@@ -1,7 +1,7 @@
 """A rehearsal: trains some seconds on the records at hand, as the program says and otherwise.
 
 What keeps a private model from learning shows where one thing is changed and all else stays: the
-noise left out, the clipping, updates of another size, other inputs. Every variant is scored on
+noise left out, the clipping, updates of another size. Every variant is scored on
 records that it was not trained on. No epsilon covers the answer: the records must be public, or
 their owner looks at them on purpose.
 """
@@ -47,15 +47,14 @@ class Variant(NamedTuple):
         rate: every update is multiplied by it, after the optimizer.
         noise: False for none.
         clip: False for neither clipping nor noise, by Adam, which suits gradients of any size.
-        records: "given"; "constant" (every record has the first one's input, so that a constant
-            prediction is the best there is); "standardised".
+        constant: every record has the first one's input, so that one prediction for all is best.
         everything: frozen parameters are trained, too.
     """
 
     rate: float = 1.0
     noise: bool = True
     clip: bool = True
-    records: str = "given"
+    constant: bool = False
     everything: bool = False
 
 
@@ -113,7 +112,7 @@ class Rehearsal:
     @property
     def constant(self) -> np.ndarray:
         """The held-out losses float32 [h] of the best constant prediction, or of the start."""
-        known = [v for v in self.outcomes if v.records == "constant"]
+        known = [v for v in self.outcomes if v.constant]
         first = next(iter(self.outcomes.values()))[0].first
         return min([first, *(self.outcomes[v][0].best for v in known)], key=_mean)
 
@@ -122,14 +121,14 @@ class Rehearsal:
         found = [
             v
             for v in self.outcomes
-            if v.records != "constant" and all(getattr(v, k) == x for k, x in fields.items())
+            if not v.constant and all(getattr(v, k) == x for k, x in fields.items())
         ]
         return max(found, key=self.share, default=Variant(rate=0.0))
 
     @property
     def top(self) -> Outcome:
         """The best training without noise, of any kind."""
-        found = [o[0] for v, o in self.outcomes.items() if not v.noise and v.records != "constant"]
+        found = [o[0] for v, o in self.outcomes.items() if not v.noise and not v.constant]
         return min(found, key=lambda outcome: _mean(outcome.best))
 
     def shares(self, variant: Variant) -> list[float]:
@@ -178,9 +177,9 @@ class Rehearsal:
         with few records a sound program may do no better on others.
         """
         constant = self.constant
-        fitted = [o[0].fitted for v, o in self.outcomes.items() if v.records == "constant"]
+        fitted = [o[0].fitted for v, o in self.outcomes.items() if v.constant]
         for variant, (outcome, *_) in self.outcomes.items():
-            if variant.noise or variant.records == "constant":
+            if variant.noise or variant.constant:
                 continue
             if any(getattr(variant, name) != value for name, value in fields.items()):
                 continue
@@ -201,7 +200,7 @@ class Rehearsal:
         lines.append(f"  {_mean(self.constant):9.4g}        the best constant prediction")
         changes = lambda v: sum(a != b for a, b in zip(v, Variant(), strict=True))  # noqa: E731
         for variant in sorted(self.outcomes, key=lambda v: (changes(v), v)):
-            if variant.records != "constant":
+            if not variant.constant:
                 share = f"{100 * self.share(variant):4.0f} %"
                 lines.append(f"  {self.loss(variant):9.4g} {share} {_words(variant)}")
         return "\n".join(lines)
@@ -213,7 +212,7 @@ def _words(variant: Variant) -> str:
         f"updates {_times(variant.rate)}": variant.rate != 1,
         "without noise": not variant.noise,
         "without clipping": not variant.clip,
-        f"inputs {variant.records}": variant.records != "given",
+        "all with one input": variant.constant,
         "all parameters trained": variant.everything,
     }
     return ", ".join(words for words, holds in said.items() if holds) or "as it is"
@@ -275,17 +274,13 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
     order = np.random.default_rng(0).permutation(len(e))
     held = order[: min(len(e) // 4, _MOST_HELD_OUT)]
     kept = order[len(held) :]
-    label = _label(e)
-    kinds = {"given": e.records}
+    label, (leaves, structure) = _label(e), jax.tree.flatten(e.records)
+    kinds = {False: e.records}
     if label is not None:
-        kinds["constant"] = _changed(e.records, label, lambda leaf: np.repeat(leaf[:1], len(e), 0))
-    standard = _changed(e.records, label, _standardised)
-    if standard is not None:
-        kinds["standardised"] = standard
-    split = {
-        kind: (near.take(records, kept), near.take(records, held))
-        for kind, records in kinds.items()
-    }
+        same = [np.repeat(leaf[:1], len(e), 0) for leaf in leaves]
+        same[label] = leaves[label]
+        kinds[True] = jax.tree.unflatten(structure, same)
+    split = {kind: (near.take(rows, kept), near.take(rows, held)) for kind, rows in kinds.items()}
 
     plan = _Plan.of(e, len(kept))
     if plan is None:
@@ -294,10 +289,10 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
         "", plan.steps, _steps(e.mechanism), where=line_of_function(e.grad_fn.loss_fn)
     )
     if label is not None:
-        target = np.asarray(jax.tree.leaves(e.records)[label])
+        target = np.asarray(leaves[label])
         if np.issubdtype(target.dtype, np.floating):
             found.target = float(np.sqrt(np.nanmean(np.square(target, dtype=np.float64))))
-        inputs = [leaf for i, leaf in enumerate(jax.tree.leaves(e.records)) if i != label]
+        inputs = [leaf for i, leaf in enumerate(leaves) if i != label]
         found.linear = _linear_gain(inputs, target, kept, held)
     if group is not None:
         found.group = group[held]
@@ -309,7 +304,7 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
         """Trains in these ways, those that are new, as long as there is time."""
         for variant in variants:
             late = time.process_time() - began > seconds and len(found.outcomes) > 1
-            if variant in found.outcomes or late or variant.records not in split:
+            if variant in found.outcomes or late or variant.constant not in split:
                 continue
             # A clip norm is an argument of a program, another rule or other parameters are not.
             other_rule = not variant.clip and not isinstance(e.grad_fn.rule, Clip)
@@ -319,30 +314,25 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
             if program := programs[key]:
                 seeds = range(_SEEDS if variant.noise else 1)
                 found.outcomes[variant] = [
-                    program(variant, *split[variant.records], seed) for seed in seeds
+                    program(variant, *split[variant.constant], seed) for seed in seeds
                 ]
 
     # Without privacy, at three rates: one that suits clipped gradients may not suit others. And
     # with the same input for all, the best constant prediction.
     rates = (1.0, 8.0, 1 / 8)
     run(*(_FREE._replace(rate=rate) for rate in rates))
-    run(_FREE._replace(rate=8.0, records="constant"))
+    run(_FREE._replace(rate=8.0, constant=True))
 
-    def run_others() -> None:
-        """The same with other inputs, or with frozen parameters trained, where there are any."""
-        run(*(_FREE._replace(rate=rate, records="standardised") for rate in rates))
-        if not all(e.flags):
-            run(*(_FREE._replace(rate=rate, everything=True) for rate in rates))
-
-    if not found.learns():
-        run_others()
+    # As it is, or with frozen parameters trained, too. One that learns well is left alone.
+    learns = found.learns()
+    if learns:
+        run(Variant())
+        if found.is_well:
+            return found
+    if not all(e.flags):
+        run(*(_FREE._replace(rate=rate, everything=True) for rate in rates))
+    if not learns:
         return found
-
-    # As it is. One that learns well is left alone.
-    run(Variant())
-    if found.is_well:
-        return found
-    run_others()
 
     # At other rates, further out where the best is the last.
     run(*(Variant(rate=rate) for rate in (1 / 8, 8.0, 1 / 2, 2.0)))
@@ -354,11 +344,10 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
             if Variant(rate=edge) not in found.outcomes:
                 break
     best = found.best(noise=True)
-    near_it = (best.rate, 1.0, 8 * best.rate, best.rate / 8)
-    run(*(Variant(rate=rate, records="standardised") for rate in (best.rate, *rates)))
 
     # Clipped, without noise: what noise takes, and what clipping does.
-    run(*(Variant(rate=rate, noise=False) for rate in near_it))
+    factors = (1.0, 1 / best.rate, 8.0, 1 / 8)
+    run(*(Variant(rate=best.rate * factor, noise=False) for factor in factors))
     return found
 
 
@@ -406,40 +395,6 @@ def _linear_gain(
     predicted = kernel[np.ix_(held, kept)] @ weights
     agree = np.sum((predicted - predicted.mean(0)) * wanted[held], axis=1)
     return float(agree.mean() / max(agree.std() / math.sqrt(len(agree)), 1e-12))
-
-
-def _changed(
-    records: PyTree, label: int | None, change: Callable[[np.ndarray], np.ndarray | None]
-) -> PyTree:
-    """The records with all leaves but the label changed; None where nothing is."""
-    leaves, structure = jax.tree.flatten(records)
-    made = [None if i == label else change(np.asarray(leaf)) for i, leaf in enumerate(leaves)]
-    if all(leaf is None for leaf in made):
-        return None
-    mixed = [old if new is None else new for old, new in zip(leaves, made, strict=True)]
-    return jax.tree.unflatten(structure, mixed)
-
-
-def _standardised(leaf: np.ndarray) -> np.ndarray | None:
-    """A leaf [m, ...] of mean 0 and deviation 1; None where it is of the usual size as it is.
-
-    Each column of a table by itself, images and the like as a whole. Integers may be tokens.
-    """
-    image = leaf.dtype == np.uint8 and leaf.ndim > 2
-    if leaf.ndim < 2 or not (image or np.issubdtype(leaf.dtype, np.floating)):
-        return None
-    values = np.where(np.isfinite(leaf), leaf, 0).astype(np.float64)
-    sizes = np.sqrt(np.mean(np.square(values), axis=0)).ravel()
-    sizes = sizes[sizes > 0]
-    if not sizes.size:
-        return None
-    usual = 0.05 < np.sqrt(np.mean(np.square(sizes))) < 8
-    if usual and np.max(sizes) < 20 * np.median(sizes):
-        return None
-    axis = 0 if leaf.ndim == 2 else None
-    mean, deviation = np.mean(values, axis=axis), np.std(values, axis=axis)
-    kind = np.float32 if image else leaf.dtype
-    return ((leaf - mean) / np.where(deviation > 0, deviation, 1)).astype(kind)
 
 
 def _steps(mechanism: Mechanism) -> int | None:
@@ -637,15 +592,12 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
         weight = float(np.clip(weight, 0, 1))
         return Finding(kind, what, where, certain=False, do=do, weight=weight)
 
-    # Without privacy nothing is learned, either: with other inputs, with frozen parameters?
-    free = r.best(noise=False, records="given", everything=False)
-    standard = r.best(noise=False, records="standardised")
+    # Without privacy nothing is learned, either: with all parameters trained?
+    free = r.best(noise=False, everything=False)
     whole = r.best(noise=False, everything=True)
-    if not r.learns(records="given", everything=False):
+    if not r.learns(everything=False):
         if r.learns(everything=True):
             return [advice("frozen", told(free, whole), _TRAIN_MORE, 1)]
-        if r.learns(records="standardised"):
-            return [advice("inputs", told(free, standard), _STANDARDISE, 1)]
         if not 1 / _FAR < r.target < _FAR:
             what = f"{said} nothing is learned of targets of size {r.target:.3g}, without privacy"
             return [advice("inputs", what, _TARGETS, 1)]
@@ -655,7 +607,7 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
         )
         return [advice("model", what, _MODEL, 1, r.where)]
     # It learns its records by heart and nothing of others: is there anything to be learned?
-    alike = [r.loss(v) for v in r.outcomes if v.records == "constant"]
+    alike = [r.loss(v) for v in r.outcomes if v.constant]
     begins = not alike or _mean(start) > 0.98 * min(alike)  # it knows nothing yet
     if r.linear is not None and begins and not r.learns(held_out=True):
         if r.linear > _SEES:
@@ -674,32 +626,21 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
     if Variant() not in r.outcomes or r.is_well:
         return found
 
-    def better(variant: Variant, than: Variant, margin: float = _BETTER) -> bool:
-        """True if it learns more by a margin, whatever the seed."""
-        if variant not in r.outcomes:
-            return False
-        least, usual = min(r.shares(variant)), r.share(than)
-        return least > usual + margin and usual < (1 - margin) * least
-
     # What keeps it from learning without privacy, too.
-    own, best = Variant(), r.best(noise=True, records="given")
+    own, best = Variant(), r.best(noise=True)
     share, quiet = r.share(own), r.best(noise=False, clip=True)
     if whole in r.outcomes and r.share(whole) > 3 * max(r.share(free), 0):
         found.append(advice("frozen", told(free, whole), _TRAIN_MORE, 1 - r.share(free)))
-    private = r.best(noise=True, records="standardised")
-    explained = better(private, best, 0.6 * _BETTER) and r.loss(private) < r.loss(best)
-    if explained:
-        gain = r.share(private) - r.share(best) + 0.5
-        found.append(advice("inputs", told(own, private), _STANDARDISE, gain))
     defeats = quiet in r.outcomes and r.share(quiet) < 0.5 * r.share(free) and r.rest < 1.5
-    if defeats and not explained:
+    if defeats:
         found.append(advice("clip", told(quiet, free), _CLIP, 1 - r.share(quiet)))
 
     # Another rate. A smaller one is worse off in a short rehearsal, so that it is better for good;
     # a larger one may only be faster, unless even the whole run would be too short.
     late = (max(share, 0) + 0.02) * (r.rest if r.of else 20) > 0.5 * r.share(best)
     certain = r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late)
-    if better(best, own) and certain:
+    least = min(r.shares(best))  # whatever the seed
+    if certain and least > share + _BETTER and share < (1 - _BETTER) * least:
         do = f"a learning rate about {_times(best.rate)}"
         found.append(advice("rate", told(own, best), do, r.share(best) - share + 0.2))
 
@@ -710,10 +651,6 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
 
 
 _TRAIN_MORE = "train more of the parameters (trainable=)"
-_STANDARDISE = (
-    "standardise the inputs by public constants, or statistics of public records, to mean 0 and "
-    "deviation 1: a large column takes all of a clipped gradient"
-)
 _TARGETS = (
     "scale the targets by public constants to about 1, and predictions back: a clipped gradient "
     "moves the parameters by little more than the learning rate a step"
@@ -723,8 +660,8 @@ _CLIP = (
     "keeps records from being learned"
 )
 _BLIND = (
-    "look at how the input enters the model: a mask the wrong way round, an axis, a layer that "
-    "passes nothing on. Privacy is not what keeps it from learning"
+    "look at how the input enters the model: its scale, a mask the wrong way round, an axis, a "
+    "layer that passes nothing on. Privacy is not what keeps it from learning"
 )
 _APART = (
     "look whether each label stands at its own record: rows left out of one of two arrays, another "

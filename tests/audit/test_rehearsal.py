@@ -81,7 +81,7 @@ _PROGRAMS = [
     pytest.param({"loss": _by_heart, "params": _WIDE}, "model", id="a loss that looks elsewhere"),
     pytest.param({"loss": _squared, "rate": 20.0}, "rate", id="a rate too high"),
     pytest.param({"rate": 1e-3}, "rate", id="a rate too low"),
-    pytest.param({"inputs": _BIG}, "inputs", id="a large column"),
+    pytest.param({"inputs": _BIG}, "clip", id="a large column"),
     pytest.param(
         {"loss": _squared, "targets": 1e5, "group": False}, "inputs", id="targets far from 1"
     ),
