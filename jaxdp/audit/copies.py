@@ -45,6 +45,9 @@ def find_copies(
         same: from one record to a key that near duplicates, or records of one person, share.
         mechanism: where numbers of the records may be told: how often a record stands, and the
             epsilon of whoever is behind it.
+
+    Raises:
+        ValueError: ``same`` fails, or gives what is no key.
     """
     arrays = jax.tree.leaves(getattr(source, "arrays", ()))
     if any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in arrays):
@@ -67,7 +70,13 @@ def find_copies(
     if same is not None:
         keys = Counter[Hashable]()
         for records in _read(source, _KEYED, 256):
-            keys.update(same(near.record(records, at)) for at in range(near.count(records)))
+            try:
+                keys.update(same(near.record(records, at)) for at in range(near.count(records)))
+            except Exception as error:
+                raise ValueError(
+                    "same must return a hashable key for every record, got a "
+                    f"{type(error).__name__}"
+                ) from None
         times = np.array(list(keys.values()))
         if times.max(initial=0) > 1:
             words = "several records have one and the same key of same="

@@ -24,6 +24,7 @@ from jaxdp.audit.findings import Finding
 from jaxdp.audit.gradient_numbers import find_in_numbers, measure
 from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
 from jaxdp.clipping import ClippedGrad, clipped_grad
+from jaxdp.clipping.options import check_params, trained_flags
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
@@ -37,6 +38,7 @@ LOOKED = "hyper-parameters may have been chosen by looking at the records"
 _SHOWN, _LINES = 6, 40  # findings and lines that a page has room for
 _QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
+_MOST_TOLD = 1_000  # where somebody does
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -160,6 +162,10 @@ def diagnose(
         )
     if not isinstance(look, bool):
         raise ValueError(f"look must be True or False, got {arguments.described(look)}")
+    if ledger is not None and not isinstance(ledger, Ledger | KeepsLedger | str | os.PathLike):
+        raise ValueError(
+            f"ledger must be a jaxdp.Ledger or a path, got {arguments.described(ledger)}"
+        )
     if look and ledger is None:
         raise ValueError(
             "ledger must be given with look=True, got none: there would be nowhere to say that "
@@ -176,6 +182,8 @@ def diagnose(
                 f"{name} must be a function of one record, got {arguments.described(function)}"
             )
     groups = None if groups is None else arguments.integer("groups", groups, least=1)
+    if groups is not None and groups > _MOST_TOLD:
+        raise ValueError(f"groups must be at most {_MOST_TOLD:,}, got {groups:,}")
     records = arguments.integer("records", records, least=2)
     epsilon = arguments.positive("epsilon", epsilon)
     options = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
@@ -193,6 +201,7 @@ def diagnose(
             "mechanism must clip the gradients of one loss to be diagnosed, got one whose "
             f"clipped_grad is a {type(grad_fn).__name__}"
         )
+    check_params(params, trained_flags(grad_fn.trainable, params))
     source = as_source(data)
     inner.check_privacy_unit(source)
     open_source = None if public is None else as_source(public)
@@ -201,6 +210,8 @@ def diagnose(
             f"public must hold records like data's, {jax.tree.map(str, source.example)}, got "
             f"{jax.tree.map(str, open_source.example)}"
         )
+    if open_source is not None and len(open_source) < 2:
+        raise ValueError(f"public must hold at least 2 records, got {len(open_source)}")
     group = _group_function(source.example, group)
 
     def say(what: str) -> None:
@@ -296,10 +307,11 @@ def _opened(
 
 
 def _alike(one: PyTree, two: PyTree) -> bool:
-    """True for examples of one structure, with leaves of the same shapes."""
+    """True for examples of one structure, with leaves of the same shapes and kinds of numbers."""
     structures: list[Any] = [jax.tree.structure(each) for each in (one, two)]
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, two)]
-    return bool(structures[0] == structures[1] and shapes[0] == shapes[1])
+    floats = lambda leaf: np.dtype(leaf.dtype).kind not in "biu"  # noqa: E731
+    leaves = [[(leaf.shape, floats(leaf)) for leaf in jax.tree.leaves(each)] for each in (one, two)]
+    return bool(structures[0] == structures[1] and leaves[0] == leaves[1])
 
 
 def _group_function(
@@ -319,7 +331,8 @@ def _groups_of(
     """The group of each record, int [m]; None where there are none.
 
     Raises:
-        ValueError: the function fails, or gives no integer; no message holds what a record is.
+        ValueError: the function fails, or gives no integer, or one of ``groups`` or more; no
+            message holds what a record is.
     """
     if group is None:
         return None
@@ -330,6 +343,11 @@ def _groups_of(
         raise ValueError(
             f"group must return an integer for every record, got a {type(error).__name__}"
         ) from None
+    if groups is not None and len(values) and values.max() >= groups:
+        raise ValueError(
+            f"group must return a number in [0, groups) where groups={groups} is given (a negative "
+            "one is of no group), got another"
+        )
     # Without their number integers are groups where few of them stand for many records.
     usual = values.min() >= 0 and values.max() < _MOST_GROUPS and values.max() < len(values) // 2
     return values if usual or groups is not None else None

@@ -609,7 +609,10 @@ def _travel(
         start = optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
         return jax.lax.scan(step, start, None, steps)[0][1]
 
-    still = jax.tree.leaves(moved(jax.tree.map(jnp.zeros_like, params)))  # weight decay alone
+    try:
+        still = jax.tree.leaves(moved(jax.tree.map(jnp.zeros_like, params)))  # weight decay alone
+    except (KeyError, TypeError, ValueError):  # it wants more than a gradient
+        return None
     slope = float(optax.tree.norm(unclipped))
 
     def fall(grads: list[jax.Array], scale: float = 1.0) -> float:

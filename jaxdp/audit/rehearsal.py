@@ -20,6 +20,7 @@ import optax
 
 from jaxdp.audit.examined import Examined
 from jaxdp.audit.findings import Finding
+from jaxdp.clipping.ghost import program
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.sampling import Poisson
@@ -289,7 +290,7 @@ def rehearse(e: Examined, seconds: float = 16.0) -> Rehearsal:
     kept = order[len(held) :]
     label = _label(e)
     kinds = {"given": e.records}
-    if label is not None:
+    if label is not None and not _predicts_more(e, label):
         kinds["constant"] = _changed(e.records, label, lambda leaf: np.repeat(leaf[:1], len(e), 0))
     standard = _changed(e.records, label, _standardised)
     if standard is not None:
@@ -395,6 +396,33 @@ def _label(e: Examined) -> int | None:
     sizes = [leaf[0].size for leaf in leaves]
     smallest = [i for i, size in enumerate(sizes) if size == min(sizes)]
     return smallest[0] if len(leaves) > 1 and len(smallest) == 1 else None
+
+
+def _predicts_more(e: Examined, label: int) -> bool:
+    """True if the loss compares predictions with another leaf than the label, such as the image.
+
+    Where that leaf is the same in all records, no one prediction is the best for the real ones.
+    """
+
+    def loss_of(params: PyTree, example: PyTree, key: jax.Array) -> jax.Array:
+        whole = dataclasses.replace(e, params=params)
+        return whole.loss(whole.trained(), example, key)
+
+    record, key = near.record(e.records, 0), e.keys(np.arange(1))[0]
+    loss = program.trace(loss_of, e.params, record, key, differentiated=True)
+    body, size = loss.program, loss.num_params
+    of_params = program.reached(body, body.ins[:size])
+    predicted = of_params & loss.of_example
+    others = {ref for at, ref in enumerate(body.ins[size:-1]) if at != label}
+    for node in body.nodes:
+        if not any(program.depends(ref, others) for ref in node.ins):
+            continue
+        if any(program.depends(ref, predicted) for ref in node.ins):
+            return True
+        # A comparison makes a mask, as of padding, and no answer.
+        if not jnp.issubdtype(node.out_dtype(), jnp.bool_):
+            others.update(set(node.outs) - of_params)
+    return False
 
 
 def _changed(

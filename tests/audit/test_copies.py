@@ -9,6 +9,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.audit.copies import check_preprocess, find_copies
 from jaxdp.sampling import as_source, users
+from tests.refusing import refused
 
 N, RNG = 2_000, np.random.default_rng(0)
 FLOATS = RNG.normal(size=(N, 10)).astype(np.float32)
@@ -90,6 +91,8 @@ def test_records_that_share_a_key_are_told_with_the_epsilon_of_the_group():
     loss = lambda w, record: record["x"] @ w  # noqa: E731
     checked = jaxdp.check(loss, jnp.zeros(10), data, mechanism, same=key)
     assert [finding.what for finding in checked.broken] == [found.what]
+    words = "same must return a hashable key for every record, got a TypeError"
+    refused(words, find_copies, as_source(data), lambda record: record["x"])
     persons = users(data, "who", records_per_user=4)
     assert find_copies(persons) == []
 

@@ -59,6 +59,10 @@ def _with_dropout(params, example, rng):
     return _loss(params, (x * jax.random.bernoulli(rng, 0.9, x.shape).astype(x.dtype), y))
 
 
+def _autoencoder(params, example):
+    return jnp.sum((example[0] @ params["w"] @ params["w"].T - example[0]) ** 2)
+
+
 _BIG = np.where(np.arange(_COLUMNS) == 0, 1_000.0, 1.0)
 _PROGRAMS = [
     # what is changed, the kind that is named first
@@ -67,6 +71,8 @@ _PROGRAMS = [
     pytest.param({"loss": _with_dropout}, None, id="healthy, a loss with a key"),
     pytest.param({"rule": jaxdp.auto_s()}, None, id="healthy, another rule"),
     pytest.param({"epsilon": None, "group": False}, None, id="healthy, steps unknown"),
+    pytest.param({"loss": _autoencoder, "params": {"w": jnp.eye(_COLUMNS, 6) / 4}, "rate": 0.05},
+                 None, id="healthy, the input is predicted"),
     pytest.param({"noisy": True, "loss": _loss}, "model", id="labels of chance"),
     pytest.param({"loss": _blind}, "model", id="a loss that does not look"),
     pytest.param({"loss": _squared, "rate": 20.0}, "rate", id="a rate too high"),
@@ -75,7 +81,7 @@ _PROGRAMS = [
     pytest.param({"clip": 300.0}, "clip", id="a clip norm too large"),
     pytest.param({"epsilon": 0.01}, "signal", id="no budget"),
     pytest.param({"trainable": lambda path: "b" in path}, "frozen", id="weights frozen"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "kind"), _PROGRAMS)
