@@ -18,6 +18,7 @@ from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
 from jaxdp.sampling.rules import names
 from jaxdp.schedules import NoiseSchedule
 
+_MANY = 1_000  # epochs, which nobody takes but in large batches
 _FEW, _EPOCHS = 100, 0.25  # so few steps, of so few epochs together, may be meant as epochs
 # Noise of a run over its longest signal, in length and in one direction: where both are larger,
 # digits were learned poorly (docs/howto/does_not_learn.md); what is aimed at.
@@ -205,6 +206,10 @@ def find_without_data(mechanism: Mechanism, parameters: int) -> list[Finding]:
             "the budget for those, or take larger batches"
         )
         found.append(Finding("epochs", what, "", False, do=do, weight=1 - epochs))
+    if epochs > _MANY and 4 * batch <= size:
+        what = f"the noise is for {steps:,} steps of {batch:,} records, {epochs:,.0f} epochs"
+        do = "make the budget for the steps that are taken; fewer and larger ones have less noise"
+        found.append(Finding("epochs", what, "", False, do=do, weight=0.5))
 
     # Noise as long as the signal can be, and large in every direction.
     now = outlook("", mechanism, parameters, steps)

@@ -84,13 +84,14 @@ class _Gradients(NamedTuple):
     finite: np.ndarray  # bool [m]; the loss is, too: XLA may make a gradient 0 that is NaN
     moved: np.ndarray  # bool [m]; finite, and not exactly zero
     norms: np.ndarray  # float32 [m]
+    losses: np.ndarray  # [m]
     touched: list[np.ndarray]  # bool, as each trained leaf: not zero in some finite gradient
 
 
 @jax.jit
 def _signs(
     losses: jax.Array, grads: list[jax.Array]
-) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     """The ``_Gradients`` of a batch of losses [b] and gradients [b, ...]."""
     flat = [jnp.reshape(leaf.astype(jnp.float32), (len(leaf), -1)) for leaf in grads]
     each = [jnp.all(jnp.isfinite(v), axis=1) for v in flat]
@@ -99,16 +100,16 @@ def _signs(
     moved = [jnp.any(jnp.reshape(leaf, (len(leaf), -1)), axis=1) for leaf in some]
     squares = functools.reduce(jnp.add, [jnp.sum(jnp.square(v), axis=1) for v in flat])
     touched = [jnp.any(leaf, axis=0) for leaf in some]
-    return finite, functools.reduce(jnp.logical_or, moved), jnp.sqrt(squares), touched
+    return finite, functools.reduce(jnp.logical_or, moved), jnp.sqrt(squares), losses, touched
 
 
 def _gradients_at(e: Examined, trained: list[jax.Array]) -> _Gradients:
     """The signs of all records' gradients at some parameters."""
     parts = [jax.device_get(_signs(part.losses, part.grads)) for part in e.gradients(trained)]
-    finite, moved, norms = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    leaves = zip(*(part[3] for part in parts), strict=True)
+    arrays = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    leaves = zip(*(part[4] for part in parts), strict=True)
     touched = [functools.reduce(np.logical_or, each) for each in leaves]
-    return _Gradients(finite, moved, norms, touched)
+    return _Gradients(*arrays, touched)
 
 
 def _perturbed(trained: list[jax.Array]) -> list[jax.Array]:
@@ -319,9 +320,21 @@ def _find_zero(
     nearby: Callable[[], _Gradients],
     explained: bool,
 ) -> Iterator[Finding]:
-    """Gradients that are exactly zero, of all records or nearly all."""
+    """Gradients that are exactly zero, of all records or nearly all; or of some that are wrong."""
     finite, moved, nodes = int(here.finite.sum()), int(here.moved.sum()), loss.program.nodes
     if not finite or finite - moved < _NEARLY * finite:
+        # A hinge's records of gradient zero are right, and have a smaller loss than others.
+        still = here.finite & ~here.moved
+        if moved and still.sum() >= 0.1 * finite:
+            others = np.quantile(here.losses[here.moved], 0.25)
+            if np.median(here.losses[still]) > others + 1e-3 * abs(others):
+                words = "the gradient is exactly zero for records whose loss is not small"
+                do = (
+                    "let the output have a gradient wherever it can be wrong: no relu or bound at "
+                    "its end, and not all units before it off"
+                )
+                count = int(still.sum()), len(e)
+                yield Finding("zero", words, "", certain=False, do=do, count=count, weight=0.6)
         return
     found = functools.partial(Finding, "zero", count=(finite - moved, len(e)), weight=1.0)
     if moved:

@@ -65,7 +65,8 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
         epsilon: of the release alone.
 
     Raises:
-        ValueError: the mechanism has no delta, or its relation no proof for Poisson sampling.
+        ValueError: the mechanism has no delta, its relation no proof for Poisson sampling, or the
+            ledger holds releases of another privacy unit.
         BudgetExceededError: the ledger's budget does not admit it.
     """
     if mechanism.delta is None:
@@ -91,6 +92,14 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
             f"epsilon must be what the ledger's budget has room for, got {epsilon}: nothing was "
             "charged, and no record was drawn. Ask for less, or compute numbers of public records "
             "(public=)"
+        )
+
+    of_users = ["PerUser(" in repr(each) for each in (event, *(e.event for e in ledger.reserved))]
+    if any(of_users) and not all(of_users):
+        raise ValueError(
+            "ledger must hold releases of the mechanism's privacy unit, got one with records beside"
+            " users: what a release of records says of a user is not known. Give the ledger of the "
+            "mechanism's own run, or another one"
         )
 
     # What is charged already; of a fresh ledger what is planned, which comes.

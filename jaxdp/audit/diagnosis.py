@@ -125,8 +125,8 @@ def diagnose(
         ledger: a ``jaxdp.Ledger`` or its path, which is charged for the numbers; with ``look`` it
             says that they were looked at.
         look: True computes numbers from the private records, without noise.
-        group: from one record to the number of its group, such as its class, in [0, groups). None
-            takes the one integer scalar of a record, if there is one.
+        group: from one record, and public constants, to the number of its group, such as its class,
+            in [0, groups). None takes the one integer scalar of a record, if there is one.
         groups: their **public** number; without it a charged release has one group.
         same: from one record to a hashable key that near duplicates share.
         records: the number of records that are looked at; the expected number, where charged.
@@ -331,14 +331,17 @@ def _groups_of(
     """The group of each record, int [m]; None where there are none.
 
     Raises:
-        ValueError: the function fails, or gives no integer, or one of ``groups`` or more; no
-            message holds what a record is.
+        ValueError: the function fails, gives no integer, one of ``groups`` or more, or another when
+            it is asked again; no message holds what a record is.
     """
     if group is None:
         return None
     try:
-        each = (group(near.record(records, i)) for i in range(near.count(records)))
-        values = np.array([operator.index(np.asarray(found).item()) for found in each], np.int64)
+        rows = [near.record(records, i) for i in range(near.count(records))]
+        values, again = (
+            np.array([operator.index(np.asarray(group(row)).item()) for row in order], np.int64)
+            for order in (rows, rows[::-1])
+        )
     except Exception as error:
         raise ValueError(
             f"group must return an integer for every record, got a {type(error).__name__}"
@@ -347,6 +350,12 @@ def _groups_of(
         raise ValueError(
             f"group must return a number in [0, groups) where groups={groups} is given (a negative "
             "one is of no group), got another"
+        )
+    # The sum of a charged release would move with a record that moves the groups of others.
+    if (values != again[::-1]).any():
+        raise ValueError(
+            "group must give a record the same number whichever records it was asked before, got a "
+            "function that does not: compute the number from that record and public constants"
         )
     # Without their number integers are groups where few of them stand for many records.
     usual = values.min() >= 0 and values.max() < _MOST_GROUPS and values.max() < len(values) // 2

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.types import PyTree
 
+# Most of a diagnosis is compilation, and its programs run a few times each.
+QUICK: Final = {"xla_backend_optimization_level": 1}
 _TOGETHER = 2**25  # numbers of the per-example gradients that are computed at a time
 
 
@@ -112,4 +114,5 @@ class Examined:
 
     @functools.cached_property
     def _of_batch(self):  # type: ignore[no-untyped-def]
-        return jax.jit(jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0)))
+        each = jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0))
+        return jax.jit(each, compiler_options=QUICK)

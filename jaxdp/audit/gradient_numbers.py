@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxdp.audit.advice import outlook, outlooks
-from jaxdp.audit.examined import Examined
+from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.ghost.plan import find_uses
@@ -512,7 +512,7 @@ class _Sums:
             )
             return norms, own, along, [a + b for a, b in zip(before, sums, strict=True)]
 
-        self._clipped = jax.jit(clipped)
+        self._clipped = jax.jit(clipped, compiler_options=QUICK)
 
     def add(self, grads: list[jax.Array]) -> jax.Array:
         """Adds gradients [m, ...]; returns their norms [m] before clipping."""

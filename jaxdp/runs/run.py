@@ -579,7 +579,8 @@ class Run:
             charges: True if it is to be charged.
 
         Raises:
-            ValueError: the folder holds another run, or another process trains there.
+            ValueError: the folder holds another run or a later stage, or another process trains
+                there.
         """
         if charges and self._canaries is not None:
             raise ValueError(
@@ -587,16 +588,21 @@ class Run:
                 "one mechanism, whose ledger holds nothing else. Diagnose another run, or public "
                 "records (public=)"
             )
-        # Of a run that has not begun the secret is kept, which is the ledger's key.
-        kept = self._kept_state()
-        said = self._require_same_program(kept)
-        stage = self.directory.stage and not self.directory.exists()
-        directory = self.directory.latest if stage else self.directory
-        kept = directory.load_state() if stage else kept
-        if not directory.exists():
-            directory.create()
-        directory.lock()
+        self._take_folder()
         try:
+            # Only the last stage that has begun can render the page anew.
+            if self.directory.later or (self.directory.stage and not self.directory.exists()):
+                raise ValueError(
+                    f"extend must be {self.directory.latest.stage or None!r}, the last part of the "
+                    f"run in {self.path} that has begun, for its page to say what a diagnosis costs"
+                    f", got {self.directory.stage or None!r}. To diagnose what comes next hand that"
+                    " run over: jaxdp.diagnose(..., ledger=run)"
+                )
+            # Read while nobody else may begin or go on here. Of a run that has not begun the secret
+            # is kept, which is the ledger's key.
+            kept = self._kept_state()
+            said = self._require_same_program(kept)
+            directory = self.directory
             directory.save_state(kept)
             open_one = self._shared is not None and not self._shared.closed
             ledger = directory.open_ledger(kept, self._shared if open_one else None)
@@ -608,8 +614,8 @@ class Run:
                 if ledger is not self._shared:
                     ledger.close()
         finally:
-            directory.unlock()
-        if (self.path / "report.json").exists() and not self.directory.later:
+            self.directory.unlock()
+        if (self.path / "report.json").exists():
             self._write_report(anew=True, said=said)
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "EpsilonAudit":
@@ -667,15 +673,7 @@ class Run:
         if self.directory.stage:
             processes.require_single_process("extend=")
 
-        def take_folder() -> str:
-            if self.directory.stage and not self.directory.first.exists():
-                raise ValueError(f"extend must be given for a run that is there, got {self.path}")
-            if not self.directory.stage and not self.directory.exists():
-                self.directory.create()
-            self.directory.lock()
-            return ""
-
-        processes.from_process_0(take_folder)  # process 0 alone; an error stops all
+        processes.from_process_0(self._take_folder)  # process 0 alone; an error stops all
         try:
             # A start of this stage that failed before its first step leaves nothing to go on with.
             if self.directory.stage and not self.directory.is_charged():
@@ -1072,6 +1070,8 @@ class Run:
             if found is not None:
                 self._check_ledger()
                 secret, path, key = found.secret.restored(), found.ledger, found.ledger_key
+                words = f"a diagnosis before the run must be one {{}}, got that in {self.path}"
+                self._check_events(self.directory.checked_ledger(), words)
             self._check_after(secret)
             self._check_others()
             if self.directory.stage:
@@ -1143,6 +1143,15 @@ class Run:
     def _has_begun(self) -> bool:
         """True where the folder holds a run that was started, and not only diagnosed."""
         return self.directory.exists() and self.directory.load_state().starts != ()
+
+    def _take_folder(self) -> str:
+        """Takes the folder for this process, and makes it where there is none; returns ""."""
+        if self.directory.stage and not self.directory.first.exists():
+            raise ValueError(f"extend must be given for a run that is there, got {self.path}")
+        if not self.directory.stage and not self.directory.exists():
+            self.directory.create()
+        self.directory.lock()
+        return ""
 
     def _ledger_given(self) -> tuple[str | None, str | None]:
         """Path and key, hexadecimal, of a ledger of several runs; None where there is none."""

@@ -20,6 +20,7 @@ HUGE = {**HEALTHY, "dataset_size": 10**6, "delta": 1e-7, "steps": 150}
         pytest.param(HUGE, 10**6, [], id="few epochs of many records"),
         pytest.param({**HEALTHY, "delta": 1 / 60_000}, 10, ["delta"], id="delta is one over n"),
         pytest.param({**HEALTHY, "steps": 20}, 10, ["epochs"], id="epochs in place of steps"),
+        pytest.param({**HEALTHY, "steps": 10**6}, 10, ["epochs"], id="steps that nobody takes"),
         pytest.param(TINY, 10**6, ["signal"], id="noise beyond any signal"),
     ],
 )

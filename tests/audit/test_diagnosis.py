@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +187,7 @@ def test_the_charge_holds_under_the_mechanisms_relation_and_for_users():
     found = jaxdp.diagnose(user_loss(loss_fn), PARAMS, source, of_users, ledger=ledger, epsilon=1.0)
     assert isinstance(ledger.entries[0].event, acc.PerUser)
     assert "about" in found.numbers
+    refused("got one with records beside users", diagnose, ledger=ledger)
 
 
 def test_refusals_come_before_anything_is_charged():
@@ -196,6 +198,9 @@ def test_refusals_come_before_anything_is_charged():
     def secretive(record):
         raise RuntimeError(f"record {record}")
 
+    calls = itertools.count()
+    words = "whichever records it was asked before"
+    refused(words, diagnose, ledger=ledger, group=lambda record: next(calls) % 2, groups=2)
     words = "^group must return an integer for every record, got a RuntimeError$"
     refused(words, diagnose, ledger=ledger, group=secretive, groups=10)
     spent = jaxdp.Ledger(budget=acc.Budget(3.0, DELTA, plan=MECHANISM))
@@ -280,6 +285,39 @@ def test_a_run_keeps_what_was_looked_at_or_charged_before_its_first_step(tmp_pat
     assert diagnosis.LOOKED in page(folder)
     assert f"becomes {changed.epsilon().upper:.3f}" in cost
     assert len(changed.directory.checked_ledger().entries) == 2
+    # The page is the last part's.
+    further = run(folder, other, 0.1, extend="more")
+    refused("extend must be None", further.diagnose, look=True)
+    further.fit(2)
+    refused("extend must be 'more'", changed.diagnose, look=True)
+
+
+def test_a_diagnosis_of_records_is_not_counted_for_users(tmp_path):
+    run(tmp_path / "run").diagnose(epsilon=0.1)
+    some = {"x": DATA["x"][:300], "y": DATA["y"][:300]}
+    of_users = jaxdp.dp_sgd(
+        epsilon=1.0, delta=DELTA, steps=2, l2_clip_norm=1.0, batch_size=20, dataset_size=100,
+        records_per_user=3,
+    )  # fmt: skip
+    source = users(some, np.arange(300) // 3, 3)
+    other = jaxdp.Run(
+        tmp_path / "run", user_loss(loss_fn), of_users, optax.sgd(0.5), source, params=PARAMS
+    )
+    refused("must be one whose privacy unit is a user", other.fit)
+
+
+def test_nobody_begins_where_a_diagnosis_reads_the_folder(tmp_path):
+    one = run(tmp_path / "run")
+    read = one._kept_state
+
+    def kept():
+        found = read()
+        refused("in use by another process", run(tmp_path / "run").fit)
+        return found
+
+    one._kept_state = kept
+    assert one.diagnose(look=True).numbers
+    assert run(tmp_path / "run").unverified() == [diagnosis.LOOKED]
 
 
 def test_a_run_that_is_finished_or_has_no_budget_left_says_it_on_its_page(tmp_path):

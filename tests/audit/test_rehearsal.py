@@ -11,7 +11,7 @@ from optax import contrib
 
 import jaxdp
 from jaxdp.audit.examined import Examined
-from jaxdp.audit.rehearsal import Variant, find_in_rehearsal, rehearse
+from jaxdp.audit.rehearsal import Variant, _linear_gain, find_in_rehearsal, rehearse
 
 _RECORDS, _COLUMNS = 400, 8
 
@@ -23,7 +23,7 @@ def _loss(params, example):
 
 def _program(
     *, loss=_loss, rate=0.5, clip=1.0, inputs=1.0, epsilon=3.0, rule=None, steps=100, batch=100,
-    params=None, group=True, noisy=False, records=_RECORDS, optimizer=None, **clipping,
+    params=None, group=True, noisy=False, records=_RECORDS, optimizer=None, targets=None, **clipping,
 ):  # fmt: skip
     """A logistic regression on a made table of 2,000 records, with one thing changed."""
     rng = np.random.default_rng(0)
@@ -32,6 +32,8 @@ def _program(
     y = (rng.uniform(size=records) < 1 / (1 + np.exp(-2 * x @ direction))).astype(np.int32)
     if noisy:
         y = rng.integers(0, 2, records).astype(np.int32)
+    if targets is not None:
+        y = (targets * x @ direction).astype(np.float32)
     data = (x * np.asarray(inputs)).astype(np.float32), y
     budget = {"noise_multiplier": 1.0} if epsilon is None else {
         "epsilon": epsilon, "delta": 1e-5, "steps": steps
@@ -49,6 +51,12 @@ def _blind(params, example):
     return _loss(params, (0 * x, y))
 
 
+def _by_heart(params, example):  # learns which record it is, and nothing that holds for others
+    x, y = example
+    code = jnp.sign(jnp.sin(1e5 * x[:1] + jnp.arange(400.0)))
+    return _loss({"w": params["w"], "b": params["b"]}, (code, y))
+
+
 def _squared(params, example):
     x, y = example
     return (x @ params["w"] + params["b"] - y.astype(jnp.float32)) ** 2
@@ -64,6 +72,7 @@ def _autoencoder(params, example):
 
 
 _BIG = np.where(np.arange(_COLUMNS) == 0, 1_000.0, 1.0)
+_WIDE = {"w": jnp.zeros(400), "b": jnp.zeros(())}
 _PROGRAMS = [
     # what is changed, the kind that is named first
     pytest.param({}, None, id="healthy"),
@@ -75,10 +84,14 @@ _PROGRAMS = [
                  None, id="healthy, the input is predicted"),
     pytest.param({"noisy": True, "loss": _loss}, "model", id="labels of chance"),
     pytest.param({"loss": _blind}, "model", id="a loss that does not look"),
+    pytest.param({"loss": _by_heart, "params": _WIDE}, "model", id="a loss that looks elsewhere"),
     pytest.param({"loss": _squared, "rate": 20.0}, "rate", id="a rate too high"),
     pytest.param({"rate": 1e-3}, "rate", id="a rate too low"),
     pytest.param({"inputs": _BIG}, "inputs", id="a large column"),
-    pytest.param({"clip": 300.0}, "clip", id="a clip norm too large"),
+    pytest.param(
+        {"loss": _squared, "targets": 1e5, "group": False}, "inputs", id="targets far from 1"
+    ),
+    pytest.param({"clip": 300.0}, "signal", id="a clip norm too large"),
     pytest.param({"epsilon": 0.01}, "signal", id="no budget"),
     pytest.param({"trainable": lambda path: "b" in path}, "frozen", id="weights frozen"),
 ]  # fmt: skip
@@ -130,7 +143,7 @@ def test_a_group_with_wrong_labels():
     rehearsal = rehearse(program, seconds=math.inf)
     found = find_in_rehearsal(rehearsal)
     assert [each.kind for each in found][:1] == ["labels"]
-    assert "but 3:" in found[0].what
+    assert "but 3: its" in found[0].what
 
     # Or all of one were given to another.
     rehearsal.sizes = {0: 60, 2: 60, 3: 130, 4: 60}
@@ -145,3 +158,9 @@ def test_longer_programs_are_not_told_to_hurry():
     assert "rate" not in [each.kind for each in find_in_rehearsal(rehearsal)]
     assert rehearsal.share(Variant()) < rehearsal.share(Variant(rate=8.0))
     assert "as it is" in str(rehearsal)
+
+
+def test_whole_numbers_may_be_prices():
+    prices = np.random.default_rng(0).integers(10**5, 10**6, _RECORDS)
+    fitted, held = np.split(np.arange(_RECORDS), 2)
+    assert _linear_gain([prices[:, None] / 1e6], prices, fitted, held) > 5
