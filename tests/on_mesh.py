@@ -18,7 +18,7 @@ import jaxdp
 from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sampling import as_source
-from jaxdp.sampling.finite import look_through
+from jaxdp.training.trainer import look_through
 from tests import eight_devices, refusing
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused

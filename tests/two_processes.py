@@ -22,7 +22,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.devices import processes
 from jaxdp.sampling import as_source
-from jaxdp.sampling.finite import look_through
+from jaxdp.training.trainer import look_through
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import inspect
 import itertools
 import math
 import re
@@ -19,9 +18,9 @@ from jax.extend import core
 from jaxdp.audit.bounds import binomial_pmf
 from jaxdp.audit.broken import find_broken
 from jaxdp.audit.copies import check_preprocess, find_copies
-from jaxdp.audit.examined import Examined, sample
+from jaxdp.audit.examined import Examined, require_program, sample
 from jaxdp.audit.findings import Checked, Finding, certain_first
-from jaxdp.clipping import ClippedGrad, clipped_grad, losses, statistics
+from jaxdp.clipping import ClippedGrad, losses, statistics
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.options import trained_flags
 from jaxdp.mechanism import Mechanism
@@ -106,10 +105,6 @@ def check(
     # Arguments, before anything of the user's runs.
     if (loss_fn is None) == (gradients is None):
         raise ValueError(f"give one of loss_fn and gradients, got {loss_fn!r} and {gradients!r}")
-    if not isinstance(mechanism, Mechanism | Algorithm):
-        raise ValueError(
-            f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
-        )
     if not isinstance(raw, list | NoneType):
         leaves = jax.tree.leaves(raw)
         if not leaves or not all(np.ndim(leaf) for leaf in leaves):
@@ -126,27 +121,17 @@ def check(
         **{f"public[{name!r}]": function for name, function in (public or {}).items()},
         **{"loader": loader, "collate": collate, "same": same},
     }
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise ValueError(f"{name} must be a function or None, got {function!r}")
-    options = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
-    if unknown := sorted(set(clipping) - set(options)):
-        raise ValueError(
-            f"{unknown[0]} must be an argument of jaxdp.check or one of {', '.join(options)}, "
-            f"got {clipping[unknown[0]]!r}"
-        )
+    inner, grad_fn = require_program("jaxdp.check", functions, mechanism, clipping)
     kind, source = type(source), as_source(source)
-    inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
     inner.check_privacy_unit(source)
 
     # What a gradient is made of: the loss, the records as they are read, or gradients of one's own.
     found: list[Finding | None] = []
     assumed: list[str] = []
-    if loss_fn is not None:
-        of_loss, assumed = _check_loss(loss_fn, params, source, mechanism, clipping)
+    if grad_fn is not None:
+        of_loss, assumed = _check_loss(grad_fn, params, source)
         found += of_loss
         if not any(finding.kind in ("refused", "state") for finding in of_loss):
-            grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
             chain = mechanism.after_noise if isinstance(mechanism, Algorithm) else None
             some = sample(source, _RECORDS)
             found += find_broken(Examined(grad_fn, params, inner, chain, some))
@@ -221,20 +206,10 @@ def check(
 
 
 def _check_loss(
-    loss_fn: Callable[..., jax.Array],
-    params: PyTree,
-    source: Source,
-    mechanism: Mechanism | Algorithm,
-    clipping: Mapping[str, PyTree],
+    grad_fn: ClippedGrad, params: PyTree, source: Source
 ) -> tuple[list[Finding], list[str]]:
     """(findings on a loss, what it captured and is taken to be public)."""
-    grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
-    if not isinstance(grad_fn, ClippedGrad):
-        raise ValueError(
-            "mechanism must clip the gradients of one loss to be checked, got one whose "
-            f"clipped_grad is a {type(grad_fn).__name__}"
-        )
-    here, example, plan = line_of_function(loss_fn), source.example, None
+    here, example, plan = line_of_function(grad_fn.loss_fn), source.example, None
 
     # What jaxdp refuses itself; and state, if it fails when it is traced again, or already where it
     # kept a value of an earlier call.
@@ -290,10 +265,15 @@ def _check_loss(
 
 def _trace_loss(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> core.ClosedJaxpr:
     """The loss of one example, traced anew."""
+    called, *given = _called(grad_fn, params, example)
+    return jax.make_jaxpr(lambda *args: called(*args))(*given)
+
+
+def _called(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> tuple[Any, ...]:
+    """(the loss of one example, what it is given: parameters, example, and its key if any)."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
-    keys = (key,) if grad_fn.takes_rng else ()
-    return jax.make_jaxpr(lambda *args: called(*args))(params, example, *keys)
+    return called, params, example, *((key,) if grad_fn.takes_rng else ())
 
 
 def _line_of_refusal(words: str, grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> str:
@@ -340,10 +320,7 @@ def _find_lookups(grad_fn: ClippedGrad, params: PyTree, source: Source) -> list[
     A number names its record where no two records have the same, and that is no chance of numbers
     drawn from as many as the array has rows. Token ids are other numbers.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    called = functools.partial(losses.call, grad_fn.form, grad_fn.loss_fn)
-    keys = (key,) if grad_fn.takes_rng else ()
-    traced = program.trace(called, params, source.example, *keys)
+    traced = program.trace(*_called(grad_fn, params, source.example))
     whole, inputs = traced.program, traced.program.ins[traced.num_params :]
     flags = trained_flags(grad_fn.trainable, params)
     leaves = zip(whole.ins, jax.tree.leaves(params), flags, strict=False)

@@ -106,10 +106,10 @@ def _signs(
 def _gradients_at(e: Examined, trained: list[jax.Array]) -> _Gradients:
     """The signs of all records' gradients at some parameters."""
     parts = [jax.device_get(_signs(part.losses, part.grads)) for part in e.gradients(trained)]
-    arrays = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    finite, moved, norms, losses = (np.concatenate([part[i] for part in parts]) for i in range(4))
     leaves = zip(*(part[4] for part in parts), strict=True)
     touched = [functools.reduce(np.logical_or, each) for each in leaves]
-    return _Gradients(*arrays, touched)
+    return _Gradients(finite, moved, norms, losses, touched)
 
 
 def _perturbed(trained: list[jax.Array]) -> list[jax.Array]:

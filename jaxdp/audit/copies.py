@@ -94,12 +94,7 @@ def _finding(words: str, times: np.ndarray, looked: int, mechanism: Mechanism | 
 
 def remedy(records: int, mechanism: Mechanism) -> str:
     """The ways out for a person who is so many records, with the epsilon that is true of them."""
-    words = (
-        "make the person the privacy unit (jaxdp.sampling.users); in place of copies weight the "
-        "loss, with a clip norm above the weighted gradients, or the weights do nothing; or tell "
-        f"epsilon for {records} records: jaxdp.accounting.group_epsilon(event, delta, "
-        f"records={records})"
-    )
+    words = f"{Finding('copies', '', '').remedy}(event, delta, records={records})"
     steps, delta, relation = mechanism.steps, mechanism.delta, mechanism.neighbours
     if steps is None or delta is None:
         return words

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import operator
 import os
 import sys
@@ -19,11 +18,10 @@ from jaxdp.audit import charged
 from jaxdp.audit.advice import find_without_data
 from jaxdp.audit.broken import find_broken
 from jaxdp.audit.copies import find_copies
-from jaxdp.audit.examined import Examined, sample
+from jaxdp.audit.examined import Examined, require_program, sample
 from jaxdp.audit.findings import Finding
 from jaxdp.audit.gradient_numbers import find_in_numbers, measure
 from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
-from jaxdp.clipping import ClippedGrad, clipped_grad
 from jaxdp.clipping.options import check_params, trained_flags
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
@@ -149,12 +147,11 @@ def diagnose(
 
     # Arguments, before anything of the user's runs.
     processes.require_single_process("a diagnosis")
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function, got {arguments.described(loss_fn)}")
-    if not isinstance(mechanism, Mechanism | Algorithm):
-        raise ValueError(
-            f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
-        )
+    if loss_fn is None:
+        raise ValueError("loss_fn must be a function, got None")
+    functions = {"loss_fn": loss_fn, "group": group, "same": same}
+    inner, grad_fn = require_program("jaxdp.diagnose", functions, mechanism, clipping)
+    assert grad_fn is not None
     if optimizer is not None and not callable(getattr(optimizer, "update", None)):
         raise ValueError(
             "optimizer must be an optax optimizer such as optax.adam(1e-3), or None, got "
@@ -176,36 +173,18 @@ def diagnose(
             "public must be given without ledger= and look=True, got both: numbers from public "
             "records cost nothing, and nothing is to be said of them"
         )
-    for name, function in (("group", group), ("same", same)):
-        if function is not None and not callable(function):
-            raise ValueError(
-                f"{name} must be a function of one record, got {arguments.described(function)}"
-            )
     groups = None if groups is None else arguments.integer("groups", groups, least=1)
     if groups is not None and groups > _MOST_TOLD:
         raise ValueError(f"groups must be at most {_MOST_TOLD:,}, got {groups:,}")
     records = arguments.integer("records", records, least=2)
     epsilon = arguments.positive("epsilon", epsilon)
-    options = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
-    if unknown := sorted(set(clipping) - set(options)):
-        raise ValueError(
-            f"{unknown[0]} must be an argument of jaxdp.diagnose or one of {', '.join(options)}, "
-            f"got {arguments.described(clipping[unknown[0]])}"
-        )
-    if isinstance(mechanism, Algorithm):
-        optimizer = mechanism.after_noise if optimizer is None else optimizer
-    inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
-    grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
-    if not isinstance(grad_fn, ClippedGrad):
-        raise ValueError(
-            "mechanism must clip the gradients of one loss to be diagnosed, got one whose "
-            f"clipped_grad is a {type(grad_fn).__name__}"
-        )
+    if isinstance(mechanism, Algorithm) and optimizer is None:
+        optimizer = mechanism.after_noise
     check_params(params, trained_flags(grad_fn.trainable, params))
     source = as_source(data)
     inner.check_privacy_unit(source)
     open_source = None if public is None else as_source(public)
-    if open_source is not None and not _alike(open_source.example, source.example):
+    if open_source is not None and _form(open_source.example) != _form(source.example):
         raise ValueError(
             f"public must hold records like data's, {jax.tree.map(str, source.example)}, got "
             f"{jax.tree.map(str, open_source.example)}"
@@ -265,16 +244,17 @@ def diagnose(
 
     # Of one kind what was found first, a line of the program before numbers of records, and these
     # before public numbers alone; it weighs what the heaviest does.
+    first: dict[str, list[Finding]] = {}
     weights: dict[str, float] = {}
-    once: list[Finding] = []
     for part in found:
-        once += [finding for finding in part if finding.kind not in weights]
         for each in part:
+            first.setdefault(each.kind, part)
             weights[each.kind] = max(each.weight, weights.get(each.kind, 0.0))
-    once.sort(key=lambda finding: -weights[finding.kind])
+    once = [each for part in found for each in part if first[each.kind] is part]
+    once.sort(key=lambda each: (not each.certain, -weights[each.kind]))
     worst = tuple(
-        dataclasses.replace(finding, count=None, weight=0.0) if finding in unnamed else finding
-        for finding in sorted(dict.fromkeys(once), key=lambda finding: not finding.certain)
+        dataclasses.replace(each, count=None, weight=0.0) if each in unnamed else each
+        for each in dict.fromkeys(once)
     )
     return Diagnosis(worst, "\n".join(numbers), cost, time.perf_counter() - began)
 
@@ -306,12 +286,10 @@ def _opened(
             yield book
 
 
-def _alike(one: PyTree, two: PyTree) -> bool:
-    """True for examples of one structure, with leaves of the same shapes and kinds of numbers."""
-    structures: list[Any] = [jax.tree.structure(each) for each in (one, two)]
-    floats = lambda leaf: np.dtype(leaf.dtype).kind not in "biu"  # noqa: E731
-    leaves = [[(leaf.shape, floats(leaf)) for leaf in jax.tree.leaves(each)] for each in (one, two)]
-    return bool(structures[0] == structures[1] and leaves[0] == leaves[1])
+def _form(example: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], bool]]]:
+    """(structure, shapes of the leaves, and whether they are whole numbers) of one example."""
+    leaves, structure = jax.tree.flatten(example)
+    return structure, [(leaf.shape, np.dtype(leaf.dtype).kind in "biu") for leaf in leaves]
 
 
 def _group_function(
@@ -328,11 +306,11 @@ def _group_function(
 def _groups_of(
     records: PyTree, group: Callable[[PyTree], int] | None, groups: int | None
 ) -> np.ndarray | None:
-    """The group of each record, int [m]; None where there are none.
+    """The group of each record, int [m], -1 for one beyond ``groups``; None where there are none.
 
     Raises:
-        ValueError: the function fails, gives no integer, one of ``groups`` or more, or another when
-            it is asked again; no message holds what a record is.
+        ValueError: the function fails, gives no integer, or another when it is asked again; no
+            message holds what a record is.
     """
     if group is None:
         return None
@@ -346,17 +324,14 @@ def _groups_of(
         raise ValueError(
             f"group must return an integer for every record, got a {type(error).__name__}"
         ) from None
-    if groups is not None and len(values) and values.max() >= groups:
-        raise ValueError(
-            f"group must return a number in [0, groups) where groups={groups} is given (a negative "
-            "one is of no group), got another"
-        )
     # The sum of a charged release would move with a record that moves the groups of others.
     if (values != again[::-1]).any():
         raise ValueError(
             "group must give a record the same number whichever records it was asked before, got a "
             "function that does not: compute the number from that record and public constants"
         )
+    if groups is not None:
+        return np.where((values >= 0) & (values < groups), values, -1)
     # Without their number integers are groups where few of them stand for many records.
-    usual = values.min() >= 0 and values.max() < _MOST_GROUPS and values.max() < len(values) // 2
-    return values if usual or groups is not None else None
+    most = min(_MOST_GROUPS, len(values) // 2)
+    return values if values.min() >= 0 and values.max() < most else None

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import jax
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.clipping import ClippedGrad, losses, options
+from jaxdp import arguments
+from jaxdp.clipping import ClippedGrad, clipped_grad, losses, options
 from jaxdp.mechanism import Mechanism
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.types import PyTree
@@ -19,6 +22,50 @@ from jaxdp.types import PyTree
 # Most of a diagnosis is compilation, and its programs run a few times each.
 QUICK: Final = {"xla_backend_optimization_level": 1}
 _TOGETHER = 2**25  # numbers of the per-example gradients that are computed at a time
+
+
+def require_program(
+    door: str,
+    functions: Mapping[str, Callable[..., PyTree] | None],
+    mechanism: Mechanism | Algorithm,
+    clipping: Mapping[str, PyTree],
+) -> tuple[Mechanism, ClippedGrad | None]:
+    """Requires what a program is made of; returns the mechanism, and the loss's clipped gradient.
+
+    Args:
+        door: the name of the function that was called.
+        functions: its arguments that are functions, by name; "loss_fn" among them.
+        mechanism: of the user.
+        clipping: options of ``jaxdp.clipped_grad``.
+
+    Raises:
+        ValueError: one is not what it should be.
+    """
+    if not isinstance(mechanism, Mechanism | Algorithm):
+        raise ValueError(
+            f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
+        )
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ValueError(
+                f"{name} must be a function or None, got {arguments.described(function)}"
+            )
+    known = tuple(inspect.signature(clipped_grad).parameters)[2:]  # but for loss and rule
+    if unknown := sorted(set(clipping) - set(known)):
+        raise ValueError(
+            f"{unknown[0]} must be an argument of {door} or one of {', '.join(known)}, got "
+            f"{arguments.described(clipping[unknown[0]])}"
+        )
+    inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
+    if functions["loss_fn"] is None:
+        return inner, None
+    grad_fn = mechanism.clipped_grad(functions["loss_fn"], **clipping)
+    if not isinstance(grad_fn, ClippedGrad):
+        raise ValueError(
+            f"mechanism must clip the gradients of one loss for {door}, got one whose clipped_grad "
+            f"is a {type(grad_fn).__name__}"
+        )
+    return inner, grad_fn
 
 
 def sample(source: Source, most: int) -> PyTree:

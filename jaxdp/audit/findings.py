@@ -23,8 +23,8 @@ _ADVICE = {
     "copies": (
         "the guarantee is for one record: whoever is k of them is hidden k times worse, or more",
         "make the person the privacy unit (jaxdp.sampling.users); in place of copies weight the "
-        "loss, with a clip norm that lets the weights act; or tell epsilon for k records "
-        "(jaxdp.accounting.group_epsilon)",
+        "loss, with a clip norm above the weighted gradients, or the weights do nothing; or tell "
+        "epsilon for all records of one: jaxdp.accounting.group_epsilon",
     ),
     "divisor": (
         "the number of records drawn is private under Poisson sampling, and one record changes it "

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp.audit.advice import outlook, outlooks
+from jaxdp.audit.advice import DROWNED, WEAK, outlook, outlooks
 from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
 from jaxdp.clipping.ghost import program
@@ -24,6 +24,7 @@ from jaxdp.clipping.rules import (
     Normalize,
     Rule,
     bounded_factors,
+    limit_of,
 )
 from jaxdp.mechanism import Mechanism
 from jaxdp.types import PyTree
@@ -33,20 +34,13 @@ _NAMES = {0.25: "clip norm / 4", 0.5: "clip norm / 2", 1.0: "", 2.0: "clip norm 
 _NAMES |= {4.0: "clip norm x 4"}
 _LARGE = 2**24  # parameters from which on the mechanism's own clip norm alone is tried
 _RANK, _NARROW = 4, 16  # of LoRA, and the least width of a matrix that it would be used for
-_GROUPS = 1_000  # a record of a group beyond counts for none
 _STEPS = 100  # for which the optimizer is asked how far it goes
 
-# Of the signal over the noise in a record's loss (``GradientNumbers.signal``). On digits and MNIST,
-# with 650 to 101,770 parameters and the best of six rates, accuracy was, where 0.88 was reached
-# without much noise: 0.19 to 0.24 at 0.3 to 0.5; 0.30 to 0.63 at 1.1 to 1.3; 0.57 to 0.79 at 2.3 to
-# 2.9; 0.67 to 0.84 at 4 to 5; 0.75 to 0.87 at 10. The noise's length alone told nothing like it.
-_DROWNED, _WEAK = 1.0, 3.0
 _FAR = 4.0  # times as long as nearly all gradients a clip norm is far too long
-# Of the loss, by which it falls at most in a run whose steps are too short: by SGD a network on
-# digits had an accuracy of 0.08 at 0.04, 0.12 at 0.12, 0.35 at 0.4, 0.76 at 1.2, 0.92 at 4.
-_SHORT = 0.2
+_SHORT, _CLIPPED = 0.2, 5.0  # of the loss, that all steps take away; median norm over clip norm
 _DEFEATED = 3.0  # times as hard a group pulls before clipping as after it
-_SCALED = 1_000.0  # a loss, and norms over the clip norm, of a loss that was scaled up
+
+Part = Callable[[list[jax.Array]], list[jax.Array]]  # from gradients to those of a part
 
 
 class Mean(NamedTuple):
@@ -78,9 +72,8 @@ class Mean(NamedTuple):
         *,
         pairs: float | None = None,
         noise: float = 0.0,
-        sampling_error: float = 0.0,
     ) -> "Mean":
-        """The mean from a sum of clipped gradients, which may have noise.
+        """The mean from a sum of clipped gradients, with the error of the noise in it.
 
         The squared norm of a sum holds each record's own square, and that of the noise in every
         coordinate: both are taken off.
@@ -94,16 +87,14 @@ class Mean(NamedTuple):
             pairs: the number of ordered pairs of records, n (n - 1) for n that were summed; None
                 for records drawn by Poisson sampling: their expected number squared.
             noise: standard deviation of the noise in each coordinate of the sum.
-            sampling_error: the standard error of ``square`` without noise.
         """
         pairs = records**2 if pairs is None else pairs
         signal = total - own - parameters * noise**2
         # |s + e|^2 of noise e of deviation s in d coordinates: variance 2 d s^4 + 4 s^2 |s|^2.
         variance = 2 * parameters * noise**4 + 4 * noise**2 * max(signal + own, 0.0)
         scale = pairs * clip_norm**2
-        error = math.hypot(math.sqrt(variance) / scale, sampling_error)
         rms = math.sqrt(max(own, 0.0) / records) / clip_norm
-        return cls(signal / scale, error, rms, clip_norm, parameters)
+        return cls(signal / scale, math.sqrt(variance) / scale, rms, clip_norm, parameters)
 
     @property
     def norm(self) -> float:
@@ -120,6 +111,15 @@ class Mean(NamedTuple):
         """The largest that it may be, two standard errors up."""
         return self._replace(square=self.square + 2 * self.square_error)
 
+    def signal(self, noise: float) -> float:
+        """The signal in a record's loss over the noise there (``jaxdp.audit.advice`` derives it).
+
+        Args:
+            noise: standard deviation of the noise in each coordinate of the run's mean, in clip
+                norms.
+        """
+        return max(self.square, 0.0) / (noise * max(self.rms, 1e-30)) if noise else math.inf
+
 
 class Travel(NamedTuple):
     """By how much the optimizer's steps can lower the mean loss, at the slope that it starts with.
@@ -127,13 +127,11 @@ class Travel(NamedTuple):
     Attributes:
         loss: the mean of the losses' absolute values.
         fall: the slope times the way of all steps, if each has the mean clipped gradient.
-        unclipped: the same with the mean gradient as it is.
         tenfold: the same with ten times the mean clipped gradient.
     """
 
     loss: float
     fall: float
-    unclipped: float
     tenfold: float
 
 
@@ -197,50 +195,22 @@ class GradientNumbers:
     def quantile(self, q: float, groups: slice | int = slice(None)) -> float:
         """The norm that a share ``q`` of the finite gradients stays below."""
         some = np.atleast_2d(self.certain[groups])[:, 1:].sum(0)
-        if not some.sum():
-            return math.nan
+        below = np.cumsum(some) / max(some.sum(), 1e-30)
+        if not some.sum() or q <= below[0]:
+            return 0.0 if some.sum() else math.nan
         # Within a column norms are taken to be spread evenly, by their logarithms.
-        below = np.concatenate([[0.0], np.cumsum(some)]) / some.sum()
-        at = min(int(np.searchsorted(below, q, side="left")), len(some)) - 1
-        at = max(at, 0)
-        if at == 0:
-            return 0.0
-        ends = np.array([self.edges[0] / 2, *self.edges, self.edges[-1] * 2])
-        inside = (q - below[at]) / (below[at + 1] - below[at])
-        return float(ends[at - 1] * (ends[at] / ends[at - 1]) ** inside)
+        ends = np.log([self.edges[0] / 2, *self.edges, self.edges[-1] * 2])
+        return float(np.exp(np.interp(q, below, ends)))
 
     def pull(self) -> np.ndarray:
         """float64 [2, groups]: each group's share of the norms' sum, before and after clipping."""
         sums = self.lengths @ self.certain.T
         return np.asarray(sums / np.maximum(sums.sum(1, keepdims=True), 1e-30))
 
-    def signal(self, mean: Mean | None = None, noise: float | None = None) -> float:
-        """The signal in a record's loss over the noise there, after all steps.
-
-        Steps of the mean clipped gradient m change the loss of a record with gradient g, for small
-        steps, by their number times m . g; the noise changes it by a normal of deviation
-        s |g|, with s the deviation of the noise in each coordinate of the sum. Over records m . g
-        has the mean |m|^2, if g is clipped, too. The ratio does not depend on the rate, nor on the
-        number of parameters, and grows with the square root of the steps. Below 1 the noise has
-        changed what the model says of a record by more than what was learned has.
-
-        Args:
-            mean: of the clipped gradients, in their clip norms; None for the mechanism's.
-            noise: standard deviation of the noise in each coordinate of the run's mean, in clip
-                norms; None for the mechanism's.
-        """
-        mean = self.mean if mean is None else mean
-        noise = self.noise if noise is None else noise
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.float64(max(mean.square, 0.0)) / (noise * max(mean.rms, 1e-30)))
-
     @functools.cached_property
     def noise(self) -> float:
-        """Standard deviation of the noise in each coordinate of the run's mean, in clip norms.
-
-        Of one step, where the mechanism was made for no number of steps.
-        """
-        return outlook("", self.mechanism, 1, self.mechanism.steps or 1).in_a_direction
+        """Standard deviation of the noise in each coordinate of the run's mean, in clip norms."""
+        return outlook(self.mechanism).noise
 
     @functools.cached_property
     def choices(self) -> dict[str, tuple[float, float]]:
@@ -251,50 +221,43 @@ class GradientNumbers:
         """
         found = {"as it is": (self.mean, self.noise)}
         if self.mechanism.steps is not None and self.mechanism.delta is not None:
-            for row in outlooks(self.mechanism, 1)[1:]:
-                if "parameters" not in row.change:
-                    found[row.change] = self.mean, row.in_a_direction
+            found |= {row.change: (self.mean, row.noise) for row in outlooks(self.mechanism)}
         found |= {name: (mean, self.noise) for name, mean in self.others.items()}
-
-        def ratios(mean: Mean, noise: float) -> tuple[float, float]:
-            if not noise:
-                return math.inf, math.inf
+        ratios = {}
+        for name, (mean, noise) in found.items():
             mean = mean if mean.certain else mean.most
-            return mean.norm / (noise * math.sqrt(mean.parameters)), self.signal(mean, noise)
-
-        return {name: ratios(*row) for name, row in found.items()}
+            length = mean.norm / (noise * math.sqrt(mean.parameters)) if noise else math.inf
+            ratios[name] = length, mean.signal(noise)
+        return ratios
 
     def __str__(self) -> str:
-        records, groups = self.by_group.sum(), len(self.counts)
         about = "about " if self.count_error else ""
         lines = [
-            f"gradients of {about}{records:.0f} records, clip norm {self.mean.clip_norm:.3g}",
+            f"gradients of {about}{self.by_group.sum():.0f} records, clip norm "
+            f"{self.mean.clip_norm:.3g}",
             f"{'group':>8}{'records':>9}{'not finite':>12}{'zero':>7}{'clipped':>9}"
             f"{'10 %':>9}{'median':>9}{'90 %':>9}  of the norms' sum, before and after clipping",
         ]
-        pull = self.pull()
-        everyone = slice(None)
-        rows: list[tuple[str, slice | int]] = [("all", everyone)]
-        rows += [(str(at), at) for at in range(groups if groups > 1 else 0)]
-        for name, at in rows:
-            own = float(np.sum(self.by_group[at]))
+        groups, pull = len(self.counts), self.pull()
+        rows: list[slice | int] = [slice(None), *range(groups if groups > 1 else 0)]
+        for at in rows:
+            name, own = at if isinstance(at, int) else "all", np.sum(self.by_group[at])
             if not own:
                 lines.append(f"{name:>8}{'?':>9}")
                 continue
-            cells = [f"{self.share(c, at):.0%}" for c in (0, 1, self.clipped)]
+            bad, zero, clipped = (f"{self.share(c, at):.0%}" for c in (0, 1, self.clipped))
             norms = "".join(f"{self.quantile(q, at):>9.3g}" for q in (0.1, 0.5, 0.9))
-            text = f"{name:>8}{own:>9.0f}{cells[0]:>12}{cells[1]:>7}{cells[2]:>9}{norms}"
-            before, after = pull[:, at]
-            lines.append(text if at == everyone else f"{text}  {before:6.1%} {after:6.1%}")
+            pulls = "" if name == "all" else "  {:6.1%} {:6.1%}".format(*pull[:, at])
+            lines.append(f"{name:>8}{own:>9.0f}{bad:>12}{zero:>7}{clipped:>9}{norms}{pulls}")
 
         sign = "" if self.mean.certain else "<"
         shown = self.mean if self.mean.certain else self.mean.most
         lines.append(f"the mean clipped gradient is {sign}{shown.norm:.3g} clip norms long")
         of = "the whole run" if self.mechanism.steps else "one step, for no number of them is known"
         lines.append(f"{f'signal over noise, of {of}':44}{'length':>9}{'in a loss':>11}")
-        first = next(iter(self.choices.values()))
+        usual = self.choices["as it is"][1]
         for name, (length, signal) in self.choices.items():
-            if name in _NAMES.values() and math.isclose(signal, first[1], rel_tol=0.05):
+            if name in _NAMES.values() and math.isclose(signal, usual, rel_tol=0.05):
                 continue  # where all gradients are clipped, the clip norm is a rate
             lines.append(f"{name:44}{sign + _told(length):>9}{sign + _told(signal):>11}")
         lines.append(
@@ -329,45 +292,41 @@ def measure(e: Examined) -> GradientNumbers:
 
     The gradients are gone through once, some at a time; what is kept is a sum for each choice.
     """
-    trained, records = e.trained(), len(e)
-    structure = jax.tree.structure(e.grad_fn.trained(e.params))
-    rule, size = e.mechanism.rule, sum(leaf.size for leaf in trained)
-    limit = float(rule.l2(jax.tree.unflatten(structure, trained)))
-    tried = tuple(_NAMES) if size <= _LARGE and type(rule) is not CoordinateBox else (1.0,)
+    trained, records, rule = e.grad_fn.trained(e.params), len(e), e.mechanism.rule
+    leaves, structure = jax.tree.flatten(trained)
+    size, limit = sum(leaf.size for leaf in leaves), float(limit_of(rule, trained))
+    tried = tuple(_NAMES) if size <= _LARGE else (1.0,)
     edges = norm_edges(limit)
     group = np.zeros(records, np.int64) if e.group is None else e.group
-    counted = (group >= 0) & (group < _GROUPS)
-    group = np.where(counted, group, 0)
-    counts = np.zeros((int(group.max(initial=0)) + 1, len(edges) + 3))
+    counts = np.zeros((max(int(group.max(initial=0)), 0) + 1, len(edges) + 3))
 
-    # What is trained, clipped by the rule to several norms, and not at all; and parts of it, each
-    # clipped to the norm that shortens as many of its gradients.
-    whole = _Sums(rule, structure, limit, tried)
-    free = _Sums(None, structure, limit, (1.0,))
-    parts, of_parts, loss = _parts(e, trained), {}, 0.0
+    # What is trained, clipped by the rule to several norms; and parts of it, each clipped to the
+    # norm that shortens as many of its gradients.
+    whole, parts, loss = _Sums(rule, structure, limit, tried), _parts(e, leaves), 0.0
+    of_parts: dict[str, _Sums] = {}
     for rows, losses, grads in e.gradients():
         norms = whole.add(grads)
-        free.add(grads)
         places = group[rows], np.asarray(norm_bins(norms, edges))
-        np.add.at(counts, places, counted[rows])
-        loss += float(jnp.nansum(jnp.abs(losses)))
-        for name, (part, numbers) in parts.items():
+        np.add.at(counts, places, group[rows] >= 0)
+        loss += float(jnp.nansum(jnp.abs(losses))) / records
+        for name, (part, _) in parts.items():
             some = part(grads)
             if name not in of_parts:
                 ratio = float(jnp.nanmedian(_norms(some) / norms))
                 within = limit * ratio if 1e-6 < ratio < 1e6 else limit
-                flat = jax.tree.structure(some)
-                of_parts[name] = _Sums(Clip(within), flat, within, (1.0,)), numbers
-            of_parts[name][0].add(some)
+                of_parts[name] = _Sums(Clip(within), jax.tree.structure(some), within)
+            of_parts[name].add(some)
 
     own = tried.index(1.0)
     others = {_NAMES[f]: whole.mean(at, size) for at, f in enumerate(tried) if f != 1}
-    others |= {name: sums.mean(0, numbers) for name, (sums, numbers) in of_parts.items()}
-    clipped = [leaf[own] / records for leaf in whole.totals]
-    travel = _travel(e, structure, clipped, [leaf[0] / records for leaf in free.totals], loss)
-    return GradientNumbers(
-        e.mechanism, edges, counts, whole.mean(own, size), others=others, travel=travel
-    )
+    others |= {name: sums.mean(0, parts[name][1]) for name, sums in of_parts.items()}
+    numbers = GradientNumbers(e.mechanism, edges, counts, whole.mean(own, size), others=others)
+
+    # As if gradients were as much longer without clipping as the median one is.
+    slope = numbers.mean.norm * max(limit, numbers.quantile(0.5))
+    way = _way(e, [leaf[own] / records for leaf in whole.totals])
+    travel = None if way is None else Travel(loss, slope * way[0], slope * way[1])
+    return dataclasses.replace(numbers, travel=travel)
 
 
 def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
@@ -377,65 +336,62 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
         numbers: of ``measure``, or of a release.
     """
     mechanism, mean, travel = numbers.mechanism, numbers.mean, numbers.travel
-    limit, signal = mean.clip_norm, numbers.signal(mean.most)
-    flat = isinstance(mechanism.rule, Clip)
+    limit, signal = mean.clip_norm, mean.most.signal(numbers.noise)
     known = mechanism.steps is not None and bool(numbers.by_group.sum())
     found: list[Finding] = []
 
-    # A loss that was scaled up, as mixed precision does.
-    shortest = numbers.quantile(0.05)
-    if flat and travel and travel.loss > _SCALED and shortest > _SCALED * limit:
-        what = (
-            f"a loss is {travel.loss:.3g} on average, and nearly all gradients are more than "
-            f"{shortest / limit:.2g} times as long as the clip norm"
-        )
-        found.append(Finding("loss scale", what, "", False, weight=0.4))
+    def advise(kind: str, what: str, do: str, weight: float) -> None:
+        found.append(Finding(kind, what, "", certain=False, do=do, weight=weight))
 
     # A clip norm far above all gradients, where the noise that it makes matters.
     longest = numbers.quantile(0.95)
-    if flat and known and 0 < _FAR * longest < limit and signal < _WEAK:
+    if isinstance(mechanism.rule, Clip) and known and 0 < _FAR * longest < limit and signal < WEAK:
         what = (
             f"95 % of the gradients are shorter than {longest:.3g}, and the clip norm is "
             f"{limit:.3g}: {_told(limit / longest)} times as much noise as they need"
         )
-        do = f"clip at {longest:.2g}: signal over noise {signal:.2g} becomes about "
-        do += f"{_told(signal * limit / longest)}, at the same epsilon"
-        found.append(Finding("clip", what, "", False, do=do, weight=1 / (1 + signal) ** 0.5))
+        do = (
+            f"clip at {longest:.2g}: signal over noise {signal:.2g} becomes about "
+            f"{_told(signal * limit / longest)}, at the same epsilon"
+        )
+        advise("clip", what, do, 1 / (1 + signal) ** 0.5)
 
     # A clip norm so low that the optimizer's steps lead nowhere; not where it scales them itself.
+    times = numbers.quantile(0.5) / limit
     short = travel and travel.fall < _SHORT * travel.loss and travel.tenfold > 3 * travel.fall
-    if travel and short and travel.unclipped > 5 * travel.fall:
-        times = numbers.quantile(0.5) / limit
+    if travel and short and times > _CLIPPED:
         what = (
             f"clipped at {limit:.3g}, where the median gradient is {_told(times * limit)}, all "
-            f"{mechanism.steps:,} steps together lower a loss of {travel.loss:.3g} by at most "
-            f"{travel.fall:.2g}"
+            f"{mechanism.steps:,} steps together lower a loss of {travel.loss:.3g} by no more than "
+            f"about {travel.fall:.2g}"
         )
-        do = f"multiply the learning rate by {_told(times)}, or raise the clip norm to "
-        do += f"{_told(times * limit)}: the noise is in proportion, epsilon the same"
-        found.append(Finding("clip", what, "", False, do=do, weight=0.9))
+        do = (
+            f"multiply the learning rate by {_told(times)}, or raise the clip norm to "
+            f"{_told(times * limit)}: the noise is in proportion, epsilon the same"
+        )
+        advise("clip", what, do, 0.9)
 
-    # Groups that add nothing, and groups whose weight clipping takes away.
+    # Groups that add nothing, where others do.
     groups, size = len(numbers.counts), numbers.by_group
     dead = [numbers.share(slice(0, 2), at) for at in range(groups)]
-    for at in range(groups if min(dead) < 0.5 else 0):
-        if dead[at] < 0.9 or size[at] < 5:
-            continue
-        what = f"{dead[at]:.0%} of the records of group {at} add nothing"
-        do = "look at their labels and inputs, and at what the loss makes of them"
-        found.append(Finding("groups", what, "", False, do=do, weight=0.8))
+    for at, share in enumerate(dead):
+        if min(dead) < 0.5 and share >= 0.9 and size[at] >= 5:
+            do = "look at their labels and inputs, and at what the loss makes of them"
+            advise("groups", f"{share:.0%} of the records of group {at} add nothing", do, 0.8)
+
+    # Rare groups whose weight clipping takes away: how much harder a record of one pulls than
+    # another record, before and after.
     before, after = numbers.pull()
-    share = size / max(size.sum(), 1.0)
-    for at in range(groups if groups > 1 else 0):
-        # How much harder a record of the group pulls than one of the others.
-        odds = share[at] / max(1 - share[at], 1e-30)
-        hard, left = (p[at] / max(1 - p[at], 1e-30) / max(odds, 1e-30) for p in (before, after))
-        rare = size[at] >= 5 and share[at] <= 0.5 / groups
+    shares = size / max(size.sum(), 1.0)
+    for at, share in enumerate(shares):
+        odds = [p / max(1 - p, 1e-30) for p in (share, before[at], after[at])]
+        hard, left = (each / max(odds[0], 1e-30) for each in odds[1:])
+        rare = size[at] >= 5 and share <= 0.5 / groups
         if rare and hard > _DEFEATED and hard > _DEFEATED * left:
             own = numbers.quantile(0.75, at)
             what = (
-                f"a record of group {at} ({share[at]:.1%} of the records) pulls {hard:.2g} times "
-                f"as hard as another before clipping, and {left:.2g} times after it: of "
+                f"a record of group {at} ({share:.1%} of the records) pulls {hard:.2g} times as "
+                f"hard as another before clipping, and {left:.2g} times after it: of "
                 f"{before[at]:.0%} of the gradients' length {after[at]:.0%} are left"
             )
             do = (
@@ -443,14 +399,13 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
                 f"(with {_told(own / limit)} times the noise); or give no weight, and move the "
                 "threshold of the decision on public records"
             )
-            weight = 0.8 * (1 - float(after[at] / before[at]))
-            found.append(Finding("groups", what, "", False, do=do, weight=weight))
+            advise("groups", what, do, 0.8 * (1 - float(after[at] / before[at])))
 
     # Noise that drowns what the records have in common.
-    if known and signal < _DROWNED:
+    if known and signal < DROWNED:
         what = (
             f"after {mechanism.steps:,} steps what was learned of a record's loss is "
-            f"{numbers.signal():.2g} times what the noise did to it"
+            f"{mean.signal(numbers.noise):.2g} times what the noise did to it"
         )
         better = sorted(
             (value, name)
@@ -458,15 +413,15 @@ def find_in_numbers(numbers: GradientNumbers) -> list[Finding]:
             if value > 1.3 * signal and "epsilon" not in name
         )
         do = "; ".join(f"{name}: {value:.2g}" for value, name in better[::-1][:4])
-        found.append(Finding("signal", what, "", False, do=do, weight=1 - signal / 2))
+        advise("signal", what, do, 1 - signal / 2)
     return sorted(found, key=lambda finding: -finding.weight)
 
 
 class _Sums:
-    """Sums of gradients that a rule clips, at several multiples of its norm.
+    """Sums of gradients that a rule clips to several multiples of its norm.
 
     Args:
-        rule: None clips nothing.
+        rule: what clips them.
         structure: of the gradients, as the rule sees them.
         limit: the most that one record adds.
         tried: the multiples.
@@ -474,82 +429,72 @@ class _Sums:
 
     def __init__(
         self,
-        rule: Rule | None,
+        rule: Rule,
         structure: jax.tree_util.PyTreeDef,
         limit: float,
-        tried: tuple[float, ...],
+        tried: tuple[float, ...] = (1.0,),
     ) -> None:
         self.totals: list[jax.Array] = []  # [tried, ...] of each leaf
         self._limit, self._tried, self._records = limit, tried, 0
         self._own: list[jax.Array] = []  # float32 [tried, m]: squared norms, clipped
-        self._along: list[jax.Array] = []  # [tried, m]: along the mean of those before
+        self._along: list[jax.Array] = []  # [tried, m]: along the mean of the others so far
 
-        def clipped(grads: list[jax.Array], before: list[jax.Array]):  # type: ignore[no-untyped-def]
-            norms = _norms(grads)
-            counts = jnp.isfinite(norms)
-            grads = [jnp.where(_along_rows(counts, leaf), leaf, 0.0) for leaf in grads]
+        def clip(multiple: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
             if isinstance(rule, CoordinateBox):
-                grads = [jnp.clip(leaf, -rule.bound, rule.bound) for leaf in grads]
-            squares = [_squares(leaf) for leaf in grads]
-            factors = []  # of each multiple, of each leaf: [m]
-            for factor in tried:
-                if rule is None or isinstance(rule, CoordinateBox):
-                    factors.append([jnp.ones(len(norms), jnp.float32) for _ in grads])
-                    continue
-                # Clipping g to f C is what clipping g / f to C is.
-                seen = jax.tree.unflatten(structure, [square / factor**2 for square in squares])
-                proven = isinstance(rule, PROVEN)
-                found = rule.factors(seen) if proven else bounded_factors(rule, seen, limit)
-                # Of a rule that normalises, f C is another rate and nothing else.
-                factors.append(jax.tree.leaves(found))
-            each = [jnp.stack(of_leaf) for of_leaf in zip(*factors, strict=True)]
-            own = sum(f**2 * square[None] for f, square in zip(each, squares, strict=True))
-            pairs = list(zip(each, grads, strict=True))
-            sums = [jnp.einsum("fm,m...->f...", f, leaf) for f, leaf in pairs]
-            along = sum(
-                f * jnp.einsum("m...,f...->fm", leaf, total)
-                for (f, leaf), total in zip(pairs, before, strict=True)
-            )
-            return norms, own, along, [a + b for a, b in zip(before, sums, strict=True)]
+                most = rule.bound * multiple
+                return [jnp.clip(leaf, -most, most) for leaf in grads]
+            # Clipping g to f C is what clipping g / f to C is; to a rule that normalises a rate.
+            seen = jax.tree.unflatten(structure, [_squares(leaf / multiple) for leaf in grads])
+            proven = isinstance(rule, PROVEN)
+            found = rule.factors(seen) if proven else bounded_factors(rule, seen, limit)
+            pairs = zip(jax.tree.leaves(found), grads, strict=True)
+            return [_along_rows(factor, leaf) * leaf for factor, leaf in pairs]
 
-        self._clipped = jax.jit(clipped, compiler_options=QUICK)
+        def added(
+            grads: list[jax.Array], totals: list[jax.Array], others: float
+        ) -> tuple[jax.Array, tuple[list[jax.Array], jax.Array, jax.Array]]:
+            norms = _norms(grads)
+            finite = jnp.isfinite(norms)
+            each = [jnp.where(_along_rows(finite, g), g.astype(jnp.float32), 0.0) for g in grads]
+
+            def one(given: tuple[jax.Array, list[jax.Array]]):  # type: ignore[no-untyped-def]
+                kept = clip(given[0], each)
+                sums = [a + jnp.sum(b, 0) for a, b in zip(given[1], kept, strict=True)]
+                own = sum(map(_squares, kept))
+                pairs = zip(kept, sums, strict=True)
+                along = sum(jnp.einsum("m...,...->m", leaf, total) for leaf, total in pairs) - own
+                return sums, own, along / others
+
+            return norms, jax.lax.map(one, (jnp.asarray(tried, jnp.float32), totals))
+
+        self._added = jax.jit(added, compiler_options=QUICK)
 
     def add(self, grads: list[jax.Array]) -> jax.Array:
         """Adds gradients [m, ...]; returns their norms [m] before clipping."""
-        norms = []
-        for rows in np.array_split(np.arange(len(grads[0])), 2):  # the second half meets the first
-            if not len(rows):
-                continue
-            some = [leaf[rows[0] : rows[-1] + 1].astype(jnp.float32) for leaf in grads]
-            shapes = [(len(self._tried), *leaf.shape[1:]) for leaf in some]
-            before = self.totals or [jnp.zeros(shape, jnp.float32) for shape in shapes]
-            found, own, along, self.totals = self._clipped(some, before)
-            if self._records:
-                self._along.append(along / self._records)
-            self._own.append(own)
-            self._records += len(rows)
-            norms.append(found)
-        return jnp.concatenate(norms)
+        shapes = [(len(self._tried), *leaf.shape[1:]) for leaf in grads]
+        before = self.totals or [jnp.zeros(shape, jnp.float32) for shape in shapes]
+        self._records += len(grads[0])
+        norms, sums = self._added(grads, before, float(max(self._records - 1, 1)))
+        self.totals, own, along = sums
+        self._own.append(own)
+        self._along.append(along)
+        return norms
 
     def mean(self, at: int, parameters: int) -> Mean:
         """The mean at the multiple ``tried[at]``, of so many parameters."""
-        limit = self._limit * self._tried[at]
+        limit, records = self._limit * self._tried[at], self._records
         total = sum(float(jnp.sum(leaf[at] ** 2)) for leaf in self.totals)
         own = float(sum(jnp.sum(each[at]) for each in self._own))
-        pairs = self._records * (self._records - 1)
         # Hajek's projection of the mean over pairs: each record's product with the others' mean.
-        along = np.concatenate([np.zeros(0), *(np.asarray(each[at]) for each in self._along)])
-        error = 2 * along.std() / math.sqrt(self._records) / limit**2 if len(along) else math.inf
-        return Mean.of_sum(
-            total, own, self._records, limit, parameters, pairs=pairs, sampling_error=error
-        )
+        along = np.concatenate([np.asarray(each[at]) for each in self._along])
+        error = 2 * float(along.std()) / math.sqrt(records) / limit**2
+        mean = Mean.of_sum(total, own, records, limit, parameters, pairs=records * (records - 1))
+        return mean._replace(square_error=error)
 
 
-def _parts(
-    e: Examined, trained: list[jax.Array]
-) -> dict[str, tuple[Callable[[list[jax.Array]], list[jax.Array]], int]]:
+def _parts(e: Examined, trained: list[jax.Array]) -> dict[str, tuple[Part, int]]:
     """By name: (from the trained leaves' gradients to those of a part, its parameters)."""
-    found: dict[str, tuple[Callable[[list[jax.Array]], list[jax.Array]], int]] = {}
+    found: dict[str, tuple[Part, int]] = {}
 
     # The matrix that the loss uses last, and what comes after it.
     example = jax.tree.map(lambda leaf: leaf[0], e.records)
@@ -558,48 +503,42 @@ def _parts(
     matrices = [at for at, leaf in enumerate(trained) if leaf.ndim > 1]
     if len(matrices) > 1 and set(matrices) <= set(used):
         last = used[max(map(used.index, matrices)) :]
-        numbers = sum(trained[at].size for at in last)
-        found["last layer alone"] = (lambda grads: [grads[at] for at in last]), numbers
+        size = sum(trained[at].size for at in last)
+        found["last layer alone"] = (lambda grads: [grads[at] for at in last]), size
 
     # LoRA, W + A B of a random A and B = 0: the gradient of B is A^T times that of W.
     wide = [at for at in matrices if trained[at].ndim == 2 and min(trained[at].shape) >= _NARROW]
     if wide:
         rng = np.random.default_rng(0)
-        shapes = {at: trained[at].shape for at in wide}
-        down = {
-            at: jnp.asarray(np.linalg.qr(rng.normal(size=(a, _RANK)))[0], jnp.float32)
-            for at, (a, _) in shapes.items()
-        }
-        numbers = sum(_RANK * (a + b) for a, b in shapes.values())
-        found[f"LoRA of rank {_RANK}"] = (
-            (
-                lambda grads: [
-                    jnp.einsum("ar,mab->mrb", down[at], grads[at].astype(jnp.float32))
-                    for at in wide
-                ]
-            ),
-            numbers,
-        )
+        normal = {at: rng.normal(size=(trained[at].shape[0], _RANK)) for at in wide}
+        down = {at: jnp.asarray(np.linalg.qr(a)[0], jnp.float32) for at, a in normal.items()}
+
+        def lora(grads: list[jax.Array]) -> list[jax.Array]:
+            each = ((down[at], grads[at].astype(jnp.float32)) for at in wide)
+            return [jnp.einsum("ar,mab->mrb", *pair) for pair in each]
+
+        size = sum(_RANK * sum(trained[at].shape) for at in wide)
+        found[f"LoRA of rank {_RANK}"] = lora, size
     return found
 
 
-def _travel(
-    e: Examined,
-    structure: jax.tree_util.PyTreeDef,
-    clipped: list[jax.Array],
-    unclipped: list[jax.Array],
-    loss: float,
-) -> Travel | None:
-    """Follows the optimizer for some steps, as if the gradient stayed what it is at the start."""
+def _way(e: Examined, gradient: list[jax.Array]) -> tuple[float, float] | None:
+    """(length of the way that the optimizer goes in all steps, the same at ten times the gradient).
+
+    As if the gradient stayed what it is at the start; None where there is no optimizer, or no
+    number of steps, or it wants more than a gradient.
+    """
     if e.optimizer is None or e.mechanism.steps is None:
         return None
-    optimizer = optax.with_extra_args_support(e.optimizer)
-    params, all_steps = e.grad_fn.trained(e.params), e.mechanism.steps
-    steps = min(all_steps, _STEPS)
+    optimizer, params = optax.with_extra_args_support(e.optimizer), e.grad_fn.trained(e.params)
+    leaves, structure = jax.tree.flatten(params)
+    steps = min(e.mechanism.steps, _STEPS)
 
     @jax.jit
-    def moved(grads: PyTree) -> PyTree:
+    def moved(scale: float) -> list[jax.Array]:
         """The sum of the updates, from parameters that stay where they are."""
+        pairs = zip(gradient, leaves, strict=True)
+        grads = jax.tree.unflatten(structure, [(scale * g).astype(p.dtype) for g, p in pairs])
 
         def step(carry: PyTree, _: None) -> tuple[PyTree, None]:
             state, total = carry
@@ -607,23 +546,15 @@ def _travel(
             return (state, jax.tree.map(jnp.add, total, update)), None
 
         start = optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(step, start, None, steps)[0][1]
+        ends = jax.tree.leaves(jax.lax.scan(step, start, None, steps)[0][1])
+        return [end.astype(jnp.float32) for end in ends]
 
     try:
-        still = jax.tree.leaves(moved(jax.tree.map(jnp.zeros_like, params)))  # weight decay alone
+        still, *ends = (moved(scale) for scale in (0.0, 1.0, 10.0))  # the first: weight decay alone
     except (KeyError, TypeError, ValueError):  # it wants more than a gradient
         return None
-    slope = float(optax.tree.norm(unclipped))
-
-    def fall(grads: list[jax.Array], scale: float = 1.0) -> float:
-        """The slope times the way that gradients make the optimizer go."""
-        leaves = zip(grads, e.trained(), strict=True)
-        given = [(scale * grad).astype(leaf.dtype) for grad, leaf in leaves]
-        ends = jax.tree.leaves(moved(jax.tree.unflatten(structure, given)))
-        way = [(a - b).astype(jnp.float32) for a, b in zip(ends, still, strict=True)]
-        return float(optax.tree.norm(way)) * slope * all_steps / steps
-
-    return Travel(loss / len(e), fall(clipped), fall(unclipped), fall(clipped, 10.0))
+    ways = [float(optax.tree.norm(jax.tree.map(jnp.subtract, end, still))) for end in ends]
+    return ways[0] * e.mechanism.steps / steps, ways[1] * e.mechanism.steps / steps
 
 
 def _told(number: float) -> str:

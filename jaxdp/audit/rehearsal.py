@@ -23,7 +23,6 @@ from jaxdp.clipping.ghost import program
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import neighbours as near
-from jaxdp.schedules import NoiseSchedule
 from jaxdp.training.lines import line_of_function
 from jaxdp.types import PyTree, Summed
 
@@ -476,7 +475,7 @@ def _standardised(leaf: np.ndarray) -> np.ndarray | None:
 def _steps(mechanism: Mechanism) -> int | None:
     """The number of steps of a mechanism; None where it does not say."""
     noise = mechanism.noise_multiplier
-    return mechanism.steps or (noise.steps if isinstance(noise, NoiseSchedule) else None)
+    return mechanism.steps or (None if isinstance(noise, int | float) else noise.steps)
 
 
 class _Plan(NamedTuple):

@@ -45,11 +45,11 @@ from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
 from jaxdp.runs.starts import INTERRUPTED, Continuation, Start, begin, origin_of, past_of
-from jaxdp.sampling import Sampler, Source, as_source, fingerprint, finite
+from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import check_repeatable
 from jaxdp.training.batches import placed
 from jaxdp.training.step import PrivateStep
-from jaxdp.training.trainer import Trainer, TrainState
+from jaxdp.training.trainer import Trainer, TrainState, look_through
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 if TYPE_CHECKING:
@@ -352,12 +352,8 @@ class Run:
         self._every = None if every is None else arguments.integer("every", every, least=1)
         self._physical_batch_size, self._reports = physical_batch_size, report
         self._set_aside_unreadable, self._same_program = set_aside_unreadable, same_program
-        self._look = functools.partial(
-            finite.look_through,
-            self.source,
-            arguments.boolean("missing_values", missing_values),
-            arguments.boolean("look_through", look_through),
-        )
+        self._missing_values = arguments.boolean("missing_values", missing_values)
+        self._look_through = arguments.boolean("look_through", look_through)
         self._traced: program.ProgramForm | None = None
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
@@ -693,7 +689,7 @@ class Run:
             # Before the first start, and never after it: once a step was charged nothing may follow
             # from the numbers of a record.
             if not (kept.starts or self.directory.stage or parts.looked_through):
-                self._look()
+                look_through(self.source, self._missing_values, self._look_through)
             if not self._has_begun():
                 if self.directory.stage:
                     self.directory.create()

@@ -28,8 +28,8 @@ from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.starts import INTERRUPTED, MOVED
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.sampling import as_source, fingerprint
-from jaxdp.sampling.finite import look_through
 from jaxdp.sampling.hashes import check_repeatable
+from jaxdp.training.trainer import look_through
 from jaxdp.types import LossFn, PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]

@@ -5,10 +5,12 @@ are private.
 """
 
 import dataclasses
+import math
 import mmap
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set, ValuesView
-from typing import Protocol, TypeVar, runtime_checkable
+from types import ModuleType
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,8 @@ Key = TypeVar("Key")
 LeafPath = tuple[Hashable, ...]
 # Libraries' streams, which may have a length.
 _STREAMS = {"IterableDataset", "IterDataset", "IterDataPipe", "DataLoader"}
+TOGETHER = 2**20  # numbers that are tested at a time on the host, where they fit into its cache
+_SMALL = 2**18  # numbers for which no program is compiled for a device
 
 
 class RandomAccess(Protocol):
@@ -257,7 +261,8 @@ class ArraySource:
             if not len(kept):
                 return out
             read = np.asarray(leaf[asked])
-            unmapped(leaf)
+            if isinstance(leaf, np.memmap):
+                _unmap(leaf)
             if read.shape != (len(ascending), *like.shape):
                 raise ValueError(
                     f"{named(path)} must give rows of shape {list(like.shape)} for an array of "
@@ -413,17 +418,60 @@ def _on_host(leaf: np.ndarray | jax.Array, name: str) -> np.ndarray:
     return leaf
 
 
-def unmapped(leaf: np.ndarray | jax.Array) -> None:
-    """Unmaps what was read of a memory map, which stays cached; of another array nothing.
+def _unmap(leaf: np.memmap) -> None:
+    """Unmaps what was read of a memory map, which stays cached.
 
     The system maps whole stretches of a file around each row, so that a few thousand random rows
     would bring all of it into the process's memory and, in a container, to its limit. Only where
     nothing can be lost: a copy-on-write map would forget what was written to it. Windows cannot.
     """
-    if isinstance(leaf, np.memmap) and leaf.mode == "r" and sys.platform != "win32":
+    if leaf.mode == "r" and sys.platform != "win32":
         pages = getattr(leaf, "_mmap", None)
         if isinstance(pages, mmap.mmap):
             pages.madvise(mmap.MADV_DONTNEED)
+
+
+Wrong = Literal["NaN", "infinity", "NaN or infinity"]
+_TESTS: dict[Wrong, Callable[[ModuleType, np.ndarray | jax.Array], bool]] = {
+    "NaN": lambda module, x: module.isnan(x).any(),
+    "infinity": lambda module, x: module.isinf(x).any(),
+    "NaN or infinity": lambda module, x: ~module.isfinite(x).all(),
+}
+_on_device = jax.jit(lambda x, wrong: _TESTS[wrong](jnp, x), static_argnames="wrong")
+
+
+def holds(
+    array: np.ndarray | jax.Array, wrong: Wrong, dtype: np.dtype | None = None, name: str = ""
+) -> bool:
+    """True if an array has what is wrong, in what this process holds of it; read in pieces.
+
+    Args:
+        array: in memory, in a memory map or on devices.
+        wrong: what must not be among its numbers.
+        dtype: to which what lies on the host is converted first; None for its own.
+        name: of the array, for the error message of ``converted``.
+    """
+    # Whole numbers that stay what they are cannot be wrong.
+    dtype = array.dtype if dtype is None else dtype
+    if array.dtype == dtype and not jnp.issubdtype(dtype, np.inexact):
+        return False
+    shards = [array]
+    if isinstance(array, jax.Array):  # replicas of a shard are one
+        shards = list({str(each.index): each.data for each in array.addressable_shards}.values())
+    for shard in shards:
+        far = isinstance(shard, jax.Array) and any(on.platform != "cpu" for on in shard.devices())
+        if far and shard.size > _SMALL:
+            if _on_device(shard, wrong):
+                return True
+            continue
+        whole = np.atleast_1d(shard)
+        rows = max(1, TOGETHER // max(1, math.prod(whole.shape[1:])))
+        for start in range(0, len(whole), rows):
+            if _TESTS[wrong](np, converted(whole[start : start + rows], dtype, name)):
+                return True
+            if isinstance(whole, np.memmap):
+                _unmap(whole)
+    return False
 
 
 def named(path: LeafPath) -> str:

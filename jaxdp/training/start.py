@@ -18,8 +18,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.ledger.returned import find_past
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
-from jaxdp.sampling.finite import holds_nan
-from jaxdp.sampling.source import ArraySource, named
+from jaxdp.sampling.source import ArraySource, holds, named
 from jaxdp.sampling.users import Users
 from jaxdp.training.lines import line_of_use
 from jaxdp.training.physical_batch import operations_of
@@ -52,8 +51,18 @@ def inspect_loss(
 
     Raises:
         ValueError: the loss or the clipping rule cannot be used; the loss captured records or a
-            statistic of them, not declared public, or the parameters hold some.
+            statistic of them, not declared public; the parameters hold some, or begin with NaN.
     """
+    trained = getattr(grad_fn, "trained", lambda given: given)(params) if first else None
+    begin = jax.tree_util.tree_leaves_with_path(trained)
+    unfit = (named(path) for path, leaf in begin if holds(leaf, "NaN"))
+    if where := processes.first_said(lambda: ", ".join(unfit)):
+        raise ValueError(
+            f"params must hold numbers to begin with where they are trained, got NaN in {where}: "
+            "every gradient would be NaN and count as zeros, so that training would add noise to "
+            "it and nothing else. See what they were computed or loaded from; a model that has "
+            "diverged begins anew, with a smaller learning rate"
+        )
     guard = Guard(source, ledger)
     if not isinstance(grad_fn, ClippedGrad):
         return (), 0.0, guard
@@ -147,26 +156,6 @@ class Guard:
             return None
 
         return made_of
-
-
-def check_first_values(trained: PyTree) -> None:
-    """Raises ValueError for first values that are NaN.
-
-    Args:
-        trained: the parameters with None at frozen leaves.
-
-    Raises:
-        ValueError: every gradient would be NaN, and count as zeros.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(trained)
-    found = lambda: ", ".join(named(path) for path, leaf in leaves if holds_nan(leaf))  # noqa: E731
-    if where := processes.first_said(found):
-        raise ValueError(
-            f"params must hold numbers to begin with where they are trained, got NaN in {where}: "
-            "every gradient would be NaN and count as zeros, so that training would add noise to "
-            "it and nothing else. See what they were computed or loaded from; a model that has "
-            "diverged begins anew, with a smaller learning rate"
-        )
 
 
 def compare_parameters(

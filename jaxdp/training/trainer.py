@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import secrets
 import sys
@@ -34,9 +35,9 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import note_extra_args
 from jaxdp.optimizers.algorithm import Algorithm, StepHook, as_algorithm
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
-from jaxdp.sampling.finite import look_through
 from jaxdp.sampling.hashes import identities
-from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.source import TOGETHER, ArraySource, Wrong, holds, named
+from jaxdp.sampling.users import Users
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.training.batches import steps_left as left_of
 from jaxdp.training.physical_batch import (
@@ -45,7 +46,7 @@ from jaxdp.training.physical_batch import (
     rows_of_least_work,
     rows_that_fit,
 )
-from jaxdp.training.start import Guard, check_first_values, inspect_loss
+from jaxdp.training.start import Guard, inspect_loss
 from jaxdp.training.state import (
     STARTED_AGAIN,
     TrainState,
@@ -58,6 +59,9 @@ from jaxdp.training.step import PrivateStep
 from jaxdp.types import ClipInfo, LossFn, PyTree, StepInfo
 
 __all__ = ["TrainState", "Trainer"]
+
+
+_MANY = 2**31  # numbers, beyond which it says that it looks through them
 
 
 class Trainer:
@@ -185,8 +189,8 @@ class Trainer:
             self._events = {event for event, _, _ in self.mechanism.events(0, length)}
             # Before a model's first step alone: of one that was charged nothing may follow from
             # the numbers of a record. As they were given, for a copy to a device takes its time.
-            begins = lambda: str(another or not charged(self.ledger, self._events))  # noqa: E731
-            if processes.from_process_0(begins) == "True":
+            held = (entry.event in self._events for entry in self.ledger.reserved)
+            if processes.from_process_0(lambda: str(another or not any(held))) == "True":
                 look_through(given_source, missing_values)
             self.ledger.join()
             usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
@@ -268,8 +272,6 @@ class Trainer:
         """
         if self._plan is not None:
             return
-        if first:
-            check_first_values(self._grad_fn.trained(params))
         with using_mesh(self._place.mesh if self._place else None):
             size = self._sampler.physical_batch_size
             self._plan, operations, self._guard = inspect_loss(
@@ -660,6 +662,60 @@ class Trainer:
 
 # The loops that live, each with its trainer.
 _loops: "weakref.WeakKeyDictionary[Batches, Trainer]" = weakref.WeakKeyDictionary()
+
+
+def look_through(source: Source, missing_values: bool = False, everything: bool = False) -> None:
+    """Raises ValueError where a record holds a number that is not finite, before any is drawn.
+
+    Such a record adds nothing, and costs what all cost. Before the first step it can be refused;
+    later nothing may follow from it: a stop at the step that drew it would tell that it is there.
+
+    Arrays in memory, on devices and in memory maps are read, in pieces; what can hold whole numbers
+    only costs nothing. Numbers count as a step gets them: float64 as float32. In several processes
+    each reads what it holds, and all raise where one does.
+
+    Args:
+        source: the records.
+        missing_values: True lets NaN pass, and refuses infinity alone.
+        everything: True reads other sources too, record by record, so that one that cannot be read
+            is found as well.
+
+    Raises:
+        ValueError: no message tells a value, an index or a count.
+    """
+    missing = arguments.boolean("missing_values", missing_values)
+    wrong: Wrong = "infinity" if missing else "NaN or infinity"
+    source = source.source if isinstance(source, Users) else source
+    likes = jax.tree_util.tree_leaves_with_path(source.example)
+    arrays = jax.tree.leaves(source.arrays) if isinstance(source, ArraySource) else []
+    here = [
+        (path, like, leaf)
+        for (path, like), leaf in zip(likes, arrays, strict=False)
+        if isinstance(leaf, np.ndarray | jax.Array)
+    ]
+    parts, one_by_one = iter(here), everything and len(here) < len(likes)
+    if one_by_one:  # each process its share
+        first, end = (len(source) * (processes.index() + i) // processes.count() for i in (0, 1))
+        some = max(1, TOGETHER // max(1, sum(math.prod(like.shape) for _, like in likes)))
+        rows = (np.arange(i, min(i + some, end)) for i in range(first, end, some))
+        read = (jax.tree.leaves(source.gather(each, np.ones(len(each), bool))) for each in rows)
+        parts = ((*like, x) for each in read for like, x in zip(likes, each, strict=True))
+    floats = (leaf.size for _, _, leaf in here if jnp.issubdtype(leaf.dtype, np.inexact))
+    if one_by_one or sum(floats) > _MANY:
+        print("jaxdp: looking through all records, once, before a first step", file=sys.stderr)
+    found = (named(at) for at, like, leaf in parts if holds(leaf, wrong, like.dtype, named(at)))
+    if where := processes.first_said(lambda: next(found, "")):
+        option = "where the loss expects NaN as missing values, say so: missing_values=True"
+        raise ValueError(
+            f"source must hold finite numbers{' or NaN' * missing}, got {wrong} in {where}: the "
+            "gradient of such a record is not finite, so that it counts as zeros, and the model "
+            "learns nothing from it. Mend what wrote it, fill it with a public constant, or leave "
+            "the record out beforehand; scale by a public constant what float32 cannot hold; "
+            f"{'missing_values=True is for NaN' if missing else option}. Nothing was charged. That "
+            "it was refused tells something of the records: it is for their owner, and not to be "
+            "published"
+        )
+
 
 _NOT_FROM_INIT = (
     "state must be one that trainer.init(params) returned, for a trainer of a new model "

@@ -217,10 +217,6 @@ def test_refusals_come_before_anything_is_charged():
             ),
             ("public must hold records like", lambda: diagnose(public=DATA | {"y": DATA["y"] / 2})),
             ("groups must be at most 1,000", lambda: diagnose(ledger=ledger, groups=10**7)),
-            (
-                "group must return a number in .0, groups. where groups=2",
-                lambda: diagnose(ledger=ledger, group=lambda record: 7, groups=2),
-            ),
             ("at least one parameter through", lambda: diagnose(trainable=False)),
             ("public must be given without ledger", lambda: diagnose(public=DATA, ledger=ledger)),
             (

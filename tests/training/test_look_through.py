@@ -6,8 +6,9 @@ import numpy as np
 import optax
 
 import jaxdp
-from jaxdp.sampling import as_source, finite, padded_text, users
-from jaxdp.sampling.finite import look_through
+from jaxdp.sampling import as_source, padded_text, source, users
+from jaxdp.training import trainer as training
+from jaxdp.training.trainer import look_through
 from tests.mechanisms import sgd_of
 from tests.refusing import refused
 from tests.runs import own
@@ -50,14 +51,14 @@ def test_a_number_that_is_not_finite_is_found_wherever_arrays_lie(tmp_path, monk
         "where the loss": users({"x": nan, "y": whole}, whole % 5, 3),
     }
     for together in (2**20, 1):
-        monkeypatch.setattr(finite, "_TOGETHER", together)
+        monkeypatch.setattr(source, "TOGETHER", together)
         for words, data in rows.items():
             refused_without(PRIVATE, words, look_through, as_source(data))
     # A device is asked by a compiled program.
     on = [
-        finite._has(jnp.asarray([1.0, value]), kind)
+        bool(source._on_device(jnp.asarray([1.0, value]), wrong))
         for value in (jnp.nan, jnp.inf, 1.0)
-        for kind in ("not finite", "infinite", "NaN")
+        for wrong in ("NaN or infinity", "infinity", "NaN")
     ]
     assert on == [True, False, True, True, True, False, False, False, False]
     # What is wrong as it is read is found as well.
@@ -71,26 +72,23 @@ def test_missing_values_may_be_missing_and_finite_records_pass():
     for nan in (with_one(np.nan), jnp.asarray(with_one(np.nan))):
         look_through(as_source(nan), missing_values=True)
         both = {"x": nan, "y": with_one(np.inf)}
-        refused(
-            r"no infinite numbers, got one in leaf \['y'\]", look_through, as_source(both), True
-        )
+        refused(r"or NaN, got infinity in leaf \['y'\]", look_through, as_source(both), True)
     refused("missing_values must be True or False, got 1", look_through, as_source(FINE), 1)
     # Whole numbers cost nothing, and nothing that is read one by one is read.
     look_through(as_source(np.zeros((N, 2), np.uint8).view(Unread)))
     items = MapDataset(N)
-    source = as_source(items)
+    made = as_source(items)
     items.asked.clear()
-    look_through(source)
+    look_through(made)
     assert items.asked == []
 
 
 def test_everything_is_read_once_where_that_was_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(finite, "_TOGETHER", 15)  # numbers: three records
-    monkeypatch.setattr(finite, "_SILENT", -1.0)
+    monkeypatch.setattr(training, "TOGETHER", 15)  # numbers: three records
     items = MapDataset(N)
-    source = as_source(items)
+    made = as_source(items)
     items.asked.clear()
-    look_through(source, everything=True)
+    look_through(made, everything=True)
     assert items.asked == list(range(N))
     assert capsys.readouterr().err.count("looking through all records, once") == 1
     listed = [{"x": row} for row in with_one(np.nan)]
