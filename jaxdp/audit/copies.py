@@ -47,7 +47,7 @@ def find_copies(
             epsilon of whoever is behind it.
 
     Raises:
-        ValueError: a key cannot be hashed.
+        ValueError: ``same`` fails, or gives what is no key.
     """
     arrays = jax.tree.leaves(getattr(source, "arrays", ()))
     if any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in arrays):
@@ -70,15 +70,13 @@ def find_copies(
     if same is not None:
         keys = Counter[Hashable]()
         for records in _read(source, _KEYED, 256):
-            for at in range(near.count(records)):
-                key = same(near.record(records, at))
-                try:
-                    keys[key] += 1
-                except TypeError:
-                    raise ValueError(
-                        "same must return a key that can be hashed, such as a number, a text, a "
-                        f"tuple of these or array.tobytes(), got {type(key).__name__}"
-                    ) from None
+            try:
+                keys.update(same(near.record(records, at)) for at in range(near.count(records)))
+            except Exception as error:
+                raise ValueError(
+                    "same must return a key that can be hashed for every record, such as a "
+                    f"number, a text or array.tobytes(), got a {type(error).__name__}"
+                ) from None
         times = np.array(list(keys.values()))
         if times.max(initial=0) > 1:
             words = "several records have one and the same key of same="

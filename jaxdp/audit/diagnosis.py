@@ -22,6 +22,7 @@ from jaxdp.audit.examined import Examined, require_program, sample
 from jaxdp.audit.findings import Finding
 from jaxdp.audit.gradient_numbers import find_in_numbers, measure
 from jaxdp.audit.rehearsal import find_in_rehearsal, rehearse
+from jaxdp.clipping.options import check_params, trained_flags
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
@@ -35,6 +36,7 @@ LOOKED = "hyper-parameters may have been chosen by looking at the records"
 _SHOWN, _LINES = 6, 40  # findings and lines that a page has room for
 _QUIET = 4.0  # seconds, from which on a diagnosis says what it is at
 _MOST_GROUPS = 100  # that integers of records may be, where nobody says what they are
+_MOST_TOLD = 1_000  # where somebody does
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -157,6 +159,10 @@ def diagnose(
         )
     if not isinstance(look, bool):
         raise ValueError(f"look must be True or False, got {arguments.described(look)}")
+    if ledger is not None and not isinstance(ledger, Ledger | KeepsLedger | str | os.PathLike):
+        raise ValueError(
+            f"ledger must be a jaxdp.Ledger or a path, got {arguments.described(ledger)}"
+        )
     if look and ledger is None:
         raise ValueError(
             "ledger must be given with look=True, got none: there would be nowhere to say that "
@@ -168,10 +174,13 @@ def diagnose(
             "records cost nothing, and nothing is to be said of them"
         )
     groups = None if groups is None else arguments.integer("groups", groups, least=1)
+    if groups is not None and groups > _MOST_TOLD:
+        raise ValueError(f"groups must be at most {_MOST_TOLD:,}, got {groups:,}")
     records = arguments.integer("records", records, least=2)
     epsilon = arguments.positive("epsilon", epsilon)
     if isinstance(mechanism, Algorithm) and optimizer is None:
         optimizer = mechanism.after_noise
+    check_params(params, trained_flags(grad_fn.trainable, params))
     source = as_source(data)
     inner.check_privacy_unit(source)
     open_source = None if public is None else as_source(public)
@@ -180,6 +189,8 @@ def diagnose(
             f"public must hold records like data's, {jax.tree.map(str, source.example)}, got "
             f"{jax.tree.map(str, open_source.example)}"
         )
+    if open_source is not None and len(open_source) < 2:
+        raise ValueError(f"public must hold at least 2 records, got {len(open_source)}")
     group = _group_function(source.example, group)
 
     def say(what: str) -> None:
@@ -275,10 +286,10 @@ def _opened(
             yield book
 
 
-def _form(example: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    """(structure, shapes of the leaves) of one example."""
+def _form(example: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], bool]]]:
+    """(structure, shapes of the leaves, and whether they are whole numbers) of one example."""
     leaves, structure = jax.tree.flatten(example)
-    return structure, [leaf.shape for leaf in leaves]
+    return structure, [(leaf.shape, np.dtype(leaf.dtype).kind in "biu") for leaf in leaves]
 
 
 def _group_function(

@@ -526,7 +526,7 @@ def _way(e: Examined, gradient: list[jax.Array]) -> tuple[float, float] | None:
     """(length of the way that the optimizer goes in all steps, the same at ten times the gradient).
 
     As if the gradient stayed what it is at the start; None where there is no optimizer, or no
-    number of steps.
+    number of steps, or it wants more than a gradient.
     """
     if e.optimizer is None or e.mechanism.steps is None:
         return None
@@ -549,7 +549,10 @@ def _way(e: Examined, gradient: list[jax.Array]) -> tuple[float, float] | None:
         ends = jax.tree.leaves(jax.lax.scan(step, start, None, steps)[0][1])
         return [end.astype(jnp.float32) for end in ends]
 
-    still, *ends = (moved(scale) for scale in (0.0, 1.0, 10.0))  # the first: weight decay alone
+    try:
+        still, *ends = (moved(scale) for scale in (0.0, 1.0, 10.0))  # the first: weight decay alone
+    except (KeyError, TypeError, ValueError):  # it wants more than a gradient
+        return None
     ways = [float(optax.tree.norm(jax.tree.map(jnp.subtract, end, still))) for end in ends]
     return ways[0] * e.mechanism.steps / steps, ways[1] * e.mechanism.steps / steps
 

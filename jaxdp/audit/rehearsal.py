@@ -19,6 +19,7 @@ import optax
 
 from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
+from jaxdp.clipping.ghost import program
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import neighbours as near
@@ -275,8 +276,9 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
     held = order[: min(len(e) // 4, _MOST_HELD_OUT)]
     kept = order[len(held) :]
     label, (leaves, structure) = _label(e), jax.tree.flatten(e.records)
+    alone = label is not None and not _predicts_more(e, label)
     kinds = {False: e.records}
-    if label is not None:
+    if label is not None and alone:
         same = [np.repeat(leaf[:1], len(e), 0) for leaf in leaves]
         same[label] = leaves[label]
         kinds[True] = jax.tree.unflatten(structure, same)
@@ -293,7 +295,7 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
         if np.issubdtype(target.dtype, np.floating):
             found.target = float(np.sqrt(np.nanmean(np.square(target, dtype=np.float64))))
         inputs = [leaf for i, leaf in enumerate(leaves) if i != label]
-        found.linear = _linear_gain(inputs, target, kept, held)
+        found.linear = _linear_gain(inputs, target, kept, held) if alone else None
     if group is not None:
         found.group = group[held]
         groups, counts = np.unique(group[kept], return_counts=True)
@@ -363,6 +365,33 @@ def _label(e: Examined) -> int | None:
     return smallest[0] if len(leaves) > 1 and len(smallest) == 1 else None
 
 
+def _predicts_more(e: Examined, label: int) -> bool:
+    """True if the loss compares predictions with another leaf than the label, such as the image.
+
+    Where that leaf is the same in all records, no one prediction is the best for the real ones.
+    """
+
+    def loss_of(params: PyTree, example: PyTree, key: jax.Array) -> jax.Array:
+        whole = dataclasses.replace(e, params=params)
+        return whole.loss(whole.trained(), example, key)
+
+    record, key = near.record(e.records, 0), e.keys(np.arange(1))[0]
+    loss = program.trace(loss_of, e.params, record, key, differentiated=True)
+    body, size = loss.program, loss.num_params
+    of_params = program.reached(body, body.ins[:size])
+    predicted = of_params & loss.of_example
+    others = {ref for at, ref in enumerate(body.ins[size:-1]) if at != label}
+    for node in body.nodes:
+        if not any(program.depends(ref, others) for ref in node.ins):
+            continue
+        if any(program.depends(ref, predicted) for ref in node.ins):
+            return True
+        # A comparison makes a mask, as of padding, and no answer.
+        if not jnp.issubdtype(node.out_dtype(), jnp.bool_):
+            others.update(set(node.outs) - of_params)
+    return False
+
+
 def _linear_gain(
     inputs: list[np.ndarray], target: np.ndarray, kept: np.ndarray, held: np.ndarray
 ) -> float | None:
@@ -385,8 +414,9 @@ def _linear_gain(
         columns.append((rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-3))
     if not columns or target.ndim != 1:
         return None
-    classes = target.dtype.kind in "biu"
-    wanted = np.eye(1 + int(target.max()))[target.astype(int)] if classes else target[:, None]
+    known, at = np.unique(target, return_inverse=True)
+    classes = target.dtype.kind in "biu" and 4 * len(known) < len(target)  # not prices
+    wanted = np.eye(len(known))[at] if classes else target[:, None].astype(np.float64)
     wanted = wanted - wanted[kept].mean(0)
     # By the kernel, for there are more columns than records.
     x = np.concatenate(columns, axis=1)
@@ -640,13 +670,15 @@ def find_in_rehearsal(r: Rehearsal) -> list[Finding]:
     late = (max(share, 0) + 0.02) * (r.rest if r.of else 20) > 0.5 * r.share(best)
     certain = r.rest < 1.5 or (share < 0.1 if best.rate < 1 else not late)
     least = min(r.shares(best))  # whatever the seed
-    if certain and least > share + _BETTER and share < (1 - _BETTER) * least:
+    if certain and least > max(share, 0) + _BETTER and share < (1 - _BETTER) * least:
         do = f"a learning rate about {_times(best.rate)}"
         found.append(advice("rate", told(own, best), do, r.share(best) - share + 0.2))
 
     # Noise leaves little, at any rate.
     if r.share(best) < _NOTHING and r.share(quiet) > 2 * _NOTHING and r.rest < 1.5:
         found.append(advice("signal", told(best, quiet), "", 1 - r.share(best)))
+    elif not found and share < _NOTHING and r.learns(held_out=True) and r.rest < 1.5:
+        found.append(advice("rate", told(own, free), _OTHER_RATES, 0.5 - share))
     return sorted(found, key=lambda finding: -finding.weight)
 
 
@@ -666,6 +698,10 @@ _BLIND = (
 _APART = (
     "look whether each label stands at its own record: rows left out of one of two arrays, another "
     "order, a join by the wrong column"
+)
+_OTHER_RATES = (
+    "look at the learning rate, its schedule and the clip norm: without privacy the model learns in "
+    "as many steps by Adam"
 )
 _MODEL = (
     "look at the loss, the labels and the model first: privacy is not what keeps it from learning. "

@@ -541,6 +541,13 @@ class Run:
         """
         from jaxdp.audit.diagnosis import diagnose
 
+        own = {"loss_fn", "data", "mechanism", "optimizer", "ledger"}
+        if given := sorted(own & set(options)):
+            raise ValueError(
+                f"{given[0]} must be left to the run, got "
+                f"{arguments.described(options[given[0]])}: a run is diagnosed as it is, on its "
+                "own ledger (epsilon= or look=True)"
+            )
         if epsilon is not None:
             options |= {"epsilon": epsilon}
         mechanism = self.algorithm.mechanism

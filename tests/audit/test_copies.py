@@ -91,6 +91,8 @@ def test_records_that_share_a_key_are_told_with_the_epsilon_of_the_group():
     loss = lambda w, record: record["x"] @ w  # noqa: E731
     checked = jaxdp.check(loss, jnp.zeros(10), data, mechanism, same=key)
     assert [finding.what for finding in checked.broken] == [found.what]
+    words = "same must return a key that can be hashed .*, got a TypeError"
+    refused(words, find_copies, as_source(data), lambda record: record["x"])
     persons = users(data, "who", records_per_user=4)
     assert find_copies(persons) == []
     for key in (lambda record: record["x"], lambda record: (record["x"], 0)):

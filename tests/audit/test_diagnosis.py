@@ -210,6 +210,14 @@ def test_refusals_come_before_anything_is_charged():
     all_refused(
         [
             ("nowhere to say", lambda: diagnose(look=True)),
+            ("ledger must be a jaxdp.Ledger or a path, got 3", lambda: diagnose(ledger=3)),
+            (
+                "at least 2 records, got 1",
+                lambda: diagnose(public=jax.tree.map(lambda x: x[:1], DATA)),
+            ),
+            ("public must hold records like", lambda: diagnose(public=DATA | {"y": DATA["y"] / 2})),
+            ("groups must be at most 1,000", lambda: diagnose(ledger=ledger, groups=10**7)),
+            ("at least one parameter through", lambda: diagnose(trainable=False)),
             ("public must be given without ledger", lambda: diagnose(public=DATA, ledger=ledger)),
             (
                 "public must be given without",
@@ -263,6 +271,7 @@ def test_a_run_keeps_what_was_looked_at_or_charged_before_its_first_step(tmp_pat
     (folder / "ledger.jsonl").write_text(whole.splitlines(keepends=True)[0])
     refused("lines are missing", run(folder).unverified)
     (folder / "ledger.jsonl").write_text(whole)
+    refused("ledger must be left to the run", run(folder).diagnose, ledger=jaxdp.Ledger())
     cost = run(folder).diagnose(epsilon=0.1, groups=10).cost
     # What it told may change the run, in the same folder.
     other = dataclasses.replace(MECHANISM, rule=jaxdp.clip(0.5))

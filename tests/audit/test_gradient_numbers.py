@@ -1,5 +1,6 @@
 """Norms, the mean's signal and advice, beside NumPy."""
 
+import dataclasses
 import math
 
 import jax
@@ -48,7 +49,8 @@ def test_numbers_are_those_of_numpy():
     grad_fn = mechanism.clipped_grad(loss)
     group = np.where(np.arange(M) == M - 1, -1, y)  # the last is of none
     records = x, y.astype(np.int32)
-    numbers = measure(Examined(grad_fn, params, mechanism, optax.sgd(0.5), records, group))
+    e = Examined(grad_fn, params, mechanism, optax.sgd(0.5), records, group)
+    numbers = measure(e)
 
     # By hand.
     grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, *map(jnp.asarray, records))
@@ -88,6 +90,8 @@ def test_numbers_are_those_of_numpy():
     slope = numbers.mean.norm * max(C, numbers.quantile(0.5))
     way = 0.5 * 50 * np.linalg.norm(mean_of(each, C)[2])
     assert numbers.travel[1:] == pytest.approx((slope * way, 10 * slope * way), rel=1e-2)
+    wants_more = jaxdp.optimizers.sa_dpsgd(mechanism, 0.5, jax.random.key(0)).after_noise
+    assert measure(dataclasses.replace(e, optimizer=wants_more)).travel is None
 
     # Signal over noise, by the multiplier: T B |m|^2 over sqrt(T) z C |g|.
     square, rms, _ = mean_of(each, C)

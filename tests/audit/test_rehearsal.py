@@ -11,7 +11,7 @@ from optax import contrib
 
 import jaxdp
 from jaxdp.audit.examined import Examined
-from jaxdp.audit.rehearsal import Variant, find_in_rehearsal, rehearse
+from jaxdp.audit.rehearsal import Variant, _linear_gain, find_in_rehearsal, rehearse
 
 _RECORDS, _COLUMNS = 400, 8
 
@@ -67,6 +67,10 @@ def _with_dropout(params, example, rng):
     return _loss(params, (x * jax.random.bernoulli(rng, 0.9, x.shape).astype(x.dtype), y))
 
 
+def _autoencoder(params, example):
+    return jnp.sum((example[0] @ params["w"] @ params["w"].T - example[0]) ** 2)
+
+
 _BIG = np.where(np.arange(_COLUMNS) == 0, 1_000.0, 1.0)
 _WIDE = {"w": jnp.zeros(400), "b": jnp.zeros(())}
 _PROGRAMS = [
@@ -76,6 +80,8 @@ _PROGRAMS = [
     pytest.param({"loss": _with_dropout}, None, id="healthy, a loss with a key"),
     pytest.param({"rule": jaxdp.auto_s()}, None, id="healthy, another rule"),
     pytest.param({"epsilon": None, "group": False}, None, id="healthy, steps unknown"),
+    pytest.param({"loss": _autoencoder, "params": {"w": jnp.eye(_COLUMNS, 6) / 4}, "rate": 0.05},
+                 None, id="healthy, the input is predicted"),
     pytest.param({"noisy": True, "loss": _loss}, "model", id="labels of chance"),
     pytest.param({"loss": _blind}, "model", id="a loss that does not look"),
     pytest.param({"loss": _by_heart, "params": _WIDE}, "model", id="a loss that looks elsewhere"),
@@ -88,7 +94,7 @@ _PROGRAMS = [
     pytest.param({"clip": 300.0}, "signal", id="a clip norm too large"),
     pytest.param({"epsilon": 0.01}, "signal", id="no budget"),
     pytest.param({"trainable": lambda path: "b" in path}, "frozen", id="weights frozen"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "kind"), _PROGRAMS)
@@ -152,3 +158,9 @@ def test_longer_programs_are_not_told_to_hurry():
     assert "rate" not in [each.kind for each in find_in_rehearsal(rehearsal)]
     assert rehearsal.share(Variant()) < rehearsal.share(Variant(rate=8.0))
     assert "as it is" in str(rehearsal)
+
+
+def test_whole_numbers_may_be_prices():
+    prices = np.random.default_rng(0).integers(10**5, 10**6, _RECORDS)
+    fitted, held = np.split(np.arange(_RECORDS), 2)
+    assert _linear_gain([prices[:, None] / 1e6], prices, fitted, held) > 5
