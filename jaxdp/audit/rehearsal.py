@@ -700,8 +700,8 @@ _APART = (
     "order, a join by the wrong column"
 )
 _OTHER_RATES = (
-    "look at the learning rate, its schedule and the clip norm: without privacy the model learns in "
-    "as many steps by Adam"
+    "look at the learning rate, its schedule and the clip norm: without privacy the model learns "
+    "in as many steps, by Adam"
 )
 _MODEL = (
     "look at the loss, the labels and the model first: privacy is not what keeps it from learning. "
