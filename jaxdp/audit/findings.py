@@ -95,10 +95,6 @@ _ADVICE = {
 
 # Of each kind that breaks no guarantee: why the model does not learn then, and what to do.
 _LEARNING = {
-    "batch": (
-        "the noise of a step is the same whatever the batch, so that a small one drowns in it",
-        "take a larger batch with fewer steps at the same epsilon (jaxdp plan compares them)",
-    ),
     "clip": (
         "the clip norm is far from the norms of the gradients: the noise is scaled to it",
         "clip at about the median norm of gradients on public records, and set the rate anew",
@@ -180,7 +176,7 @@ class Finding:
         kind: a short name. Of what breaks the guarantee: "captured", "collate", "copies",
             "divisor", "independence", "key", "noise", "preprocess", "public", "refused", "repeat",
             "sampling", "sensitivity", "shared", "source", "state", "steps". Of what keeps a model
-            from learning: "batch", "clip", "dead", "delta", "epochs", "frozen", "groups", "inputs",
+            from learning: "clip", "dead", "delta", "epochs", "frozen", "groups", "inputs",
             "labels", "loss scale", "model", "nonfinite", "precision", "rate", "signal", "softmax",
             "units", "zero".
         what: what was seen, with numbers; of a diagnosis without any that records decide, but for
