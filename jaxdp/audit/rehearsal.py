@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend import core
 
 from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
@@ -380,9 +381,10 @@ def _predicts_more(e: Examined, label: int) -> bool:
     body, size = loss.program, loss.num_params
     of_params = program.reached(body, body.ins[:size])
     predicted = of_params & loss.of_example
-    others = {ref for at, ref in enumerate(body.ins[size:-1]) if at != label}
+    kinds = [np.asarray(leaf).dtype.kind for leaf in jax.tree.leaves(record)]
+    others = {body.ins[size + at] for at, kind in enumerate(kinds) if at != label and kind != "b"}
     for node in body.nodes:
-        if not any(program.depends(ref, others) for ref in node.ins):
+        if not others.intersection(ref for ref in node.ins if not isinstance(ref, core.Literal)):
             continue
         if any(program.depends(ref, predicted) for ref in node.ins):
             return True
