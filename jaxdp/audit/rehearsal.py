@@ -701,10 +701,7 @@ _APART = (
     "look whether each label stands at its own record: rows left out of one of two arrays, another "
     "order, a join by the wrong column"
 )
-_OTHER_RATES = (
-    "look at the learning rate, its schedule and the clip norm: without privacy the model learns "
-    "in as many steps, by Adam"
-)
+_OTHER_RATES = "look at the rate, its schedule and the clip norm: Adam without privacy learns"
 _MODEL = (
     "look at the loss, the labels and the model first: privacy is not what keeps it from learning. "
     "Train it without (noise_multiplier=0 and a clip norm that no gradient reaches) until it learns"
