@@ -251,7 +251,8 @@ def diagnose(
             first.setdefault(each.kind, part)
             weights[each.kind] = max(each.weight, weights.get(each.kind, 0.0))
     once = [each for part in found for each in part if first[each.kind] is part]
-    once.sort(key=lambda each: (not each.certain, -weights[each.kind]))
+    # Un-noised and not to be looked at: before the numbers, for a place among them tells a weight.
+    once.sort(key=lambda each: (not each.certain, each not in unnamed, -weights[each.kind]))
     worst = tuple(
         dataclasses.replace(each, count=None, weight=0.0) if each in unnamed else each
         for each in dict.fromkeys(once)

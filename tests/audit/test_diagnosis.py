@@ -245,6 +245,16 @@ def test_refusals_come_before_anything_is_charged():
     assert not spent.entries
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.9])
+def test_the_place_of_a_suspicion_in_private_records_tells_no_weight(monkeypatch, weight):
+    seen = [Finding("inputs", "far above 1", "", certain=False, weight=weight)]
+    advice = [Finding("clip", "too large", "", certain=False, weight=0.5)]
+    monkeypatch.setattr(diagnosis, "find_broken", lambda e: seen)
+    monkeypatch.setattr(diagnosis, "find_in_numbers", lambda numbers: advice)
+    found = diagnose(ledger=jaxdp.Ledger(), epsilon=1.0).findings
+    assert [(f.kind, f.weight) for f in found] == [("inputs", 0.0), ("clip", 0.5)]
+
+
 def test_the_page_tells_the_worst_first_and_each_kind_once():
     found = Diagnosis(tuple(Finding("rate", str(at), "", False) for at in range(9)), cost="free")
     assert str(found).count("advice, rate") == 6
