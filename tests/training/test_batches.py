@@ -134,8 +134,8 @@ def at_line(number, deed):
             deed()
         return trace
 
-    # What other tests left is not collected in between: an interrupt of a finalizer is dropped.
-    gc.collect()
+    # What other tests left is not collected in between: an interrupt of a finalizer is dropped. Nor
+    # before each of some hundred lines, which would go through all that they left each time.
     gc.disable()
     sys.settrace(trace)
     try:
