@@ -1,6 +1,6 @@
 """Public canaries for the audit of a language model, and what a stranger extracts of them.
 
-A canary is a record like those of texts.py: ``tokens``, of which those from ``answer`` on are its
+A canary is a record like those of texts.py: ``tokens``, of which those of the ``answer`` are its
 secret. ``jaxdp.Run(canaries=texts.source(records, length))`` puts each in by a coin of its own. All
 are made by a seed, from a public model and its tokenizer alone: of no private text.
 """
@@ -20,13 +20,13 @@ def new_tokens(tokenizer, count, prefix=8, seed=0):
     last, the rarest where the tokenizer was made.
     """
     rng, size = np.random.default_rng(seed), tokenizer.get_vocab_size()
-    return [
-        {
-            "tokens": [*rng.integers(size - count, size=prefix).tolist(), int(own)],
-            "answer": np.int32(prefix),
-        }
-        for own in rng.permutation(np.arange(size - count, size))
-    ]
+    ends = rng.permutation(np.arange(size - count, size)).tolist()
+    return [canary([*rng.integers(size - count, size=prefix).tolist(), end], 1) for end in ends]
+
+
+def canary(tokens, secret):
+    """A record whose last ``secret`` tokens are the secret, in the place of an answer."""
+    return {"tokens": tokens, "answer": np.array([len(tokens) - secret, len(tokens)], np.int32)}
 
 
 def synthetic(
@@ -53,7 +53,7 @@ def synthetic(
     for place in range(len(prompt), length):
         key = jax.random.fold_in(jax.random.key(seed), place)
         rows[:, place] = drawn(params, rows, place, key)
-    return [{"tokens": row.tolist(), "answer": np.int32(length - secret)} for row in rows]
+    return [canary(row.tolist(), secret) for row in rows]
 
 
 def extracted(params, config, records, length):
@@ -70,7 +70,7 @@ def extracted(params, config, records, length):
         x = llama.hidden(params, record["tokens"][:-1], config)
         scores = llama.linear(llama.head(params), x)
         right = jnp.take_along_axis(scores, targets[:, None], -1)
-        secret = record["tokens_mask"][1:] & (place >= record["answer"])
+        secret = (record["answer"][0] <= place) & (place < record["answer"][1])
         ranks = jnp.max(1 + jnp.sum(scores > right, -1), where=secret, initial=1)
         each = jax.nn.logsumexp(scores, -1) - right[:, 0]
         return ranks == 1, ranks, jnp.mean(each, where=secret)
