@@ -16,11 +16,11 @@ from tests.refusing import refused
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "language_model"))
 
-import dpo  # noqa: E402
-import fine_tune  # noqa: E402
-import llama  # noqa: E402
-import texts  # noqa: E402
-import weights  # noqa: E402
+import dpo
+import fine_tune
+import llama
+import texts
+import weights
 
 END = "<|endoftext|>"
 
@@ -154,10 +154,10 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     records = texts.read(folder / "held_out.jsonl", tokenizer, 40)
     records.append({**records[0], "answer": np.array([3, 3], np.int32)})  # and one without
     found = texts.Judge(config, tokenizer, records, 40, rows=4)(params)
-    right, losses = [], []
-    for record in records:
-        tokens, (at, after) = np.array(record["tokens"]), record["answer"]
-        scores = jax.nn.log_softmax(llama.logits(params, tokens, config))
+    right, losses, rows = [], [], texts.source(records, 40)["tokens"]
+    logits = jax.jit(jax.vmap(lambda tokens: llama.logits(params, tokens, config)))(rows)
+    for record, scores in zip(records, np.asarray(jax.nn.log_softmax(logits)), strict=True):
+        tokens, (at, after) = record["tokens"], record["answer"]
         losses += [-scores[i, tokens[i + 1]] for i in range(at - 1)]
         answers = [tokenizer.encode(answer).ids[0] for answer in (" yes", " no")]
         if at < after:
@@ -167,32 +167,29 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     assert found == pytest.approx(want, rel=1e-2)
     alone = texts.Judge(config, tokenizer, records[-1:], 40)(params)
     assert list(alone) == ["perplexity"]
-    other = [{"tokens": records[0]["tokens"][:2] + [9], "answer": (1, 3)}]
-    other = [*other, {"tokens": other[0]["tokens"][:2] + [8], "answer": (1, 3)}]
+    asked = records[0]["tokens"][:2]
+    other = [{"tokens": [*asked, 7, last], "answer": (2, 4)} for last in (8, 9)]
     refused("must begin with different tokens", texts.Judge, config, tokenizer, other, 40)
-
-
-def ran(capsys, main, *arguments):
-    main(*arguments)
-    return capsys.readouterr().out
 
 
 ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --epsilon"
 
 
 @pytest.mark.parametrize(
-    "options", ["8", "8 --full", "8 --user 4", "8 --buckets 20", "inf"], ids=lambda o: o.split()[-1]
+    "options", ["8", "8 --full --user 4", "inf --buckets 20"], ids=["lora", "user", "buckets"]
 )
 def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
     arguments = [folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path / "run"]
     arguments = [*map(str, arguments), *ARGUMENTS.split(), *options.split()]
     args = fine_tune.parser.parse_args(arguments)
-    said = ran(capsys, fine_tune.main, args)
+    fine_tune.main(args)
+    said = capsys.readouterr().out
     assert len(re.findall(r"(?:before|after) .*perplexity \d", said)) == 2
     epsilon = re.search(r"epsilon ([\d.]+|inf)", said)[1]
     assert epsilon == "inf" if "inf" in options else 7.9 < float(epsilon) <= 8
-    again = ran(capsys, fine_tune.main, args)
-    assert again == said
+    if options == "8":  # what is finished is only looked at
+        fine_tune.main(args)
+        assert capsys.readouterr().out == said
     merged = load_file(tmp_path / "run" / "merged.safetensors")
     assert merged.keys() == load_file(folder / "model.safetensors").keys()
     if "full" not in options:
