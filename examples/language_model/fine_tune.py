@@ -29,6 +29,7 @@ parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--batch", type=int, default=64, help="the expected number of records a step")
 parser.add_argument("--rate", type=float, default=None)
 parser.add_argument("--length", type=int, default=64, help="tokens of the longest text; public")
+parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
 parser.add_argument("--rank", type=int, default=8)
 parser.add_argument("--rows", default="auto", help="records of a physical batch")
 parser.add_argument("--prompt", default="Review:", help="what new texts begin with")
@@ -40,21 +41,25 @@ def main(args):
         params = jax.tree.map(lambda leaf: leaf.astype("float32"), params)
     else:
         params = llama.with_lora(jax.random.key(0), params, args.rank, ("q_proj", "v_proj"))
-    records = texts.read(args.private, tokenizer, args.length)
-    source = texts.source(records, args.length, texts_per_user=args.user)
-    judge = texts.Judge(config, tokenizer, texts.read(args.held_out, tokenizer, args.length), args.length)
+    public = texts.read(args.held_out, tokenizer, args.length)
+    judge = texts.Judge(config, tokenizer, public, args.length)
+    rooms = args.buckets and texts.rooms(public, [*args.buckets, args.length], args.batch)
+    records = texts.read(args.private, tokenizer, args.length, ["user"] if args.user else [])
+    source = texts.source(records, args.length, args.user, rooms)
     loss = texts.loss_of(config)
+    if args.user:
+        loss = jaxdp.clipping.user_loss(loss)
 
     private = args.epsilon < math.inf
     noise = (
-        {"epsilon": args.epsilon, "delta": args.delta, "l2_clip_norm": 1.0}
+        {"epsilon": args.epsilon, "delta": args.delta, "steps": args.steps, "l2_clip_norm": 1.0}
         if private
         else {"noise_multiplier": 0.0, "l2_clip_norm": 1e6}
     )
     mechanism = jaxdp.dp_sgd(
-        steps=args.steps,
         batch_size=args.batch,
         dataset_size=len(jaxdp.sampling.as_source(source)),
+        records_per_user=args.user or None,
         **noise,
     )
     rate = args.rate or (1e-4 if args.full else 1e-3)
@@ -71,7 +76,7 @@ def main(args):
         every=25,
         physical_batch_size=args.rows if args.rows == "auto" else int(args.rows),
     )
-    before, tuned = judge(params), run.fit()
+    before, tuned = judge(params), run.fit(args.steps)
     for when, found, shown in (("before", params, before), ("after", tuned, judge(tuned))):
         print(when, *(f"{name} {value:.3f}" for name, value in shown.items()))
         print(" ", texts.written(found, config, tokenizer, args.prompt, jax.random.key(1)))

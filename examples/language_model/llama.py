@@ -159,3 +159,10 @@ def with_lora(key, params, rank=8, adapted=ADAPTED):
             lora = {"lora_A": a / math.sqrt(inputs), "lora_B": jnp.zeros((depth, outputs, rank))}
             layers = {**layers, part: {**layers[part], name: {**p, **lora}}}
     return {**params, "layers": layers}
+
+
+def without_lora(params):
+    """The same parameters without adapters."""
+    if not isinstance(params, dict):
+        return params
+    return {name: without_lora(part) for name, part in params.items() if "lora" not in name}
