@@ -12,16 +12,18 @@ import numpy as np
 import texts
 
 
-def new_tokens(tokenizer, count, prefix=8, seed=0):
-    """Canaries whose secret is a token of their own, behind a prefix of random tokens.
+def new_tokens(tokenizer, count, prefix=4, seed=0):
+    """Canaries of rare tokens that no other canary has, and of a frequent one, the secret.
 
     Panda et al. (2025, arXiv:2503.06808) add tokens to the vocabulary. LoRA leaves the table of
-    tokens as it is, where a new row would mean nothing: so these are the tokens that were merged
-    last, the rarest where the tokenizer was made.
+    tokens as it is, and hardly learns to write one that the model hardly ever wrote; but it learns
+    what follows one. So the prefix is rare: tokens that were merged last, where the tokenizer was
+    made.
     """
     rng, size = np.random.default_rng(seed), tokenizer.get_vocab_size()
-    ends = rng.permutation(np.arange(size - count, size)).tolist()
-    return [canary([*rng.integers(size - count, size=prefix).tolist(), end], 1) for end in ends]
+    rare = rng.permutation(np.arange(size - count * prefix, size)).reshape(count, prefix)
+    secrets = rng.integers(size // 16, size // 8, (count, 1))
+    return [canary(tokens, 1) for tokens in np.hstack([rare, secrets]).tolist()]
 
 
 def canary(tokens, secret):
