@@ -1,7 +1,9 @@
 """The canaries of examples/language_model, and what is extracted of them, on a tiny random model."""
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,9 @@ import optax
 import pytest
 import tokenizers
 from tokenizers import models
+
+from jaxdp.runs import RunDirectory
+from jaxdp.runs.canaries import write_coins
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "language_model"))
 
@@ -66,7 +71,7 @@ def test_canaries_are_like_the_texts_and_a_rare_token_is_in_no_other(made):
     np.testing.assert_array_equal(rows["answer"][[0, -1]], [[2, 3], [10, 12]])
 
 
-def test_what_was_learnt_is_written_out_and_nothing_else(made):
+def test_what_was_learnt_is_written_out_and_nothing_else(made, tmp_path):
     params, kinds = made
     records = [record for kind in kinds.values() for record in kind]
     coins = np.arange(32) % 2 == 0
@@ -97,7 +102,10 @@ def test_what_was_learnt_is_written_out_and_nothing_else(made):
         for at in range(place, end):
             ids[at] = likeliest(ids)[at - 1]
         assert (ids[:end].tolist() == tokens) == whole[i]
-    shown = canaries.table(kinds, coins, CONFIG, LENGTH, before=params, tuned=tuned).splitlines()
+    run = SimpleNamespace(directory=RunDirectory(tmp_path / "run"))
+    run.directory.create()
+    write_coins(run.directory, json.dumps({"included": coins.astype(int).tolist()}))
+    shown = canaries.table(run, kinds, CONFIG, LENGTH, before=params, tuned=tuned).splitlines()
     assert [line.split(" | ")[0] for line in shown[2:]] == ["| new tokens"] * 2 + [
         "| synthetic"
     ] * 2
