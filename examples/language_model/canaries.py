@@ -90,7 +90,7 @@ def table(run, kinds, config, length, **models):
     """What a stranger extracts, as a table: a line for each kind of canary and each model.
 
     Exposure is log2 of the vocabulary's size less log2 of the rank, the median (Carlini et al.
-    2019, arXiv:1802.08232, Section 4.2), of the secret's least likely token: about 1 bit where
+    2019, arXiv:1802.08232), of the secret's least likely token: about 1 bit where
     nothing is known. Beside those put in stand those left out: what is found without a leak.
 
     Args:
