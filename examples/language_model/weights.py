@@ -183,7 +183,10 @@ def _of_gguf(path):
     for tensor in reader.tensors:
         array = dequantize(tensor.data, tensor.tensor_type)
         place, part, of = re.fullmatch(r"(blk\.\d+\.)?(\w+)\.(weight|bias)", tensor.name).groups()
-        if kind == "llama" and part in ("attn_q", "attn_k"):  # llama.cpp turns neighbours, not halves
+        if kind == "llama" and part in (
+            "attn_q",
+            "attn_k",
+        ):  # llama.cpp turns neighbours, not halves
             array = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
             array = array.swapaxes(1, 2).reshape(-1, *array.shape[3:])
         weights[(place or "").replace("blk", "layers") + f"{GGUF[part]}.{of}"] = array
@@ -195,7 +198,9 @@ def _of_gguf(path):
     digits = [pre_tokenizers.Digits(individual_digits=True)]
     bytes_ = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     if fact("tokenizer.ggml.pre") != "smollm":
-        raise ValueError(f"{path.name}: its tokenizer must be SmolLM's, got {fact('tokenizer.ggml.pre')!r}")
+        raise ValueError(
+            f"{path.name}: its tokenizer must be SmolLM's, got {fact('tokenizer.ggml.pre')!r}"
+        )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(digits + bytes_)
     tokenizer.decoder = decoders.ByteLevel()
     kinds = fact("tokenizer.ggml.token_type")
