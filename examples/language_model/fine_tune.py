@@ -79,7 +79,7 @@ def main(args):
     print(*run.unverified(), sep="\n")
     if not args.full:
         weights.save_adapters(args.folder / "adapters", tuned, f"{args.model}")
-    weights.save_merged(args.folder / "merged.safetensors", tuned)
+    weights.save_merged(args.folder / "merged", config, tuned, tokenizer)
 
 
 if __name__ == "__main__":
