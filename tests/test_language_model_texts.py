@@ -190,7 +190,7 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
     if options == "8":  # what is finished is only looked at
         fine_tune.main(args)
         assert capsys.readouterr().out == said
-    merged = load_file(tmp_path / "run" / "merged.safetensors")
+    merged = load_file(tmp_path / "run" / "merged" / "model.safetensors")
     assert merged.keys() == load_file(folder / "model.safetensors").keys()
     if "full" not in options:
         adapters = load_file(tmp_path / "run" / "adapters" / "adapter_model.safetensors")

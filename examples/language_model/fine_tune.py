@@ -92,7 +92,7 @@ def main(args):
         print(shown.setdefault("table", canaries.table(run, kinds, config, args.length, **models)))
     if not args.full:
         weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
-    weights.save_merged(args.folder / "merged.safetensors", models["after"])
+    weights.save_merged(args.folder / "merged", config, models["after"], tokenizer)
     return shown
 
 
