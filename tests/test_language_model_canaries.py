@@ -1,7 +1,9 @@
 """The canaries of examples/language_model, and what is extracted of them, on a tiny random model."""
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,9 @@ import optax
 import pytest
 import tokenizers
 from tokenizers import models
+
+from jaxdp.runs import RunDirectory
+from jaxdp.runs.canaries import write_coins
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "language_model"))
 
@@ -45,7 +50,7 @@ def made(as_users_run_it):
     params = {"embed_tokens": of(64, 16), "norm": ones(16), "layers": layers}
     tokenizer = tokenizers.Tokenizer(models.BPE({chr(33 + i): i for i in range(64)}, []))
     kinds = {
-        "new tokens": canaries.new_tokens(tokenizer, 16, prefix=4),
+        "new tokens": canaries.new_tokens(tokenizer, 16, prefix=2),
         "synthetic": canaries.synthetic(params, CONFIG, tokenizer, 16, "!", LENGTH, secret=2),
     }
     again = canaries.synthetic(params, CONFIG, tokenizer, 16, "!", LENGTH, secret=2)
@@ -53,19 +58,20 @@ def made(as_users_run_it):
     return params, kinds
 
 
-def test_canaries_are_like_the_texts_and_a_secret_token_is_in_no_other(made):
+def test_canaries_are_like_the_texts_and_a_rare_token_is_in_no_other(made):
     _, kinds = made
     new, written = kinds.values()
-    assert {record["tokens"][-1] for record in new} == set(range(48, 64))
-    assert max(max(record["tokens"][:-1]) for record in new) < 48
+    rare = [token for record in new for token in record["tokens"][:-1]]
+    assert sorted(rare) == list(range(32, 64))
+    assert {4, 5, 6, 7} >= {record["tokens"][-1] for record in new}
     assert {record["tokens"][0] for record in written} == {0}
     assert len({tuple(record["tokens"]) for record in written}) == 16
     rows = texts.source(new + written, LENGTH)
-    assert (rows["tokens"].shape, rows["tokens_mask"].sum()) == ((32, LENGTH), 16 * 5 + 16 * LENGTH)
-    np.testing.assert_array_equal(rows["answer"][[0, -1]], [[4, 5], [10, 12]])
+    assert (rows["tokens"].shape, rows["tokens_mask"].sum()) == ((32, LENGTH), 16 * 3 + 16 * LENGTH)
+    np.testing.assert_array_equal(rows["answer"][[0, -1]], [[2, 3], [10, 12]])
 
 
-def test_what_was_learnt_is_written_out_and_nothing_else(made):
+def test_what_was_learnt_is_written_out_and_nothing_else(made, tmp_path):
     params, kinds = made
     records = [record for kind in kinds.values() for record in kind]
     coins = np.arange(32) % 2 == 0
@@ -96,7 +102,10 @@ def test_what_was_learnt_is_written_out_and_nothing_else(made):
         for at in range(place, end):
             ids[at] = likeliest(ids)[at - 1]
         assert (ids[:end].tolist() == tokens) == whole[i]
-    shown = canaries.table(kinds, coins, CONFIG, LENGTH, before=params, tuned=tuned).splitlines()
+    run = SimpleNamespace(directory=RunDirectory(tmp_path / "run"))
+    run.directory.create()
+    write_coins(run.directory, json.dumps({"included": coins.astype(int).tolist()}))
+    shown = canaries.table(run, kinds, CONFIG, LENGTH, before=params, tuned=tuned).splitlines()
     assert [line.split(" | ")[0] for line in shown[2:]] == ["| new tokens"] * 2 + [
         "| synthetic"
     ] * 2

@@ -172,7 +172,7 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     refused("must begin with different tokens", texts.Judge, config, tokenizer, other, 40)
 
 
-ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --epsilon"
+ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --canaries 8 --epsilon"
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
     args = fine_tune.parser.parse_args(arguments)
     fine_tune.main(args)
     said = capsys.readouterr().out
-    assert len(re.findall(r"(?:before|after) .*perplexity \d", said)) == 2
+    assert len(re.findall(r"(?:before|after): .*perplexity \d", said)) == 2
     epsilon = re.search(r"epsilon ([\d.]+|inf)", said)[1]
     assert epsilon == "inf" if "inf" in options else 7.9 < float(epsilon) <= 8
     if options == "8":  # what is finished is only looked at
         fine_tune.main(args)
         assert capsys.readouterr().out == said
-    merged = load_file(tmp_path / "run" / "merged.safetensors")
+    merged = load_file(tmp_path / "run" / "merged" / "model.safetensors")
     assert merged.keys() == load_file(folder / "model.safetensors").keys()
     if "full" not in options:
         adapters = load_file(tmp_path / "run" / "adapters" / "adapter_model.safetensors")

@@ -11,17 +11,21 @@ import llama
 import numpy as np
 import texts
 
+from jaxdp.runs.canaries import coins_of
 
-def new_tokens(tokenizer, count, prefix=8, seed=0):
-    """Canaries whose secret is a token of their own, behind a prefix of random tokens.
+
+def new_tokens(tokenizer, count, prefix=4, seed=0):
+    """Canaries of rare tokens that no other canary has, and of a frequent one, the secret.
 
     Panda et al. (2025, arXiv:2503.06808) add tokens to the vocabulary. LoRA leaves the table of
-    tokens as it is, where a new row would mean nothing: so these are the tokens that were merged
-    last, the rarest where the tokenizer was made.
+    tokens as it is, and hardly learns to write one that the model hardly ever wrote; but it learns
+    what follows one. So the prefix is rare: tokens that were merged last, where the tokenizer was
+    made.
     """
     rng, size = np.random.default_rng(seed), tokenizer.get_vocab_size()
-    ends = rng.permutation(np.arange(size - count, size)).tolist()
-    return [canary([*rng.integers(size - count, size=prefix).tolist(), end], 1) for end in ends]
+    rare = rng.permutation(np.arange(size - count * prefix, size)).reshape(count, prefix)
+    secrets = rng.integers(size // 16, size // 8, (count, 1))
+    return [canary(tokens, 1) for tokens in np.hstack([rare, secrets]).tolist()]
 
 
 def canary(tokens, secret):
@@ -65,7 +69,7 @@ def extracted(params, config, records, length):
     guesses a stranger needs there. Losses are mean nats a token of the secret.
     """
 
-    def one(record):
+    def one(params, record):
         targets, place = record["tokens"][1:], jnp.arange(1, length)
         x = llama.hidden(params, record["tokens"][:-1], config)
         scores = llama.linear(llama.head(params), x)
@@ -75,20 +79,23 @@ def extracted(params, config, records, length):
         each = jax.nn.logsumexp(scores, -1) - right[:, 0]
         return ranks == 1, ranks, jnp.mean(each, where=secret)
 
-    rows = texts.source(records, length)
-    return jax.device_get(jax.jit(lambda rows: jax.lax.map(one, rows, batch_size=8))(rows))
+    @jax.jit
+    def every(params, rows):
+        return jax.lax.map(lambda record: one(params, record), rows, batch_size=8)
+
+    return jax.device_get(every(params, texts.source(records, length)))
 
 
-def table(kinds, coins, config, length, **models):
+def table(run, kinds, config, length, **models):
     """What a stranger extracts, as a table: a line for each kind of canary and each model.
 
-    Exposure is log2 of the vocabulary's size less log2 of the rank (Carlini et al. 2019,
-    arXiv:1802.08232, Definition 2, of the secrets that one token can be): 0 bits where guessing is
-    all that is left. Beside those put in stand those left out: what is found without a leak.
+    Exposure is log2 of the vocabulary's size less log2 of the rank, the median (Carlini et al.
+    2019, arXiv:1802.08232), of the secret's least likely token: about 1 bit where
+    nothing is known. Beside those put in stand those left out: what is found without a leak.
 
     Args:
-        kinds: records by the name of their kind, in the order of the coins.
-        coins: bool [m], which took part; the auditor's secret, for after the audit.
+        run: that was audited: which canaries took part is the auditor's secret before.
+        kinds: records by the name of their kind, in the order in which the run had them.
         config: of the models.
         length: of the longest record.
         models: parameters by name.
@@ -99,6 +106,7 @@ def table(kinds, coins, config, length, **models):
         "|---|---|---|---|---|---|",
     ]
     ends = np.cumsum([len(records) for records in kinds.values()])
+    coins = coins_of(run.directory, int(ends[-1]))
     for (kind, records), put in zip(kinds.items(), np.split(coins, ends[:-1]), strict=True):
         for name, params in models.items():
             whole, ranks, _ = extracted(params, config, records, length)

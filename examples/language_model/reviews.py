@@ -4,13 +4,14 @@
 examples/language_model/reviews.py vaderSentiment-3.3.2.tar.gz texts`, a folder for
 
 - reviews.jsonl, held_out.jsonl: of films, with the mean rating of some fifteen people (Hutto and
-  Gilbert 2014, "VADER"); those that lean clearly, by 1 of 4, to a side;
-- by_user.jsonl: the same of 309 customers;
+  Gilbert 2014, "VADER"); which of four words says how they found it is to be answered;
+- by_user.jsonl, held_out_by_user.jsonl: the same of 309 customers;
 - pairs.jsonl, held_out_pairs.jsonl: the reviews of films, and which of two answers people prefer.
 
 They are open, and play texts that people gave in confidence.
 """
 
+import bisect
 import io
 import json
 import random
@@ -18,22 +19,26 @@ import sys
 import tarfile
 from pathlib import Path
 
-ANSWERS = (" negative", " positive")
+ANSWERS = (" terrible", " bad", " good", " great")
+BETWEEN = (-1.75, 0, 1.75)  # mean ratings from -4 to 4 that part them
 
 
-def rows(files, kind):
+def rows(files, kind, asked):
+    """Records of a kind, each text once."""
+    found = {}
     for member in files.getmembers():
         if member.name.endswith(f"/{kind}Snippets_GroundTruth.txt"):
             for line in files.extractfile(member).read().decode("utf-8", "replace").splitlines():
                 name, rating, text = line.split("\t")
-                if abs(float(rating)) >= 1:
-                    text = f"Review: {text.strip()}\nSentiment:"
-                    answer = ANSWERS[float(rating) > 0]
-                    yield {"text": text, "answer": answer, "user": name.split("_")[0]}
+                answer = ANSWERS[bisect.bisect(BETWEEN, float(rating))]
+                text = f"Review: {text.strip()}\n{asked} is"
+                found[text] = {"text": text, "answer": answer, "user": name.split("_")[0]}
+    return [*found.values()]
 
 
 def pair(record):
-    (other,) = {*ANSWERS} - {record["answer"]}
+    """The right answer, and its opposite."""
+    other = ANSWERS[-1 - ANSWERS.index(record["answer"])]
     return {"prompt": record["text"], "chosen": record["answer"], "rejected": other}
 
 
@@ -42,14 +47,16 @@ def main(archive, folder):
         name = next(n for n in outer.getnames() if n.endswith("hutto_ICWSM_2014.tar.gz"))
         inner = io.BytesIO(outer.extractfile(name).read())
     with tarfile.open(fileobj=inner) as files:
-        films, by_user = list(rows(files, "movieReview")), list(rows(files, "amazonReview"))
+        films = rows(files, "movieReview", "The film")
+        customers = rows(files, "amazonReview", "The product")
     random.Random(0).shuffle(films)
     pairs = [pair(record) for record in films]
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, records in (
         ("held_out", films[:1_024]),
         ("reviews", films[1_024:]),
-        ("by_user", by_user),
+        ("by_user", [record for record in customers if int(record["user"]) > 60]),
+        ("held_out_by_user", [record for record in customers if int(record["user"]) <= 60]),
         ("held_out_pairs", pairs[:1_024]),
         ("pairs", pairs[1_024:]),
     ):
