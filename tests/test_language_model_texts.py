@@ -51,7 +51,7 @@ def folder(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("language_model")
     shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = {"model_type": "llama", "rms_norm_eps": 1e-5, **shape}
+    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **shape}
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(f"{folder / 'tokenizer.json'}")
     rng, square, narrow = np.random.default_rng(0), (16, 16), (8, 16)
