@@ -201,11 +201,10 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
 def test_dpo_learns_what_people_prefer(folder, tmp_path, capsys, monkeypatch):
     for name, value in {"STEPS": 20, "BATCH": 32, "LENGTH": 32, "RATE": 0.1}.items():
         monkeypatch.setattr(dpo, name, value)
-    adapters = tmp_path / "adapters"
-    dpo.main(folder, folder / "private.jsonl", folder / "held_out.jsonl", adapters)
+    dpo.main(folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path)
     said = capsys.readouterr().out
     before, after = map(float, re.findall(r"loss ([\d.]+)", said))
     assert before == pytest.approx(np.log(2), abs=1e-3)
     assert after < 0.5
     assert 3.9 < float(re.search(r"epsilon ([\d.]+)", said)[1]) <= 4
-    assert load_file(adapters / "adapter_model.safetensors")
+    assert load_file(tmp_path / "adapters" / "adapter_model.safetensors")
