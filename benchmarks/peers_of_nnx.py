@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -32,7 +31,7 @@ TRAINABLE = {"lora": True, "base": False}
 
 
 def main() -> list[dict[str, Any]]:
-    """Runs both examples and returns a row of each, and one of Gemma at its own widths."""
+    """Returns a row of each example, run, and one of Gemma at its own widths."""
     rows = []
     for name in ("nnx_lora", "tunix_gemma"):
         if name == "tunix_gemma" and importlib.util.find_spec("tunix") is None:
@@ -96,7 +95,6 @@ def measured(loss_fn: Any, params: Any, texts: jax.Array, rounds: int = 7) -> di
         "leaves by engine": {name: engines.count(name) for name in sorted(set(engines))},
     }
     compiled = {}
-    jnp.zeros(1).block_until_ready()
     for name, function in functions.items():
         began = time.perf_counter()
         lowered = jax.jit(function).lower(params, texts)
