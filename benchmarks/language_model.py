@@ -37,7 +37,9 @@ def run(name, model, texts, folder):
     place = folder / name.replace(", ", "-").replace(" ", "-")
     files = [model, texts / "reviews.jsonl", texts / "held_out.jsonl", place]
     started = time.monotonic()
-    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *ROWS[name.split(" #")[0]]]))
+    found = fine_tune.main(
+        fine_tune.parser.parse_args([*map(str, files), *ROWS[name.split(" #")[0]]])
+    )
     found["minutes"] = (time.monotonic() - started) / 60
     found["gigabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -64,7 +66,9 @@ if __name__ == "__main__":
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", nargs="*", default=[*ROWS], help='a name, or "name #2" for a seed')
+    parser.add_argument(
+        "--rows", nargs="*", default=[*ROWS], help='a name, or "name #2" for a seed'
+    )
     args = parser.parse_args()
     for name in args.rows:
         if name not in (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}):
