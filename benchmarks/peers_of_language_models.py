@@ -49,7 +49,7 @@ LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,  # so that a ramp and long waves are among few
+    "original_max_position_embeddings": 400,  # so that of four waves one is kept, one on the ramp
 }
 # What config.json says of each, but for the sizes.
 MODELS = {
@@ -157,6 +157,7 @@ def with_pefts_lora(model, folder):
     config = peft.LoraConfig(
         r=4,
         lora_alpha=12,
+        use_rslora=model.config.model_type == "qwen3",  # alpha over the root of the rank
         target_modules=["q_proj", "v_proj", "down_proj"],
         init_lora_weights=False,
     )
