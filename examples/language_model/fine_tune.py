@@ -24,7 +24,7 @@ parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .
 parser.add_argument("private", type=Path, help="private texts, JSON Lines; their number is public")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
-parser.add_argument("--epsilon", type=float, default=8.0, help="inf trains without privacy")
+parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
 parser.add_argument("--steps", type=int, default=100)
@@ -52,9 +52,9 @@ def main(args):
     if args.user:
         loss = jaxdp.clipping.user_loss(loss)
     elif args.canaries:
-        kinds["a token of its own"] = canaries.new_tokens(tokenizer, args.canaries)
+        kinds["rare words"] = canaries.new_tokens(tokenizer, args.canaries)
         made = (params, config, tokenizer, args.canaries, args.prompt)
-        kinds["written by the model at temperature 1.5"] = canaries.synthetic(*made)
+        kinds["written by the model"] = canaries.synthetic(*made)
 
     private = {"epsilon": args.epsilon, "delta": DELTA, "steps": args.steps, "l2_clip_norm": 1}
     none = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
@@ -89,7 +89,8 @@ def main(args):
     if kinds:
         shown["audited"] = run.audit().audited.epsilon
         print(f"audited: at least {shown['audited']:.3f}, with 95% confidence")
-        print(shown.setdefault("table", canaries.table(run, kinds, config, args.length, **models)))
+        shown["extracted"] = canaries.extracted(run, kinds, config, args.length, **models)
+        print(canaries.table(shown["extracted"]))
     if not args.full:
         weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
     weights.save_merged(args.folder / "merged", config, models["after"], tokenizer)
