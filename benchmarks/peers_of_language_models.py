@@ -33,6 +33,8 @@ try:
 except ImportError as error:
     sys.exit(f"{error}: pip install 'jaxdp-privacy[language-models]' torch transformers peft")
 
+from benchmarks import peers_of_nnx  # noqa: E402
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "language_model"))
 
@@ -252,6 +254,8 @@ def main(args):
     if args.gguf:
         result["SmolLM2-135M-Instruct"] = of_smollm2(args.gguf)
         print(json.dumps(result["SmolLM2-135M-Instruct"], indent=2, ensure_ascii=False))
+    if args.nnx:
+        peers_of_nnx.main()
     if args.tests:
         write_tests(ROOT / "tests" / "language_model")
     RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -263,4 +267,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gguf", type=Path, nargs="?", help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--tests", action="store_true", help="writes tests/language_model anew")
+    parser.add_argument("--nnx", action="store_true", help="LoRA of nnx and of Tunix's Gemma 3 too")
     main(parser.parse_args())

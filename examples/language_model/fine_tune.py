@@ -21,7 +21,7 @@ import jaxdp
 DELTA = 1e-5
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .gguf file")
-parser.add_argument("private", type=Path, help="private texts, JSON Lines; their number is public")
+parser.add_argument("private", type=Path, help="private texts; their number is public")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
 parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
@@ -38,10 +38,8 @@ parser.add_argument("--prompt", default="Review:", help="what new texts begin wi
 
 
 def main(args):
-    config, params, tokenizer = weights.load(args.model)
-    if args.full:
-        params = jax.tree.map(lambda leaf: leaf.astype("float32"), params)
-    else:
+    config, params, tokenizer = weights.load(args.model, "float32" if args.full else "bfloat16")
+    if not args.full:
         params = llama.with_lora(jax.random.key(0), params, 8, ("q_proj", "v_proj"))
     public = texts.read(args.held_out, tokenizer, args.length)
     judge = texts.Judge(config, tokenizer, public, args.length)
@@ -88,7 +86,7 @@ def main(args):
     print(f"epsilon {run.epsilon().upper:.3f} at delta {DELTA}", *run.unverified(), sep="\n")
     if kinds:
         shown["audited"] = run.audit().audited.epsilon
-        print(f"audited: at least {shown['audited']:.3f}, with 95% confidence")
+        print(f"audited, with 95% confidence: at least {shown['audited']:.3f}")
         shown["extracted"] = canaries.extracted(run, kinds, config, args.length, **models)
         print(canaries.table(shown["extracted"]))
     if not args.full:
