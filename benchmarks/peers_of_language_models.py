@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     sys.exit(f"{error}: pip install 'jaxdp-privacy[language-models]' torch transformers peft")
 
-from benchmarks import peers_of_nnx  # noqa: E402
+from benchmarks import peers_of_nnx
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "language_model"))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, language_model, release_words
+from benchmarks import accuracy_page, release_words
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -214,14 +214,6 @@ def illnesses() -> Differences:
         yield "docs/howto/does_not_learn.md has another table than illnesses_noise.json"
 
 
-def language_models() -> Differences:
-    """The page of a language model has the tables that its rows give."""
-    rows, page = _kept("language_model.json"), _text(DOCS / "howto/language_model.md")
-    for table in (language_model.table(rows), language_model.extracted(rows)):
-        if table not in page:
-            yield "docs/howto/language_model.md has other tables than language_model.json"
-
-
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -234,7 +226,6 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     noise_of_adadp,
     accuracies,
     illnesses,
-    language_models,
     *release_words.CHECKS,
 )
 
