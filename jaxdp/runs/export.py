@@ -83,7 +83,7 @@ def export_params(
     step = None
     if params is None:
         step, params = shown_params(directory.latest, only)
-        if only is None and is_part(params):
+        if only is None and lacks_frozen(directory):
             raise ValueError(
                 f'only must be "trained" to export {directory.path} without its program, got None: '
                 "what trainable= froze is not in a run's folder. jaxdp.load(path, like=params, "
@@ -313,7 +313,8 @@ def shown_params(
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
             params = found[2]
-            if directory.stage and only is None and is_part(params):
+            alone = directory.load_state().frozen is not None and not _frozen_of(directory).exists()
+            if directory.stage and only is None and alone:
                 params = with_missing(params, shown_params(_stage_before(directory))[1])
             return before + found[0], params
         if not again:
@@ -327,9 +328,15 @@ def shown_params(
     return shown_params(directory, only, again=False)
 
 
-def is_part(params: PyTree) -> bool:
-    """True where some parameters are None."""
-    return any(x is None for x in jax.tree.leaves(params, is_leaf=lambda leaf: leaf is None))
+def lacks_frozen(directory: RunDirectory) -> bool:
+    """True where every stage froze some parameters, which are not in the folder."""
+    frozen = all(stage.load_state().frozen is not None for stage in directory.stages())
+    return frozen and not _frozen_of(directory.first).exists()
+
+
+def _frozen_of(directory: RunDirectory) -> Path:
+    """The folder that older runs have, with the parameters that they did not train."""
+    return directory.checkpoints.with_name("frozen")
 
 
 def _stage_before(directory: RunDirectory) -> RunDirectory:

@@ -40,7 +40,7 @@ from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, Row, RunDirectory, RunState
-from jaxdp.runs.export import Only, export_params, in_structure_of, is_part, shown_params
+from jaxdp.runs.export import Only, export_params, in_structure_of, lacks_frozen, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
@@ -941,18 +941,18 @@ class Run:
         with which the run began.
         """
         first = self.directory.first
-        begun, (step, found) = first.load_state().frozen, shown_params(directory)
+        lacks, (step, found) = lacks_frozen(directory), shown_params(directory)
         whence = f"the finished run in {self.path}"
         try:
-            made = in_structure_of(like, found, whence, partial=is_part(found))
-            if is_part(found):
+            made = in_structure_of(like, found, whence, partial=lacks)
+            if lacks:
                 of_first = shown_params(first, "trained")[1]
                 trained = in_structure_of(like, of_first, whence, partial=True)
         except ValueError as error:
             raise ValueError(f"params must be like those released: {error}") from error
-        if is_part(found):
+        if lacks:
             kept = jax.tree.map(lambda new, old: None if new is old else new, trained, like)
-            self._check_frozen(begun, frozen_of(like, kept))
+            self._check_frozen(first.load_state().frozen, frozen_of(like, kept))
         return step, made
 
     def _own_history(self) -> list[Row]:

@@ -319,7 +319,11 @@ def test_a_run_that_trains_a_part_goes_on_leaves_the_rest_to_the_program(tmp_pat
     one.export(tmp_path / "a.msgpack")
     adapted(folder, average=0.5).export(tmp_path / "b.msgpack")
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
-    refused(rf"params must have, .*{path}", adapted(folder, average=0.5, params=other).export, tmp_path / "c")
+    refused(
+        rf"params must have, .*{path}",
+        adapted(folder, average=0.5, params=other).export,
+        tmp_path / "c",
+    )
 
 
 def test_a_folder_that_holds_what_is_frozen_is_read_as_before(tmp_path):
