@@ -5,7 +5,7 @@ python -m benchmarks.language_model_speed [lora] [full] [--layers 30] [--rounds 
 The network is SmolLM2-135M's (examples/language_model/llama.py) with random weights; texts have 64
 tokens. Of each kind two pairs run in turn, round by round: a whole step (``Trainer.step`` beside a
 loop over the same physical batches and one optax update), and the gradient of one physical batch.
-The ordinary loop is the host's, as jaxdp's: a ``scan`` over physical batches was a third slower, for
+The ordinary loop is on the host, like jaxdp's: a ``scan`` over the batches was a third slower, for
 XLA's CPU backend then makes float32 copies of what is in bfloat16. Figures are medians; memory is
 XLA's own account of the compiled programs: of a gradient what is temporary, of a step all, with
 parameters, optimizer state and sums.

@@ -255,6 +255,15 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
     return rounding.sum_arrays(totals)
 
 
+def weighted_product(
+    pairs: Sequence[FactorPair], lookups: Lookups | None, weights: jax.Array
+) -> jax.Array:
+    """The sum of ``product`` over pairs of factors, and that of lookups; for a few rows."""
+    totals = [product(*pair, weights) for pair in pairs]
+    totals += [] if lookups is None else [lookups.total(weights)]
+    return rounding.sum_arrays(totals)
+
+
 def weighted_pairs(a: jax.Array, b: jax.Array, weights: jax.Array) -> list[FactorPair]:
     """The factors with weights [m] in the smaller one; in bfloat16, two pairs that add up."""
     if a.size > b.size:
@@ -552,9 +561,7 @@ class Factors(LeafGradients):
             return self._over_blocks(of_blocks, pairs, size)
 
         def summed(uses: Sequence[Use], lookups: Lookups | None, weights: jax.Array) -> jax.Array:
-            totals = [product(*use.factors(self.site.key), weights) for use in uses]
-            totals += [] if lookups is None else [lookups.total(weights)]
-            return rounding.sum_arrays(totals)
+            return weighted_product([use.factors(self.site.key) for use in uses], lookups, weights)
 
         # Rows of one block: as many as the proof of the rounding of a sum allows, which are fewer
         # where many positions may cancel (docs/clip_bound.md, Theorem 3).
@@ -614,14 +621,9 @@ class Factors(LeafGradients):
         pairs = [use.masked(keep).factors(self.site.key) for use in self._dense]
         lookups = None if self._lookups is None else self._lookups.masked(keep)
 
-        def of_rows(rows: Rows) -> jax.Array:
-            pairs, lookups, weights = rows
-            totals = [product(*pair, weights) for pair in pairs]
-            totals += [] if lookups is None else [lookups.total(weights)]
-            return rounding.sum_arrays(totals)
-
         def of_some(rows: Rows) -> jax.Array:
-            return rounding.pairwise_sum(jax.vmap(of_rows)(rounding.into_blocks(rows, size)))
+            of_rows = jax.vmap(lambda block: weighted_product(*block))
+            return rounding.pairwise_sum(of_rows(rounding.into_blocks(rows, size)))
 
         def of_part(start: jax.Array) -> jax.Array:
             cut = [list(pair) for pair in pairs]
