@@ -192,21 +192,4 @@ def notebooks() -> list[str]:
     return wrong
 
 
-def code_of_the_language_model() -> list[str]:
-    """Modules of examples/gpt2 that its notebook holds in other words."""
-    import nbformat
-
-    from notebooks import execute
-
-    (path,) = [path for path in execute.paths() if "language_model" in path.stem]
-    cells = [cell.source for cell in execute.code_cells(nbformat.read(path, as_version=4))]
-    wrong = []
-    for name in ("gpt2.py", "texts.py"):
-        text = (EXAMPLES / "gpt2" / name).read_text(encoding="utf-8")
-        code = re.sub(r'\A""".*?"""', "", text, flags=re.DOTALL).strip()
-        if code not in cells:
-            wrong.append(f"{path.name}: no cell is examples/gpt2/{name}")
-    return wrong
-
-
-CHECKS = (links, menu, names, first_calls, readme, examples, notebooks, code_of_the_language_model)
+CHECKS = (links, menu, names, first_calls, readme, examples, notebooks)

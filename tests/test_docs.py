@@ -85,7 +85,7 @@ def each_of(paths, is_slow=lambda name: False):
 # Slow: several runs each, of what tests/runs and tests/test_mesh.py show on smaller ones.
 SLOW = ("tune", "accuracy", "resume", "train_longer", "devices", "audit")
 SLOW += ("05_kill_and_resume", "09_accuracy_against_epsilon", "10_text_in_buckets")
-SLOW += ("11_gan", "12_vae", "13_diffusion", "14_dpo", "16_lstm", "19_recommender")
+SLOW += ("11_gan", "12_vae", "13_diffusion", "16_lstm", "19_recommender")
 SLOW += ("20_class_imbalance", "does_not_learn")
 PAGES = each_of(DOCS.glob("howto/*.md"), SLOW.__contains__)
 
@@ -178,7 +178,7 @@ def pictures(cell):
     return [base64.b64decode(picture) for picture in found if picture]
 
 
-# One in every run; test_gpt2.py, and pages and examples, show what the others do.
+# One in every run; test_language_model_texts.py, and pages and examples, show what the others do.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", each_of(execute.paths(), "03_claimed_and_proven".__ne__))
 def test_a_notebook_runs_and_shows_what_is_stored(path):

@@ -6,8 +6,10 @@ folder of Hugging Face's (SmolLM2, Llama, Qwen) or a .gguf file; texts.py says w
 
 import argparse
 import math
+from itertools import chain
 from pathlib import Path
 
+import canaries
 import jax
 import llama
 import optax
@@ -16,21 +18,22 @@ import weights
 
 import jaxdp
 
+DELTA = 1e-5
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .gguf file")
-parser.add_argument("private", type=Path, help="private texts, JSON Lines")
+parser.add_argument("private", type=Path, help="private texts, JSON Lines; their number is public")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
 parser.add_argument("--epsilon", type=float, default=8.0, help="inf trains without privacy")
-parser.add_argument("--delta", type=float, default=1e-5)
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--batch", type=int, default=64, help="the expected number of records a step")
-parser.add_argument("--rate", type=float, default=None)
+parser.add_argument("--rate", type=float, help="of Adam, at first")
 parser.add_argument("--length", type=int, default=64, help="tokens of the longest text; public")
-parser.add_argument("--rank", type=int, default=8)
+parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
 parser.add_argument("--rows", default="auto", help="records of a physical batch")
+parser.add_argument("--canaries", type=int, default=128, help="of each of two kinds")
 parser.add_argument("--prompt", default="Review:", help="what new texts begin with")
 
 
@@ -39,25 +42,29 @@ def main(args):
     if args.full:
         params = jax.tree.map(lambda leaf: leaf.astype("float32"), params)
     else:
-        params = llama.with_lora(jax.random.key(0), params, args.rank, ("q_proj", "v_proj"))
-    records = texts.read(args.private, tokenizer, args.length)
-    source = texts.source(records, args.length, texts_per_user=args.user)
-    judge = texts.Judge(config, tokenizer, texts.read(args.held_out, tokenizer, args.length), args.length)
-    loss = texts.loss_of(config)
+        params = llama.with_lora(jax.random.key(0), params, 8, ("q_proj", "v_proj"))
+    public = texts.read(args.held_out, tokenizer, args.length)
+    judge = texts.Judge(config, tokenizer, public, args.length)
+    rooms = args.buckets and texts.rooms(public, [*args.buckets, args.length], args.batch)
+    records = texts.read(args.private, tokenizer, args.length, ["user"] if args.user else [])
+    source, loss = texts.source(records, args.length, args.user, rooms), texts.loss_of(config)
+    kinds = {}  # of canaries, each of which is put in by a coin that the run tosses and keeps
+    if args.user:
+        loss = jaxdp.clipping.user_loss(loss)
+    elif args.canaries:
+        kinds["a token of its own"] = canaries.new_tokens(tokenizer, args.canaries)
+        made = (params, config, tokenizer, args.canaries, args.prompt)
+        kinds["written by the model at temperature 1.5"] = canaries.synthetic(*made)
 
-    private = args.epsilon < math.inf
-    noise = (
-        {"epsilon": args.epsilon, "delta": args.delta, "l2_clip_norm": 1.0}
-        if private
-        else {"noise_multiplier": 0.0, "l2_clip_norm": 1e6}
-    )
+    private = {"epsilon": args.epsilon, "delta": DELTA, "steps": args.steps, "l2_clip_norm": 1}
+    none = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
     mechanism = jaxdp.dp_sgd(
-        steps=args.steps,
         batch_size=args.batch,
-        dataset_size=len(jaxdp.sampling.as_source(source)),
-        **noise,
+        dataset_size=len({r["user"] for r in records}) if args.user else len(records),
+        records_per_user=args.user or None,
+        **(private if args.epsilon < math.inf else none),
     )
-    rate = args.rate or (1e-4 if args.full else 1e-3)
+    rate = args.rate or (1e-4 if args.full else 2e-3)
     run = jaxdp.Run(
         args.folder,
         loss,
@@ -66,20 +73,27 @@ def main(args):
         source,
         params=params,
         trainable=None if args.full else lambda path: "lora" in path,
-        delta=args.delta,
+        delta=DELTA,
         evaluate=judge,
-        every=25,
+        every=max(1, args.steps // 2),
         physical_batch_size=args.rows if args.rows == "auto" else int(args.rows),
+        canaries=texts.source([*chain(*kinds.values())], args.length) if kinds else 0,
+        canary_scores="last" if kinds else "trajectory",
     )
-    before, tuned = judge(params), run.fit()
-    for when, found, shown in (("before", params, before), ("after", tuned, judge(tuned))):
-        print(when, *(f"{name} {value:.3f}" for name, value in shown.items()))
-        print(" ", texts.written(found, config, tokenizer, args.prompt, jax.random.key(1)))
-    print(f"epsilon {run.epsilon().upper:.3f} at delta {args.delta}")
-    print(*run.unverified(), sep="\n")
+    models = {"before": params, "after": run.fit(args.steps)}
+    shown = {when: judge(found) for when, found in models.items()}
+    for when, found in models.items():
+        print(f"{when}:", *(f"{name} {value:.3f}" for name, value in shown[when].items()))
+        print("  ", texts.written(found, config, tokenizer, args.prompt, jax.random.key(1)))
+    print(f"epsilon {run.epsilon().upper:.3f} at delta {DELTA}", *run.unverified(), sep="\n")
+    if kinds:
+        shown["audited"] = run.audit().audited.epsilon
+        print(f"audited: at least {shown['audited']:.3f}, with 95% confidence")
+        print(shown.setdefault("table", canaries.table(run, kinds, config, args.length, **models)))
     if not args.full:
-        weights.save_adapters(args.folder / "adapters", tuned, f"{args.model}")
-    weights.save_merged(args.folder / "merged.safetensors", tuned)
+        weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
+    weights.save_merged(args.folder / "merged", config, models["after"], tokenizer)
+    return shown
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 Parameters are named as in Hugging Face's files, and the layers are stacked: one array of
 ``layers.self_attn.q_proj.weight`` is [layers, outputs, inputs]. A text is int32 [T]; there is no
 batch axis, for a private loss sees one example.
+
+The network is that of Touvron et al. 2023 (arXiv:2302.13971, 2.2), with grouped queries (Ainslie et
+al. 2023, arXiv:2305.13245); Qwen 3 normalises queries and keys (arXiv:2505.09388, 2).
 """
 
 import dataclasses
@@ -28,7 +31,51 @@ class Config:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
     rope_scaling: tuple = ()  # Llama 3.1's: factor, low and high frequency factor, old length
+    biases: tuple = ()  # of ADAPTED, those with a bias: in Qwen 2 q_proj, k_proj and v_proj
+    tie_word_embeddings: bool = True  # the output layer is the table of tokens
     model_type: str = "llama"
+
+
+def init(key, config):
+    """Random float32 parameters: a small network to try things on, and the shapes of any."""
+    width, inside, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    draws = iter(jax.random.split(key, 9))
+
+    def matrix(*shape):
+        return {"weight": jax.random.normal(next(draws), shape) / math.sqrt(shape[-1])}
+
+    def projection(name, outputs, inputs):
+        depth = config.num_hidden_layers
+        bias = {"bias": jnp.zeros((depth, outputs))} if name in config.biases else {}
+        return matrix(depth, outputs, inputs) | bias
+
+    def norm(*shape):
+        return {"weight": jnp.ones(shape)}
+
+    layers = {
+        "input_layernorm": norm(config.num_hidden_layers, width),
+        "self_attn": {
+            "q_proj": projection("q_proj", queries, width),
+            "k_proj": projection("k_proj", keys, width),
+            "v_proj": projection("v_proj", keys, width),
+            "o_proj": projection("o_proj", width, queries),
+        },
+        "post_attention_layernorm": norm(config.num_hidden_layers, width),
+        "mlp": {
+            "gate_proj": projection("gate_proj", inside, width),
+            "up_proj": projection("up_proj", inside, width),
+            "down_proj": projection("down_proj", width, inside),
+        },
+    }
+    if config.model_type == "qwen3":
+        layers["self_attn"] |= {
+            n: norm(config.num_hidden_layers, head) for n in ("q_norm", "k_norm")
+        }
+    params = {"embed_tokens": matrix(config.vocab_size, width), "layers": layers}
+    if not config.tie_word_embeddings:
+        params["lm_head"] = matrix(config.vocab_size, width)
+    return params | {"norm": norm(width)}
 
 
 def rms_norm(p, x, eps):
@@ -43,7 +90,9 @@ def product(x, weight):
 
 
 def _product_forwards(x, weight):
-    return product(x, weight), weight
+    if weight.perturbed:  # else it would stay as it is, in silence
+        raise ValueError(f"weights that are trained must be float32, got {weight.value.dtype}")
+    return product(x.value, weight.value), weight.value
 
 
 def _product_backwards(weight, ct):
@@ -51,7 +100,7 @@ def _product_backwards(weight, ct):
     return jnp.einsum("to,oi->ti", ct, weight, preferred_element_type=jnp.float32), None
 
 
-product.defvjp(_product_forwards, _product_backwards)
+product.defvjp(_product_forwards, _product_backwards, symbolic_zeros=True)
 
 
 def linear(p, x):
@@ -64,10 +113,11 @@ def linear(p, x):
 
 
 def rotary(config, length):
-    """Cosines and sines [T, head_dim] of the places."""
+    """Cosines and sines [T, head_dim] of the places (Su et al. 2021, arXiv:2104.09864, 3.2.2)."""
     half = config.head_dim // 2
     frequencies = config.rope_theta ** (-jnp.arange(half) / half)
-    if config.rope_scaling:  # long waves are stretched, short ones kept, a ramp between
+    if config.rope_scaling:  # long waves are stretched, short ones kept, a ramp between: as
+        # `apply_scaling` of github.com/meta-llama/llama-models, models/llama3/model.py, does
         factor, low, high, old = config.rope_scaling
         turns = old * frequencies / (2 * math.pi)
         keep = jnp.clip((turns - low) / (high - low), 0, 1)
@@ -136,6 +186,8 @@ def logits(params, tokens, config):
 
 def losses(params, tokens, config, chunk=16):
     """Cross-entropies [T - 1] of the next tokens; logits of ``chunk`` places at a time."""
+    if len(tokens) < 2:
+        raise ValueError(f"tokens must be two or more, got {len(tokens)}")
     x, targets = hidden(params, tokens[:-1], config), tokens[1:]
     chunk = min(chunk, len(x))
     missing = -len(x) % chunk
@@ -155,11 +207,14 @@ def losses(params, tokens, config, chunk=16):
 def with_lora(key, params, rank=8, adapted=ADAPTED):
     """The same parameters with float32 adapters beside the matrices that ``adapted`` names.
 
-    The output of a matrix gains ``x @ lora_A.T @ lora_B.T``; lora_B is zero at first.
+    The output of a matrix gains ``x @ lora_A.T @ lora_B.T``; lora_B is zero at first (Hu et al.
+    2021, arXiv:2106.09685, 4.1).
     """
+    if rank < 1 or not set(adapted) <= set(ADAPTED):
+        raise ValueError(f"rank must be 1 or more, adapted of {ADAPTED}, got {rank} and {adapted}")
     layers = params["layers"]
     for part in ("self_attn", "mlp"):
-        for name in layers[part].keys() & set(adapted):
+        for name in sorted(layers[part].keys() & set(adapted)):
             p = layers[part][name]
             key, one = jax.random.split(key)
             depth, outputs, inputs = p["weight"].shape
@@ -167,3 +222,10 @@ def with_lora(key, params, rank=8, adapted=ADAPTED):
             lora = {"lora_A": a / math.sqrt(inputs), "lora_B": jnp.zeros((depth, outputs, rank))}
             layers = {**layers, part: {**layers[part], name: {**p, **lora}}}
     return {**params, "layers": layers}
+
+
+def without_lora(params):
+    """The same parameters without adapters."""
+    if not isinstance(params, dict):
+        return params
+    return {name: without_lora(part) for name, part in params.items() if "lora" not in name}

@@ -1,15 +1,12 @@
 """Private texts as token records, and what a model says of them: losses, answers, new texts.
 
 A file of texts is JSON Lines: ``{"text": "Review: ...", "answer": " positive", "user": "ann"}``;
-``answer`` and ``user`` may be missing. `python texts.py vaderSentiment-3.3.2.tar.gz folder` writes
-sentences of reviews in this form (`pip download --no-deps --no-binary :all: vaderSentiment==3.3.2`).
+``answer`` and ``user`` may be missing. reviews.py writes some.
 """
 
-import io
+import functools
 import json
-import random
-import sys
-import tarfile
+import math
 from pathlib import Path
 
 import jax
@@ -19,159 +16,174 @@ import numpy as np
 
 from jaxdp import sampling
 
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>")  # of Llama and its kind
 
-def read(file, tokenizer, length):
-    """A list of records: token ids, where the answer begins, the user.
+
+def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
+    """A list of records: the token ids, the places [first, after the last] of the answer, the user.
 
     Args:
         file: JSON Lines.
         tokenizer: public, not made from these texts.
         length: of the longest record, a public constant; a text is cut, an answer is not.
+        needs: keys that no line may lack, beside the text's.
+        text: the key of the text.
+        answer: the key of the answer.
     """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     records = []
-    for line in Path(file).read_text("utf-8").splitlines():
-        given = json.loads(line)
-        answer = tokenizer.encode(given.get("answer", "")).ids
-        text = tokenizer.encode(given["text"]).ids[: length - len(answer)]
-        user = given.get("user", "")
-        records.append({"tokens": text + answer, "answer": np.int32(len(text)), "user": user})
+    for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}: "  # and nothing of what it says, which is private
+        try:
+            given = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}expected JSON, got something else") from error
+        given = given if isinstance(given, dict) else {}
+        if lacking := [key for key in (text, *needs) if given.get(key) in (None, "")]:
+            raise ValueError(
+                f"{where}expected an object with {lacking}, which are not there or empty"
+            )
+        asked, said = given[text], given.get(answer) or ""
+        if not isinstance(asked, str) or not isinstance(said, str):
+            raise ValueError(f"{where}{text!r} and {answer!r} must be strings")
+        # Both together: a tokenizer may put a mark where a string begins.
+        found = tokenizer.encode(asked + said)
+        starts = [start >= len(asked) for start, _ in found.offsets]
+        at = starts.index(True) if True in starts else len(starts)
+        ids, said_ids = found.ids[:at], found.ids[at:]
+        if len(said_ids) >= length or (said and not said_ids):
+            raise ValueError(
+                f"{where}{answer!r} must have 1 to {length - 1} tokens, one less than a record, "
+                f"got {len(said_ids)}"
+            )
+        ids = ids[: length - len(said_ids)]
+        span = np.array([len(ids), len(ids) + len(said_ids)], np.int32)
+        # Where there is room, the token that ends a text: so the model learns to stop.
+        tokens = (ids + said_ids + end_of(tokenizer))[:length]
+        records.append({"tokens": tokens, "answer": span, "user": f"{given.get('user')}"})
+    if not records:
+        raise ValueError(f"{file} must hold texts, one a line, got none")
     return records
 
 
-def source(records, length, buckets=None, texts_per_user=None):
+def end_of(tokenizer):
+    """A list with the id of the token that ends a text, empty where none is known."""
+    return [i for i in map(tokenizer.token_to_id, ENDS) if i is not None][:1]
+
+
+def source(records, length, texts_per_user=0, rooms=None):
     """Records for ``jaxdp.Run``: all at one length, or in a few public ones; or by user.
 
     Args:
         records: of ``read``.
         length: of the longest.
-        buckets: from a length to how many records of a step have room there; public.
         texts_per_user: where a user, with at most so many texts, is the privacy unit.
+        rooms: of ``rooms``, for several lengths. A user's texts have one.
     """
     given = [{key: record[key] for key in ("tokens", "answer")} for record in records]
-    if texts_per_user:
-        users = np.array([record["user"] for record in records])
-        return sampling.users(
-            arrays(sampling.padded_text(given, length, field="tokens")), users, texts_per_user
-        )
-    if buckets:
-        return sampling.bucketed_text(given, buckets, field="tokens")
-    return arrays(sampling.padded_text(given, length, field="tokens"))
-
-
-def arrays(padded):
-    """All records of ``padded_text`` at once: a dict of arrays [N, ...]."""
+    if rooms and texts_per_user:
+        raise ValueError("rooms and texts_per_user: expected one of the two, got both")
+    if rooms:
+        return sampling.bucketed_text(given, rooms, field="tokens")
+    padded = sampling.padded_text(given, length, field="tokens")
     rows = [padded[i] for i in range(len(padded))]
-    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    arrays = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    if texts_per_user:
+        return sampling.users(arrays, [record["user"] for record in records], texts_per_user)
+    return arrays
+
+
+def rooms(public, lengths, batch):
+    """From each length to how many texts of a step have room there, by the share in public texts.
+
+    It is what is expected and 6 standard deviations more. If private texts are longer than public
+    ones, some steps take longer, and who sees their time learns it: ``sampling.bucketed_text``.
+    """
+    lengths = sorted(lengths)
+    bucket = np.searchsorted(lengths[:-1], [len(record["tokens"]) for record in public])
+    expected = batch * np.bincount(bucket, minlength=len(lengths)) / len(public)
+    most = (math.ceil(mean + 6 * math.sqrt(mean)) for mean in expected)
+    return {length: max(1, room) for length, room in zip(lengths, most, strict=True)}
+
+
+def answered(record):
+    """For each token but the first whether it is of the answer, bool [T - 1]."""
+    place = jnp.arange(1, len(record["tokens"]))
+    return (record["answer"][0] <= place) & (place < record["answer"][1])
 
 
 def loss_of(config):
     """The loss of one record: mean cross-entropy of the text, and beside it that of the answer."""
 
     def loss(params, record):
-        each = llama.losses(params, record["tokens"], config)
-        mask, place = record["tokens_mask"][1:], jnp.arange(1, len(each) + 1)
-        parts = (mask & (place < record["answer"]), mask & (place >= record["answer"]))
+        each, said = llama.losses(params, record["tokens"], config), answered(record)
+        parts = said, record["tokens_mask"][1:] & ~said
         return sum(jnp.sum(each, where=m) / jnp.maximum(jnp.sum(m), 1) for m in parts)
 
     return loss
 
 
 class Judge:
-    """Perplexity and accuracy of a model on held-out texts, which are public."""
+    """Perplexity of a model on held-out texts, which are public, and how often it answers right."""
 
     def __init__(self, config, tokenizer, records, length, rows=32):
-        answers = sorted({tuple(r["tokens"][r["answer"] :]) for r in records} - {()})
-        self.first = np.array([answer[0] for answer in answers])  # tokens that tell them apart
-        if len(set(self.first)) < len(answers):
-            raise ValueError("answers must begin with different tokens")
-        self.rows, self.records = rows, arrays(
-            sampling.padded_text(
-                [{k: r[k] for k in ("tokens", "answer")} for r in records], length, field="tokens"
+        self.records = source(records, length)
+        at, after = self.records["answer"].T
+        self.has_answer = at < after
+        last = self.records["tokens"].shape[1] - 1
+        self.right = self.records["tokens"][np.arange(len(at)), np.minimum(at, last)]
+        # A model answers with that of all first tokens that it holds likeliest.
+        answers = {tuple(r["tokens"][slice(*r["answer"])]) for r in records} - {()}
+        self.first = np.array(sorted({answer[0] for answer in answers}), np.int32)
+        if len(self.first) < len(answers):
+            raise ValueError(
+                "answers of held-out texts must begin with different tokens, got "
+                f"{sorted(map(tokenizer.decode, answers))[:9]}: what is no choice of a few belongs "
+                "to the text"
             )
-        )
-        right = [r["tokens"][r["answer"]] if len(r["tokens"]) > r["answer"] else -1 for r in records]
-        self.right = np.array(right)
 
         def one(params, record):
             x = llama.hidden(params, record["tokens"][:-1], config)
-            scores = llama.linear(llama.head(params), x[record["answer"] - 1][None])[0]
+            scores = llama.linear(llama.head(params), x[record["answer"][0] - 1][None])[0]
             each = llama.losses(params, record["tokens"], config)
-            mask = record["tokens_mask"][1:] & (jnp.arange(1, len(each) + 1) < record["answer"])
+            mask = record["tokens_mask"][1:] & (jnp.arange(1, len(each) + 1) < record["answer"][0])
             return scores[self.first], jnp.sum(each, where=mask), jnp.sum(mask)
 
-        self._all = jax.jit(jax.vmap(one, (None, 0)))
+        self._all = jax.jit(
+            lambda params, records: jax.lax.map(
+                functools.partial(one, params), records, batch_size=rows
+            )
+        )
 
     def __call__(self, params):
-        """{"accuracy": ..., "perplexity": ...}; of the texts, answers left out."""
-        found = []
-        for i in range(0, len(self.right) // self.rows * self.rows, self.rows):
-            part = {key: array[i : i + self.rows] for key, array in self.records.items()}
-            found.append(jax.device_get(self._all(params, part)))
-        scores, losses, counts = (np.concatenate(part) for part in zip(*found, strict=True))
-        said = self.first[np.argmax(scores, -1)] if len(self.first) else np.zeros(len(scores))
-        return {
-            "accuracy": float(np.mean(said == self.right[: len(said)])),
-            "perplexity": float(np.exp(losses.sum() / counts.sum())),
-        }
+        """{"accuracy": ..., "perplexity": ...}; this of texts, without answers and ends."""
+        scores, losses, counts = jax.device_get(self._all(params, self.records))
+        found = {}
+        if self.has_answer.any():
+            said = self.first[np.argmax(scores, -1)]
+            found["accuracy"] = float(np.mean(said == self.right, where=self.has_answer))
+        return found | {"perplexity": float(np.exp(losses.sum() / counts.sum()))}
 
 
-def written(params, config, tokenizer, prompt, key, length=48, temperature=0.7):
+def written(params, config, tokenizer, prompt, key, tokens=48, temperature=0.7):
     """A text that the model writes on from a prompt; post-processing, so free."""
-    ids = tokenizer.encode(prompt).ids
-    next_logits = _next_logits(config)
-    for place in range(len(ids), length):
-        padded = np.zeros(length, np.int32)
+    ids, end = tokenizer.encode(prompt).ids, end_of(tokenizer)
+    padded = np.zeros(len(ids) + tokens, np.int32)
+    for place in range(len(ids), len(padded)):
         padded[:place] = ids
         key, draw = jax.random.split(key)
-        scores = next_logits(params, padded, place - 1)
+        scores = next_scores(params, padded, place - 1, config)
         ids.append(int(jax.random.categorical(draw, scores / temperature)))
+        if ids[-1:] == end:
+            break
     return tokenizer.decode(ids)
 
 
-_KEPT: dict = {}
-
-
-def _next_logits(config):
-    def scores(params, tokens, place):
-        x = jax.lax.dynamic_slice_in_dim(llama.hidden(params, tokens, config), place, 1)
-        return llama.linear(llama.head(params), x)[0]
-
-    return _KEPT.setdefault(config, jax.jit(scores))
-
-
-def reviews(archive, folder, seed=0):
-    """Writes reviews.jsonl and held_out.jsonl, and by_user.jsonl, from vaderSentiment's archive.
-
-    Sentences of film reviews with the mean rating of fifteen people and more, of which those that
-    lean clearly, by 1 of 4, to a side are kept; and sentences of 309 customers (Hutto and Gilbert
-    2014, "VADER"). They are open, and play texts that people gave in confidence.
-    """
-    outer = tarfile.open(archive)
-    inner = next(m for m in outer.getmembers() if m.name.endswith("hutto_ICWSM_2014.tar.gz"))
-    files = tarfile.open(fileobj=io.BytesIO(outer.extractfile(inner).read()))
-
-    def rows(kind):
-        for member in files.getmembers():
-            if member.name.endswith(f"/{kind}Snippets_GroundTruth.txt"):
-                for line in files.extractfile(member).read().decode("utf-8", "replace").splitlines():
-                    name, rating, text = line.split("\t")
-                    if abs(float(rating)) >= 1:
-                        answer = " positive" if float(rating) > 0 else " negative"
-                        text = f"Review: {text.strip()}\nSentiment:"
-                        yield {"text": text, "answer": answer, "user": name.split("_")[0]}
-
-    films = list(rows("movieReview"))
-    random.Random(seed).shuffle(films)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (
-        ("held_out", films[:1_024]),
-        ("reviews", films[1_024:]),
-        ("by_user", list(rows("amazonReview"))),
-    ):
-        lines = (json.dumps(record) + "\n" for record in part)
-        (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
-
-
-if __name__ == "__main__":
-    reviews(*sys.argv[1:])
+@functools.partial(jax.jit, static_argnames="config")
+def next_scores(params, tokens, place, config):
+    """Logits of the token behind a place."""
+    x = jax.lax.dynamic_slice_in_dim(llama.hidden(params, tokens, config), place, 1)
+    return llama.linear(llama.head(params), x)[0]

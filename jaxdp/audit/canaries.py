@@ -7,7 +7,8 @@ differentiated, clipped, summed and noised by the very code that handles the oth
 There are two kinds. The gradient of one is a Dirac (Nasr et al. 2023, arXiv:2302.07956v1), in a
 coordinate of its own; the noisy gradients are read there. The other is a record for the user's own
 loss; what the run released is compared with its own clipped gradient at every step (the
-trajectory), and with its loss at the end (the last iterate).
+trajectory), and with its loss at the end (the last iterate); or, at no cost in a step, by its
+losses before and after the run alone.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.source import ArraySource, Source
+from jaxdp.sampling.text import BucketedText
 from jaxdp.types import LossFn, PyTree, filled, like
 
 PARTS = 3  # numbers of a candidate record in every step
@@ -71,12 +73,14 @@ class Canaries:
             which have
         loss_fn: their loss, that of the run, and
         params: the parameters before the first step; frozen leaves stay as they are here.
+        last: True where records are scored by the last iterate alone, and no step computes a thing.
     """
 
     rows: PyTree
     leaf: str | None = None
     loss_fn: LossFn | None = None
     params: PyTree = None
+    last: bool = False
 
     @property
     def count(self) -> int:
@@ -140,6 +144,11 @@ class Canaries:
                     added,
                 )
             )
+        if (
+            isinstance(source, BucketedText) and not paired
+        ):  # a canary's bucket is that of its length
+            text = WithCanaries(source.text, added, source.example, paired=False)
+            return dataclasses.replace(source, text=text)
         place = jax.ShapeDtypeStruct((), np.int32)
         example = (source.example, place) if paired else source.example
         return WithCanaries(source, added, example, paired)
@@ -147,9 +156,13 @@ class Canaries:
     def watched(self, algorithm: Algorithm) -> Algorithm:
         """Returns the algorithm; its state also keeps what the last step tells of the candidates.
 
+        The same algorithm where the last iterate alone is scored.
+
         Formal guarantee: what is kept is a function of the noisy gradient that the mechanism is
         charged for, of the parameters before it, and of the public candidates: post-processing.
         """
+        if self.last:
+            return algorithm
         inner = optax.with_extra_args_support(algorithm.after_noise)
         numbers = (1 if self.leaf is not None else PARTS) * self.count
 
@@ -186,6 +199,15 @@ class Canaries:
             counts=through(algorithm.counts),
             average=through(algorithm.average),
         )
+
+    def losses(self, params: PyTree) -> np.ndarray:
+        """float64 [m], the losses of candidate records at some parameters."""
+        assert self.loss_fn is not None
+        value, most = loss_value(self.loss_fn), min(_AT_ONCE, self.count)
+        of = lambda params, rows: jax.lax.map(  # noqa: E731
+            lambda row: value(params, row), rows, batch_size=most
+        )
+        return np.asarray(jax.jit(of)(params, jax.tree.map(jnp.asarray, self.rows)), np.float64)
 
     def _leaf_of(self, tree: PyTree) -> jax.Array:
         """The leaf that holds all the coordinates, flat."""
@@ -425,6 +447,17 @@ def last_log_odds(seen: np.ndarray, algorithm: Algorithm, *, records: bool = Fal
             2 * np.maximum(variance, 1e-12)
         )
     return special.logsumexp(ratios, axis=0)
+
+
+def loss_falls(seen: np.ndarray) -> np.ndarray:
+    """Scores [m], how far the losses fell, from those before and after a run [2, m].
+
+    A loss that is not finite at either end tells nothing: its canary stands in the middle.
+    """
+    with np.errstate(invalid="ignore"):
+        found = np.asarray(seen[0], np.float64) - np.asarray(seen[1], np.float64)
+    finite = np.isfinite(found)
+    return np.where(finite, found, np.median(found[finite]) if finite.any() else 0.0)
 
 
 def subtract_background(

@@ -26,6 +26,7 @@ _RUNS = 9
 WORDS = "gradients in one coordinate each, read off the noisy gradients of every step"
 RECORDS = "records, their own gradients held against the noisy ones of every step"
 LAST = "the sum of the noisy gradients alone", "the losses of the last iterate alone"
+ENDS = "records, by their losses before the first step and after the last"
 
 
 def audit_canaries(
@@ -38,6 +39,7 @@ def audit_canaries(
     confidence: float = 0.95,
     claimed: tuple[str, float] | None = None,
     records: bool = False,
+    steps: int | None = None,
     seed: int | None = None,
 ) -> EpsilonAudit:
     """A lower bound on epsilon from the canaries of one run, beside the claimed and the proven.
@@ -45,10 +47,12 @@ def audit_canaries(
     Formal guarantee: that of ``jaxdp.audit.audit_one_run`` with log odds, of the whole run,
     under adding or removing a record: the bound exceeds the true epsilon with probability at most
     1 - ``confidence`` over the coins and the run. The scores are computed without the coins.
+    Of the last iterate alone it holds by the same proof: that is a part of what was released.
 
     Args:
         seen: float [steps, m], the noisy gradients at the candidates' coordinates, in units of one
-            clipped record; of ``records`` [steps, 3 m], see ``canaries.split_parts``.
+            clipped record; of ``records`` [steps, 3 m], see ``canaries.split_parts``; with
+            ``steps`` [2, m].
         coins: bool [m].
         algorithm: of the run, for its noise and sampling rate.
         event: what was charged.
@@ -56,6 +60,9 @@ def audit_canaries(
         confidence: of the bound.
         claimed: (name, epsilon) of the paper's claim.
         records: the candidates are records, from such as ``jaxdp.audit.Canaries`` of records.
+        steps: of a run whose last iterate alone is scored: the candidates are records, and ``seen``
+            is their losses before the first step and after the last. Those whose loss fell most
+            seem to have taken part; how far it falls is not compared with what was charged.
         seed: of the order among equal scores; None takes one from the operating system.
 
     Returns:
@@ -64,26 +71,31 @@ def audit_canaries(
     Raises:
         ValueError: shapes that do not fit, or a number out of its range.
     """
-    wide, count = canaries.PARTS if records else 1, np.size(coins)
+    ends, count = steps is not None, np.size(coins)
+    wide = canaries.PARTS if records and not ends else 1
     if (
         np.ndim(seen) != 2
         or not np.size(seen)
         or np.ndim(coins) != 1
         or np.shape(seen)[1] != wide * count
+        or (ends and len(seen) != 2)
     ):
         raise ValueError(
-            f"seen must be [steps, {'3 ' if records else ''}m] for coins [m], got "
-            f"{np.shape(seen)} and {np.shape(coins)}"
+            f"seen must be [{'2' if ends else 'steps'}, {'3 ' if wide > 1 else ''}m] for coins [m],"
+            f" got {np.shape(seen)} and {np.shape(coins)}"
         )
     for name, value in (("delta", delta), ("confidence", confidence)):
         arguments.fraction(name, value)
     # What assumes nothing: from every step, from the end alone, and if all coins were guessed.
-    audited = partial(audit_one_run, delta=delta, confidence=confidence, log_odds=True)
-    odds, steps = canaries.log_odds(seen, algorithm, records=records), len(seen)
-    ends, right = (
-        canaries.last_log_odds(seen, algorithm, records=records),
-        np.arange(count) % 2 == 0,
-    )
+    audited = partial(audit_one_run, delta=delta, confidence=confidence, log_odds=not ends)
+    last = None
+    if steps is None:
+        steps, odds = len(seen), canaries.log_odds(seen, algorithm, records=records)
+        last = audited(canaries.last_log_odds(seen, algorithm, records=records), coins, seed=seed)
+        words = RECORDS if records else WORDS
+    else:
+        records, odds, words = True, canaries.loss_falls(seen), ENDS
+    right = np.arange(count) % 2 == 0
     ceiling = audited(np.where(right, 50.0, -50.0), right, seed=0)
 
     # What the charged kind of mechanism adds: canaries of one run, and each taken as a run.
@@ -115,7 +127,7 @@ def audit_canaries(
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     return EpsilonAudit(
         what="this very run, once",
-        adversary=f"{count:,} canaries: {RECORDS if records else WORDS}",
+        adversary=f"{count:,} canaries: {words}",
         steps=steps,
         runs=1,
         canaries=count,
@@ -126,8 +138,8 @@ def audit_canaries(
         audited=found,
         profile=profile,
         family=family,
-        last=audited(ends, coins, seed=seed),
-        last_of=LAST[records],
+        last=last,
+        last_of=None if last is None else LAST[records],
         reachable=float(np.median(ideal)) if ideal else None,
         all_right=ceiling.epsilon,
         broken=found.epsilon > proven,

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxdp.audit.algorithms import EpsilonAudit
 from jaxdp.audit.canaries import PARTS
 from jaxdp.audit.one_run import audit_canaries
@@ -74,16 +76,31 @@ def audit_run(
 
 
 def audit_rows_of(
-    directory: RunDirectory, algorithm: Algorithm, count: int, delta: float, confidence: float
+    directory: RunDirectory,
+    algorithm: Algorithm,
+    count: int,
+    delta: float,
+    confidence: float,
+    ends: np.ndarray | None = None,
 ) -> EpsilonAudit:
     """The audit of a run whose algorithm and number of candidates are given.
 
     Of candidates that are records, three numbers are released of each in every step.
+
+    Args:
+        directory: of the run.
+        algorithm: of the run.
+        count: m, the number of candidates.
+        delta: of the epsilons.
+        confidence: of the bound.
+        ends: float [2, m], the candidates' losses before the first step and after the last, where
+            they alone are scored.
     """
     report = report_of(directory)
-    seen, steps = canaries.released(directory), report.history[-1].step
+    steps = report.history[-1].step
+    seen = canaries.released(directory) if ends is None else ends
     records = seen.shape == (steps, PARTS * count)
-    if not records and seen.shape != (steps, count):
+    if ends is None and not records and seen.shape != (steps, count):
         raise ValueError(
             f"{directory.canary_gradients} must hold {steps} steps of {count} canaries, got shape "
             f"{seen.shape}"
@@ -108,6 +125,7 @@ def audit_rows_of(
         confidence=confidence,
         claimed=claim,
         records=records,
+        steps=None if ends is None else steps,
     )
 
 

@@ -46,7 +46,7 @@ def asked(given: int | PyTree) -> bool:
 def describe(candidates: Canaries) -> str:
     """A text that changes with the candidates."""
     kind = f" of records {hashed(candidates.rows)}" if candidates.leaf is None else ""
-    return f"{candidates.count} canaries{kind}"
+    return f"{candidates.count} canaries{kind}{' scored at the end' if candidates.last else ''}"
 
 
 def found(
@@ -58,6 +58,7 @@ def found(
     params: PyTree,
     source: Source,
     rows: int | Literal["auto"] | None,
+    scores: Literal["trajectory", "last"] = "trajectory",
 ) -> Canaries:
     """The candidates of a run's audit.
 
@@ -70,12 +71,19 @@ def found(
         params: before the first step.
         source: the records.
         rows: the physical batch size, as the run was given it.
+        scores: "last" scores records by their losses before the first step and after the last.
 
     Raises:
         ValueError: they cannot be distinguished from the records of this run, or the loss captured
             records or a statistic of them, which canaries would change; or records of another kind.
     """
     counted = isinstance(given, int | np.integer)
+    last = arguments.one_of("canary_scores", scores, ("trajectory", "last")) == "last"
+    if last and counted:
+        raise ValueError(
+            'canary_scores must be "trajectory" for canaries that are gradients, got "last" with '
+            f"canaries={given}: a loss has only a record"
+        )
     shown = str(given) if counted else "records"
     if relation is not Relation.ADD_OR_REMOVE_ONE:
         raise ValueError(
@@ -84,7 +92,7 @@ def found(
         )
     if processes.count() > 1:
         raise ValueError(f"canaries must be 0 in several processes, got {shown}")
-    require_auditable(algorithm, records=not counted)
+    require_auditable(algorithm, records=not (counted or last))
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows
         size = size or default_rows(algorithm.mechanism, source)
@@ -95,7 +103,7 @@ def found(
             raise ValueError(f"canaries must be records like {source.example}, got {own.example}")
         gathered = own.gather(np.arange(len(own)), np.ones(len(own), bool))
         rows = jax.tree.map(np.asarray, gathered)
-        return Canaries(rows, loss_fn=loss_fn, params=params)
+        return Canaries(rows, loss_fn=loss_fn, params=params, last=last)
 
     # Of a gradient that is not finite a canary would be left out, and the audit would find nothing.
     trained = grad_fn.trained(params)

@@ -212,6 +212,9 @@ class Run:
         canaries: candidates of an audit, each put in by its own coin; ``audit`` reads what the run
             released of them. A number of gradients in one coordinate, or arrays [m, ...] of
             records like the source's: **public**, and none in the source.
+        canary_scores: of canaries that are records. "trajectory" compares each one's own gradient
+            with the noisy one at every step, which costs a gradient of every candidate in every
+            step; "last" compares its losses before the first step and after the last alone.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
         average: decay of an average of the iterates, released in their place; None for none.
@@ -268,6 +271,7 @@ class Run:
         delta: float | None = None,
         relation: acc.Relation | None = None,
         canaries: int | PyTree = 0,
+        canary_scores: Literal["trajectory", "last"] = "trajectory",
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
@@ -378,7 +382,7 @@ class Run:
                 )
             records = (self._params, self.source, physical_batch_size)
             self._canaries = canary.found(
-                canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records
+                canaries, self._relation, self.algorithm, loss_fn, grad_fn, *records, canary_scores
             )
         self._parts = _parts or Parts()
         # Asked now, for how long steps take is private.
@@ -638,8 +642,11 @@ class Run:
         if self.directory.exists():
             self._kept_state()
             self.directory.checked_ledger()
-        count = self._canaries.count
-        found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
+        count, ends = self._canaries.count, None
+        if self._canaries.last:
+            after = in_structure_of(self._params, shown_params(self.directory)[1], f"{self.path}")
+            ends = np.stack([self._canaries.losses(each) for each in (self._params, after)])
+        found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence, ends)
         row = audit.row_of(self.path.name, found)
         audit.save_audit(self.path, row, found)
         audit.into_report(self.directory, row)
@@ -727,6 +734,8 @@ class Run:
                     coins = canary.kept_coins(count, self.directory, kept.canaries)
                     source = canaries.entered(placed(source), coins)
                     loss_fn, algorithm = canaries.loss(loss_fn), canaries.watched(algorithm)
+                # Of those whose end alone is scored no step keeps or shows anything.
+                watches = canaries is not None and not canaries.last
 
                 def describe(state: TrainState) -> Row:
                     """The part of a row that a state gives: releases and public data alone."""
@@ -792,7 +801,7 @@ class Run:
                     # Its row knows less of the cost.
                     if state.step and start.restarted_since(state):
                         rows[-1] |= describe(state)
-                    if state.step and canaries is not None:
+                    if state.step and watches:
                         canary.publish(self.directory, rows[-1])
                     if state.step and evaluate is not None:
                         rows[-1] |= evaluated(state)
@@ -813,7 +822,7 @@ class Run:
                         row, shown, past = pending
                         checkpoints.wait()
                         start.show(shown, past)
-                        if canaries is not None:
+                        if watches:
                             canary.publish(self.directory, row)
                         show(shown, row)
                         pending = None
@@ -838,7 +847,7 @@ class Run:
                             if state.step == taken + 1:
                                 checkpoints.prepare()  # while the device works
                             norms.append(info.update_norm)
-                            if canaries is not None:
+                            if watches:
                                 seen.append(canary.seen(state.opt_state))
                             infos += clipped
                             progress(before + state.step, None)
@@ -850,7 +859,7 @@ class Run:
                         row: Row = {"step": before + state.step}
                         row["update_norm"] = float(np.mean(jax.device_get(norms)))
                         row |= describe(state)
-                        if canaries is not None:
+                        if watches:
                             row[canary.HASH] = canary.keep(self.directory, first_step, seen)
                         if parts.sensitive:
                             row["sensitive"] = _clip_statistics(infos)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.sampling.source import RandomAccess, Records, as_numbers, converted
+from jaxdp.sampling.source import RandomAccess, Records, Source, as_numbers, converted
 from jaxdp.types import MOST_ON_DEVICE, PyTree
 
 _INT32 = np.dtype(np.int32)
@@ -115,7 +115,7 @@ class BucketedText:
     """A source of records in a few lengths; ``bucketed_text`` makes it."""
 
     # The records, all at the largest length. Sensitive.
-    text: Records = dataclasses.field(repr=False)
+    text: Source = dataclasses.field(repr=False)
     buckets: tuple[tuple[int, int], ...]  # (length, room) pairs, shortest first; public
     names: tuple[str, str]  # the keys of the token ids and of their mask
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)

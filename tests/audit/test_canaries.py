@@ -25,7 +25,7 @@ from jaxdp.clipping.options import paths
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
 from jaxdp.runs.canaries import found
-from jaxdp.sampling import as_source
+from jaxdp.sampling import as_source, bucketed_text, padded_text
 from jaxdp.types import Summed
 from tests.clipping.architectures import opened
 from tests.mechanisms import sgd_of
@@ -43,8 +43,8 @@ ALGORITHM = opt.sgd(sgd_of(0.7, 0.3, 2, 6), 0.1)
 SEVEN = dirac_canaries(7, PARAMS)
 
 
-def kept_records(records=(CX, CY), loss=LOSS):
-    return Canaries(records, loss_fn=loss, params=PARAMS)
+def kept_records(records=(CX, CY), loss=LOSS, **given):
+    return Canaries(records, loss_fn=loss, params=PARAMS, **given)
 
 
 def flat(tree):
@@ -295,9 +295,50 @@ def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_i
     assert np.mean([a.last.epsilon for a in heard]) > 0.85 * heard[0].reachable
 
 
+def test_of_the_last_iterate_the_losses_before_and_after_are_compared():
+    rng, made = np.random.default_rng(0), algorithm(1.0, 0.02)
+    record = lambda k: float(LOSS(PARAMS, (CX[k], CY[k])))  # noqa: E731
+    np.testing.assert_allclose(kept_records().losses(PARAMS)[[0, 69]], [record(0), record(69)])
+    assert kept_records(last=True).watched(ALGORITHM) is ALGORITHM
+
+    def seen(fall, coins):
+        before = rng.normal(size=len(coins)) * 5
+        return np.stack([before, before - fall * coins + 0.1 * rng.normal(size=len(coins))])
+
+    coins = rng.random(300) < 0.5
+    found = audit_canaries(seen(1.0, coins), coins, made, made.total(30), 1e-5, steps=30)
+    assert (found.steps, found.canaries, found.last) == (30, 300, None)
+    assert found.audited.epsilon == found.all_right > found.proven
+    assert found.broken
+    assert "before the first step and after the last" in found.adversary
+    # What is not finite stands in the middle.
+    spoilt = np.array([[np.inf, 5.0, 4.0, 3.0, np.nan], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    np.testing.assert_array_equal(canaries.loss_falls(spoilt), [3, 4, 3, 2, 3])
+    np.testing.assert_array_equal(canaries.loss_falls(np.full((2, 3), np.nan)), 0)
+    with pytest.raises(ValueError, match=r"seen must be \[2, m\] for coins \[m\], got \(3, 300\)"):
+        audit_canaries(np.zeros((3, 300)), coins, made, made.total(30), 1e-5, steps=30)
+
+
+def test_texts_in_buckets_take_canaries_each_in_the_bucket_of_its_length():
+    texts = [np.full(n, n) for n in (1, 2, 3, 4, 5, 6, 7, 8)]
+    source = bucketed_text(texts, {4: 8, 8: 8})
+    added = padded_text([np.full(n, 10 + n) for n in (7, 2, 3)], 8)
+    rows = as_source(added).gather(np.arange(3), np.ones(3, bool))
+    entered = Canaries(rows, loss_fn=LOSS, last=True).entered(source, np.array([True, True, False]))
+    assert (len(entered), entered.example) == (10, source.example)
+    _, mask, found = entered.passes(np.array([8, 0, 9, 7]), 2)
+    drawn = {
+        (part["tokens"].shape[1], int(row[0]))
+        for part, here in zip(found, mask, strict=True)
+        for row in part["tokens"][here]
+    }
+    assert drawn == {(4, 1), (4, 12), (8, 17), (8, 8)}
+
+
 ALONG = {
     "coordinates": lambda seen, made: canaries.log_odds(seen[:, :300], made),
     "gradients": functools.partial(canaries.log_odds, records=True),
+    "losses before and after": lambda seen, _: canaries.loss_falls(split_parts(seen)[2][[0, -1]]),
     "the last losses": functools.partial(canaries.last_log_odds, records=True),
 }
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp import data, features
+from jaxdp import data, dp_sgd, features
 from jaxdp.cli import main
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
@@ -258,6 +258,38 @@ def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_pat
     row = json.loads((tmp_path / "r/report.json").read_text())["audited"]
     assert row["last_of"] == "the losses of the last iterate alone"
     assert "the losses of the last iterate alone" in (tmp_path / "r/report.md").read_text()
+
+
+@small.undrawn()
+def test_of_the_last_iterate_alone_no_step_keeps_anything_and_the_audit_needs_no_training(tmp_path):
+    """A run that memorises; it stops, goes on, and is audited by a program that did not train."""
+    rng = np.random.default_rng(3)
+    x, cx = (rng.normal(size=(n, 100)).astype(np.float32) for n in (40, 60))
+    y, cy = (rng.integers(0, 3, n).astype(np.int32) for n in (40, 60))
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ params["w"] + params["b"], y)
+
+    def run(place="r", scores="last", **given):
+        params = {"w": jnp.zeros((100, 3)), "b": jnp.zeros(3)}
+        mechanism = dp_sgd(noise_multiplier=0.0, l2_clip_norm=9.0, batch_size=20, dataset_size=40)
+        given = {"delta": 1e-4, "canaries": (cx, cy), "canary_scores": scores, **given}
+        given["trainable"] = {"w": True, "b": False}
+        return own.run(tmp_path / place, (x, y), mechanism, loss, params=params, **given)
+
+    with pytest.raises(Stop):
+        run(progress=crash_at(8)).fit(12)
+    refused("mechanism must stay that of the run", run(scores="trajectory").fit, 12)
+    refused("mechanism must stay that of the run", run(canaries=(cx + 1, cy)).fit, 12)
+    run(report=True).fit(12)
+    assert not list((tmp_path / "r").rglob("canary_gradients.npy"))
+    found = run().audit()
+    assert (found.steps, found.canaries, found.last, found.broken) == (12, 60, None, False)
+    assert 0.5 < found.audited.epsilon <= found.all_right
+    assert "60 canaries: records, by their losses before" in (tmp_path / "r/report.md").read_text()
+    assert json.loads((tmp_path / "r/audit.json").read_text())["audited"] == found.audited.epsilon
+    refused('canary_scores must be "trajectory" for canaries that', run, "n", canaries=5)
+    refused("canary_scores must be one of", run, "n", "both")
 
 
 # Audits.
