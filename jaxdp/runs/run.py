@@ -234,9 +234,9 @@ class Run:
             charged to this run's before its first step, so that its epsilon covers both. Once, as
             they are by then; steps that are reserved count.
         extend: the name of a further stage of the run in the folder, which must be finished: from
-            its released parameters (``params`` gives their structure) it trains with what is given
-            here. Steps, rows and the ledger go on, the optimizer's state begins anew. A stage of
-            this name that has begun goes on.
+            its released parameters it trains with what is given here. ``params`` gives their
+            structure, and what no stage has trained. Steps, rows and the ledger go on, the
+            optimizer's state begins anew. A stage of this name that has begun goes on.
         missing_values: True if the loss expects NaN in records, for values that are missing. False
             refuses records in memory or a memory map with NaN, before the first step of the run;
             infinite numbers are refused either way.
