@@ -203,7 +203,7 @@ def test_of_thin_matrices_in_a_loop_no_factors_are_held():
 
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
     plan = {leaf.path[2]: leaf for leaf in grad_fn.plan(params, jnp.ones((4, 20, 8)))}
-    assert [plan[name].engine for name in "abw"] == ["vmap", "vmap", "vmap"]
+    assert [(plan[name].engine, plan[name].whole) for name in "abw"] == [("layer", True)] * 3
     assert [plan[name].bytes for name in "abw"] == [192, 192, 768]
     assert plan["a"].reason == "a loop's, 192 against 2,592 bytes"
 

@@ -232,6 +232,7 @@ class LeafPlan:
     bytes: int = 0  # of every example, what is held for this parameter until the sum is taken
     # Of every example, multiplications beyond those of an ordinary gradient.
     operations: float = 0.0
+    whole: bool = False  # True of a layer whose gradients are taken as those of "vmap" are
 
 
 class Plan(tuple[LeafPlan, ...]):
@@ -315,7 +316,7 @@ def plan_leaves(
         # The same products, taken where the loop's backward pass is, need not hold the factors.
         if chosen == "layer" and alone and gradients < factors:
             less = f"a loop's, {gradients:,} against {gradients + factors:,} bytes"
-            found.append(LeafPlan(path, "vmap", less, "", gradients, layer))
+            found.append(LeafPlan(path, chosen, less, "", gradients, layer, whole=True))
         elif chosen == "ghost":
             found.append(LeafPlan(path, chosen, reason, "", factors, ghost))
         else:
