@@ -49,7 +49,7 @@ LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,  # so that a ramp and long waves are among few
+    "original_max_position_embeddings": 64,  # so that waves of both kinds are among few
 }
 # What config.json says of each, but for the sizes.
 MODELS = {

@@ -31,6 +31,7 @@ from tests.runs.small import undrawn
 ROOT = Path(__file__).parent.parent
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
 KNOWN = {"jax": jax, "jaxdp": jaxdp, "jnp": jnp, "np": np, "optax": optax}
+NNX_LORA = EXAMPLES / "language_model" / "nnx_lora.py"
 MEMORY_MAP, PACKAGES = EXAMPLES / "06_memory_map.py", {"03_equinox": "equinox"}
 
 
@@ -138,7 +139,7 @@ def epsilons(text):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}, SLOW.__contains__)
+    "path", each_of({*EXAMPLES.glob("*.py"), NNX_LORA} - {MEMORY_MAP}, SLOW.__contains__)
 )
 def test_an_example_runs(path, in_a_folder, capsys):
     if package := PACKAGES.get(path.stem):

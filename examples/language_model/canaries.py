@@ -113,6 +113,8 @@ def table(run, kinds, config, length, **models):
             bits = np.log2(config.vocab_size) - np.log2(ranks)
             cells = (
                 f"{whole[side].sum()} of {side.sum()} | {np.median(bits[side]):.1f}"
+                if side.any()
+                else "none | "
                 for side in (put, ~put)
             )
             lines.append(f"| {kind} | {name} | {' | '.join(cells)} |")

@@ -1,6 +1,6 @@
 """DPO: a language model learns privately which of two answers people prefer; a pair is a record.
 
-`python dpo.py model pairs.jsonl held_out_pairs.jsonl adapters`; keys prompt, chosen, rejected.
+`python dpo.py model pairs.jsonl held_out_pairs.jsonl run`; keys prompt, chosen, rejected.
 """
 
 import sys
@@ -38,22 +38,21 @@ def loss_of(config):
     return loss
 
 
-def main(model, private, held_out, adapters, epsilon=4.0):
+def main(model, private, held_out, folder, epsilon=4.0):
     config, params, tokenizer = weights.load(model)
     params = llama.with_lora(jax.random.key(0), params, adapted=("q_proj", "v_proj"))
     loss, private, held_out = loss_of(config), pairs(private, tokenizer), pairs(held_out, tokenizer)
     budget = {"epsilon": float(epsilon), "delta": 1e-5, "steps": STEPS, "l2_clip_norm": 0.1}
     size, lora = len(private["chosen"]["tokens"]), lambda path: "lora" in path
     mechanism = jaxdp.dp_sgd(batch_size=BATCH, dataset_size=size, **budget)
-    trainer = jaxdp.Trainer(loss, mechanism, optax.adam(RATE), private, trainable=lora)
-    state = trainer.init(params)
-    for batch in trainer.batches(STEPS):
-        state, _ = trainer.step(state, batch)
+    optimizer = optax.adam(RATE)
+    run = jaxdp.Run(folder, loss, mechanism, optimizer, private, params=params, trainable=lora)
+    tuned = run.fit()
     losses = jax.jit(lambda p: jax.lax.map(lambda r: loss(p, r), held_out, batch_size=32))
-    for when, found in (("before", losses(params)), ("after", losses(state.params))):
+    for when, found in (("before", losses(params)), ("after", losses(tuned))):
         print(f"{when}: loss {found.mean():.4f}, ranked right {(found < jnp.log(2)).mean():.3f}")
-    print(f"epsilon {trainer.epsilon().upper:.3f}", *trainer.unverified(), sep="\n")
-    weights.save_adapters(adapters, state.params, f"{model}")
+    print(f"epsilon {run.epsilon().upper:.3f}", *run.unverified(), sep="\n")
+    weights.save_adapters(f"{folder}/adapters", tuned, f"{model}")
 
 
 if __name__ == "__main__":

@@ -70,11 +70,8 @@ def config_of(given):
     ):
         if value not in known:
             raise ValueError(f"{name} must be of {known}, got {value!r}")
-    biases = ("q_proj", "k_proj", "v_proj")
-    if given.get("attention_bias") and kind != "qwen2":
-        biases += ("o_proj",)
-    elif kind != "qwen2":
-        biases = ()
+    qkv = ("q_proj", "k_proj", "v_proj")
+    biases = qkv if kind == "qwen2" else (*qkv, "o_proj") * bool(given.get("attention_bias"))
     if given.get("mlp_bias"):
         biases += ("gate_proj", "up_proj", "down_proj")
     return llama.Config(

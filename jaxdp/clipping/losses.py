@@ -201,7 +201,7 @@ def call(loss_fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
             if hasattr(linen, "intercept_methods"):
                 stack.enter_context(linen.intercept_methods(_require_fixed_statistics))
             if hasattr(nnx, "BatchNorm"):
-                stack.enter_context(_checking_nnx(nnx))
+                stack.enter_context(_checking_nnx(nnx, args[1]))
             return loss_fn(*args)
     except Exception as error:
         name, found = type(error).__name__, str(error)
@@ -235,12 +235,14 @@ def _require_fixed_statistics(
 
 
 @contextlib.contextmanager
-def _checking_nnx(nnx: Any) -> Iterator[None]:
+def _checking_nnx(nnx: Any, params: PyTree) -> Iterator[None]:
     """Checks every call of nnx's BatchNorm and Dropout inside, of this thread alone.
 
+    Keys of dropout that stand among ``params`` would be the same for all examples and steps.
     The two classes are changed while the loss is traced, so one thread traces at a time.
     """
     here = threading.get_ident()
+    of_params = {id(leaf) for leaf in jax.tree.leaves(params)}
 
     def own_unless(given: Any, own: Any) -> Any:
         return own if given is None else given
@@ -253,6 +255,7 @@ def _checking_nnx(nnx: Any) -> Iterator[None]:
         off = own_unless(given.get("deterministic"), dropout.deterministic)
         keys = jax.tree.leaves(own_unless(given.get("rngs"), dropout.rngs))
         traced = any(isinstance(key, jax.core.Tracer) for key in keys)
+        traced &= of_params.isdisjoint(map(id, keys))
         if not off and dropout.rate not in (0.0, 1.0) and keys and not traced:
             raise ValueError(_DROPOUT.format("its keys are not the example's"))
 

@@ -1,5 +1,6 @@
 """Checks of all that the clipping engine is given, from shapes alone (so also inside ``jit``)."""
 
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
@@ -44,6 +45,12 @@ def check_option_names(of: str, given: ClippingOptions) -> None:
 
 def checked_trainable(choice: PyTree | Callable[[str], bool] | None) -> Trainable:
     """The caller's choice of trained parameters, in a form that ``jit`` can compare."""
+    if isinstance(choice, type):  # a filter of nnx's: called with a path it would be true of all
+        raise ValueError(
+            "trainable must be a tree of bool, a function from a path to bool, or None, got the "
+            f"class {choice.__name__}. {SPLIT_NNX}: "
+            'trainable={"lora": True, "base": False}'
+        )
     if choice is None or callable(choice):
         return choice
     flags, structure = jax.tree.flatten(choice)
@@ -138,6 +145,14 @@ def check_arrays(params: PyTree) -> None:
             )
 
 
+# Of an nnx model.
+SPLIT_NNX = (
+    "Split the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), train params, and "
+    "put it together in the loss: model = nnx.merge(graphdef, params, rest, copy=True). With LoRA "
+    "it is graphdef, lora, base, rest = nnx.split(model, nnx.LoRAParam, nnx.Param, ...), lora "
+    "trained, base frozen, and rest captured by the loss"
+)
+
 # Of an array that a program was compiled with.
 REUSED = (
     "loss_fn and optimizer must capture arrays that are there, got one whose memory a step has "
@@ -161,12 +176,12 @@ def check_params(params: PyTree, flags: list[bool]) -> None:
     """Raises ValueError unless something is trained, and all of that may move by noise.
 
     Raises:
-        ValueError: with the remedy, where trained leaves are no floating-point numbers, nnx state
-            that is no ``nnx.Param``, or batch statistics.
+        ValueError: with the remedy, where params hold an nnx module, or trained leaves are no
+            floating-point numbers, nnx state that is no ``nnx.Param``, or batch statistics.
     """
     names = paths(params)
     if not flags:
-        raise ValueError(f"params must hold at least one array, got {params!r}")
+        raise ValueError(f"params must hold at least one array, got {reprlib.repr(params)}")
     if not any(flags):
         more = ", ..." if len(names) > 8 else ""
         raise ValueError(
@@ -176,6 +191,12 @@ def check_params(params: PyTree, flags: list[bool]) -> None:
     # Flax is asked only where the process has loaded it already.
     nnx: Any = sys.modules.get("flax.nnx")
     if hasattr(nnx, "Variable"):
+        for node in jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, nnx.Module)):
+            if isinstance(node, nnx.Module):  # its leaves would count a shared weight twice
+                raise ValueError(
+                    f"params must be what nnx.split returns, got a module, {type(node).__name__}. "
+                    + SPLIT_NNX
+                )
         each = iter(flags)
         kinds = jax.tree_util.tree_leaves_with_path(
             params, is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -185,9 +206,7 @@ def check_params(params: PyTree, flags: list[bool]) -> None:
             if isinstance(kind, nnx.Variable) and not isinstance(kind, nnx.Param) and any(trained):
                 raise ValueError(
                     f"params must be nnx.Param where they are trained, got {type(kind).__name__} "
-                    f"at {jax.tree_util.keystr(path)}. Split the model, graphdef, params, rest = "
-                    "nnx.split(model, nnx.Param, ...), train params, and put it together in the "
-                    "loss: model = nnx.merge(graphdef, params, rest, copy=True)"
+                    f"at {jax.tree_util.keystr(path)}. {SPLIT_NNX}"
                 )
     for name, leaf, flag in zip(names, jax.tree.leaves(params), flags, strict=True):
         if flag and "batch_stats" in name:

@@ -349,9 +349,13 @@ def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree
             f"jaxdp.compile_update does the latter; got {jax.tree.structure(params)} for a sum of "
             f"{jax.tree.structure(updates.value)}"
         )
-    found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
-    if found != wanted:
-        raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
+    wanted = jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), summed in zip(wanted, jax.tree.leaves(updates.value), strict=True):
+        if jnp.shape(leaf) != jnp.shape(summed):
+            raise ValueError(
+                f"the sum must have the parameters' shapes, {list(jnp.shape(leaf))} at "
+                f"{jax.tree_util.keystr(path) or 'the root'}, got {list(jnp.shape(summed))}"
+            )
 
 
 def note_extra_args(ticket: Ticket, extra: dict[str, PyTree]) -> None:

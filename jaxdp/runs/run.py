@@ -26,7 +26,12 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.accounting.flat import flatten
 from jaxdp.clipping import losses, options
-from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names
+from jaxdp.clipping.options import (
+    SPLIT_NNX,
+    ClippingOptions,
+    check_arrays,
+    check_option_names,
+)
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement
 from jaxdp.ledger import Ledger
@@ -323,9 +328,8 @@ class Run:
         for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
                 raise ValueError(
-                    f"params must hold numbers, got a key at {jax.tree_util.keystr(keys)}. Split "
-                    "the model, graphdef, params, rest = nnx.split(model, nnx.Param, ...), and put "
-                    "it together in the loss: nnx.merge(graphdef, params, rest, copy=True)"
+                    f"params must hold numbers, got a key at {jax.tree_util.keystr(keys)}. "
+                    + SPLIT_NNX
                 )
         self._params = jax.tree.map(np.asarray, params)
         # On a mesh they stay sharded as they are.

@@ -391,12 +391,24 @@ def test_nnx_state_of_the_batch_is_refused_with_the_remedy():
         cases += [(statistics, loss, params), (statistics, jax.jit(loss), params)]
         cases.append((dropout, *merged(copy, dropout=True)))
     for options in ({"norm": True}, {"dropout": True}):
-        for form in (lambda m: m, nnx.state):
-            cases.append((no_param, lambda m, x: jnp.sum(x) * 0.0, form(Nnx(**options))))
+        cases.append((no_param, lambda m, x: jnp.sum(x) * 0.0, nnx.state(Nnx(**options))))
+    cases.append(("got a module, Nnx.*nnx.split", lambda m, x: jnp.sum(m["m"](x)), {"m": Nnx()}))
     all_refused((words, functools.partial(grads, loss, params)) for words, loss, params in cases)
 
 
-def test_nnx_statistics_that_stay_fixed_and_modules_of_parameters_alone_are_taken():
+def test_nnx_lora_is_split_by_type_and_frozen_keys_are_no_keys_of_an_example():
+    graphdef, lora, base = nnx.split(Nnx(dropout=True), nnx.Param, ...)
+    params, loss = (
+        {"lora": lora, "base": base},
+        lambda p, x: jnp.sum(nnx.merge(graphdef, p["lora"], p["base"], copy=True)(x[None])),
+    )
+    words = "trainable must be .* got the class LoRAParam.* nnx.split"
+    refused(words, grads, loss, params, trainable=nnx.LoRAParam)
+    trainable = {"lora": True, "base": False}
+    refused("keys are not the example's", grads, loss, params, trainable=trainable)
+
+
+def test_nnx_statistics_that_stay_fixed_are_taken():
     graphdef, params, rest = split(norm=True)
 
     def evaluated(params, x):
@@ -405,8 +417,6 @@ def test_nnx_statistics_that_stay_fixed_and_modules_of_parameters_alone_are_take
         return jnp.sum(model(x[None]))
 
     assert np.isfinite(grads(evaluated, params)["linear"]["kernel"][...]).all()
-    found = grads(lambda m, x: jnp.sum(m(x[None])), Nnx())
-    assert np.isfinite(found.linear.kernel[...]).all()
 
 
 def test_nnx_dropout_by_the_remedy_differs_between_examples_and_steps():
@@ -475,7 +485,7 @@ def test_equinox_by_the_remedy():
 def test_nothing_of_flax_stays_changed_and_other_threads_are_let_be():
     calls = (nnx.BatchNorm.__call__, nnx.Dropout.__call__)
     model, found = Nnx(norm=True), []
-    with losses._checking_nnx(nnx):
+    with losses._checking_nnx(nnx, {}):
         assert nnx.BatchNorm.__call__ is not calls[0]
         thread = threading.Thread(target=lambda: found.append(model(X)))
         thread.start()
