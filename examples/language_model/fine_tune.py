@@ -32,7 +32,7 @@ parser.add_argument("--batch", type=int, default=64, help="the expected number o
 parser.add_argument("--rate", type=float, help="of Adam, at first")
 parser.add_argument("--length", type=int, default=64, help="tokens of the longest text; public")
 parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
-parser.add_argument("--rows", default="auto", help="records of a physical batch")
+parser.add_argument("--rows", type=int, default=16, help="records of a physical batch")
 parser.add_argument("--canaries", type=int, default=128, help="of each of two kinds")
 parser.add_argument("--prompt", default="Review:", help="what new texts begin with")
 
@@ -74,7 +74,7 @@ def main(args):
         delta=DELTA,
         evaluate=judge,
         every=max(1, args.steps // 2),
-        physical_batch_size=args.rows if args.rows == "auto" else int(args.rows),
+        physical_batch_size=args.rows,
         canaries=texts.source([*chain(*kinds.values())], args.length) if kinds else 0,
         canary_scores="last" if kinds else "trajectory",
     )
