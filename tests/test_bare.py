@@ -89,7 +89,7 @@ def asked_for():
 
 def test_the_extra_that_is_named_brings_the_package_and_all_brings_what_the_others_do():
     assert brought_by("all") == set.union(
-        *map(brought_by, ("train", "safetensors", "cli", "data", "papers"))
+        *map(brought_by, ("train", "safetensors", "language-models", "cli", "data", "papers"))
     )
     assert brought_by("all") <= brought_by("test") <= brought_by("dev")
     asked = set(asked_for())

@@ -102,8 +102,8 @@ def test_a_text_is_cut_and_ends_and_an_answer_is_whole(tokenizer, tmp_path):
     ("line", "words"),
     [
         ("", "must hold texts"),
-        ('{"text": "a", "user": 0}\n{"text"', "line 2: expected JSON"),
-        ('{"text": "a", "user": 0}\n\n\xff', "line 3: expected JSON"),
+        ('{"text": "a", "user": 0}\n{"text"', "line 2: expected one JSON"),
+        ('{"text": "a", "user": 0}\n\n\xff', "line 3: expected one JSON"),
         ('["secret"]', r"line 1: expected an object with \['text', 'user'\]"),
         ('{"text": "", "user": "ann"}', r"line 1: expected an object with \['text'\]"),
         ('{"text": "secret"}', r"line 1: expected an object with \['user'\]"),
@@ -153,7 +153,7 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     assert len(right) == len(records) - 1
     want = {"accuracy": np.mean(right), "perplexity": np.exp(np.mean(losses))}
     assert found == pytest.approx(want, rel=1e-2)
-    alone = texts.Judge(config, tokenizer, records[-1:], 40)(params)
+    alone = texts.Judge(config, tokenizer, records[-1:] * 40, 40)(params)
     assert list(alone) == ["perplexity"]
     asked = records[0]["tokens"][:2]
     other = [{"tokens": [*asked, 7, last], "answer": (2, 4)} for last in (8, 9)]
