@@ -189,11 +189,12 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
 
 
 def test_dpo_learns_what_people_prefer(folder, tmp_path, capsys, monkeypatch):
-    for name, value in {"STEPS": 10, "BATCH": 256, "LENGTH": 32, "RATE": 0.01, "BETA": 1.0}.items():
-        monkeypatch.setattr(dpo, name, value)
-    dpo.main(folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path)
+    monkeypatch.setattr(dpo, "BETA", 1.0)
+    files = [folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path]
+    options = "--steps 10 --batch 256 --length 32 --rate 0.01".split()
+    dpo.main(dpo.parser.parse_args([*map(str, files), *options]))
     said = capsys.readouterr().out
-    before, after = map(float, re.findall(r"loss ([\d.]+)", said))
+    before, after = map(float, re.findall(r"(?:before|after) ([\d.]+)", said))
     assert before == pytest.approx(np.log(2), abs=1e-3)
     assert after < 0.5
     assert 3.9 < float(re.search(r"epsilon ([\d.]+)", said)[1]) <= 4
