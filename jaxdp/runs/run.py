@@ -648,7 +648,7 @@ class Run:
             self.directory.checked_ledger()
         count, ends = self._canaries.count, None
         if self._canaries.last:
-            after = self._like_released(self.directory, self._params)[1]
+            after = self._like_released(self.directory.latest, self._params)[1]
             ends = np.stack([self._canaries.losses(each) for each in (self._params, after)])
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence, ends)
         row = audit.row_of(self.path.name, found)
