@@ -672,8 +672,8 @@ class Run:
         params = self.params
         if params is None and only is None and self._frozen is not None:
             params = self._like_released(self.directory.latest, self._params)[1]
-        if params is not None and only == "trained":
-            params = self._trained_of(params)
+        if params is not None and only == "trained":  # by any stage, which the folder tells
+            params = None if self.directory.stage else self._trained_of(params)
         export_params(self.directory, path, params, only)
 
     def _train(self, steps: int, asked: bool) -> Result:
