@@ -278,7 +278,7 @@ def test_of_the_last_iterate_alone_no_step_keeps_anything_and_the_audit_needs_no
         return own.run(tmp_path / place, (x, y), mechanism, loss, params=params, **given)
 
     with pytest.raises(Stop):
-        run(progress=crash_at(8)).fit(12)
+        run(progress=crash_at(8), secret=Secret.from_seed(2)).fit(12)
     refused("mechanism must stay that of the run", run(scores="trajectory").fit, 12)
     refused("mechanism must stay that of the run", run(canaries=(cx + 1, cy)).fit, 12)
     run(report=True).fit(12)
