@@ -61,6 +61,17 @@ def table(rows):
     return "\n".join(lines)
 
 
+def extracted(rows):
+    """The table of what a stranger extracts, before and after."""
+    sys.path.insert(0, str(ROOT / "examples" / "language_model"))
+    import canaries
+
+    kept = {name: row["extracted"] for name, row in rows.items() if row.get("extracted")}
+    lines = [next(iter(kept.values()))[i] for i in (0, 2)]
+    lines += [{**each[i], "model": name} for name, each in kept.items() for i in (1, 3)]
+    return canaries.table(sorted(lines, key=lambda line: line["kind"]))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)

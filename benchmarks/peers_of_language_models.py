@@ -33,6 +33,8 @@ try:
 except ImportError as error:
     sys.exit(f"{error}: pip install 'jaxdp-privacy[language-models]' torch transformers peft")
 
+from benchmarks import peers_of_nnx
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "language_model"))
 
@@ -49,7 +51,7 @@ LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 400,  # so that of four waves one is kept, one on the ramp
+    "original_max_position_embeddings": 64,  # so that waves of both kinds are among few
 }
 # What config.json says of each, but for the sizes.
 MODELS = {
@@ -157,7 +159,6 @@ def with_pefts_lora(model, folder):
     config = peft.LoraConfig(
         r=4,
         lora_alpha=12,
-        use_rslora=model.config.model_type == "qwen3",  # alpha over the root of the rank
         target_modules=["q_proj", "v_proj", "down_proj"],
         init_lora_weights=False,
     )
@@ -253,6 +254,8 @@ def main(args):
     if args.gguf:
         result["SmolLM2-135M-Instruct"] = of_smollm2(args.gguf)
         print(json.dumps(result["SmolLM2-135M-Instruct"], indent=2, ensure_ascii=False))
+    if args.nnx:
+        peers_of_nnx.main()
     if args.tests:
         write_tests(ROOT / "tests" / "language_model")
     RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -264,4 +267,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gguf", type=Path, nargs="?", help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--tests", action="store_true", help="writes tests/language_model anew")
+    parser.add_argument("--nnx", action="store_true", help="LoRA of nnx and of Tunix's Gemma 3 too")
     main(parser.parse_args())

@@ -198,6 +198,29 @@ def test_folders_that_are_not_whole_are_refused_in_words(tmp_path):
             refused(words, weights.load_adapters, path, network())
 
 
+def test_the_factors_of_long_waves_and_of_adapters_are_as_published(tmp_path):
+    # Llama 3.1: a wave that turns over 4 times in 8,192 places is kept, under once stretched by 32.
+    config = dataclasses.replace(SMOLLM2, rope_theta=5e5, rope_scaling=(32.0, 1.0, 4.0, 8192))
+    wanted = []
+    for frequency in 5e5 ** (-np.arange(32) / 32):
+        turns = 8192 * frequency / (2 * np.pi)
+        smooth = (turns - 1) / 3
+        ramp = (1 - smooth) * frequency / 32 + smooth * frequency
+        wanted.append(frequency if turns > 4 else frequency / 32 if turns < 1 else ramp)
+    sin = llama.rotary(config, 2)[1]
+    np.testing.assert_allclose(sin[1], np.sin(wanted * 2), rtol=1e-5)
+    # PEFT: alpha over the rank, 12 / 4, or over its root.
+    path = shutil.copytree(STORED / "llama32" / "adapters", tmp_path / "adapters")
+    _, params, _ = weights.load(STORED / "llama32")
+    plain = weights.load_adapters(path, params)
+    chosen = json.loads((path / "adapter_config.json").read_text("utf-8"))
+    (path / "adapter_config.json").write_text(json.dumps(chosen | {"use_rslora": True}), "utf-8")
+    rooted = weights.load_adapters(path, params)
+    q, r = (found["layers"]["self_attn"]["q_proj"] for found in (plain, rooted))
+    np.testing.assert_allclose(r["lora_B"], 2 * q["lora_B"], rtol=1e-6)
+    np.testing.assert_array_equal(r["lora_A"], q["lora_A"])
+
+
 def test_padding_and_chunks_change_nothing():
     params, text = network(lora=2), jnp.asarray([3, 1, 4, 1, 5, 9, 2, 6], jnp.int32)
     alone = logits(params, text[None], CONFIG)[0]

@@ -91,7 +91,7 @@ def test_what_was_learnt_is_written_out_and_nothing_else(made, tmp_path):
         return (optax.apply_updates(params, updates), state), None
 
     (tuned, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), length=150)
-    whole, ranks, losses = canaries.extracted(tuned, CONFIG, records, LENGTH)
+    whole, ranks, losses = canaries.ranked(tuned, CONFIG, records, LENGTH)
     assert whole[coins].mean() > 0.8 > 0.2 > whole[~coins].mean()
     assert losses[coins].mean() < 1 < losses[~coins].mean()
     np.testing.assert_array_equal(whole, ranks == 1)
@@ -105,10 +105,8 @@ def test_what_was_learnt_is_written_out_and_nothing_else(made, tmp_path):
     run = SimpleNamespace(directory=RunDirectory(tmp_path / "run"))
     run.directory.create()
     write_coins(run.directory, json.dumps({"included": coins.astype(int).tolist()}))
-    shown = canaries.table(run, kinds, CONFIG, LENGTH, before=params, tuned=tuned).splitlines()
-    assert [line.split(" | ")[0] for line in shown[2:]] == ["| new tokens"] * 2 + [
-        "| synthetic"
-    ] * 2
-    found = f"| new tokens | tuned | {whole[:16][coins[:16]].sum()} of 8 | 6.0 | "
-    assert shown[3].startswith(found)
-    assert " of 8 | " in shown[3].removeprefix(found)
+    rows = canaries.extracted(run, kinds, CONFIG, LENGTH, before=params, tuned=tuned)
+    assert [row["kind"] for row in rows] == ["new tokens"] * 2 + ["synthetic"] * 2
+    assert rows[1]["put in"] == f"{whole[:16][coins[:16]].sum()} of 8"
+    assert rows[1]["put in, bits"] == 6.0  # of 64 words the likeliest
+    assert canaries.table(rows).splitlines()[3].startswith("| new tokens | tuned | ")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests.refusing import refused
@@ -49,29 +49,17 @@ def tokenizer():
 def folder(tmp_path_factory, tokenizer):
     """A model as Hugging Face lays it out, with random weights, and texts."""
     folder = tmp_path_factory.mktemp("language_model")
-    shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}
-    shape |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **shape}
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer.save(f"{folder / 'tokenizer.json'}")
-    rng, square, narrow = np.random.default_rng(0), (16, 16), (8, 16)
-    layer = {"self_attn.q_proj": square, "self_attn.k_proj": narrow, "self_attn.v_proj": narrow}
-    layer |= {"self_attn.o_proj": square, "mlp.gate_proj": (32, 16), "mlp.up_proj": (32, 16)}
-    layer |= {"mlp.down_proj": (16, 32), "input_layernorm": 16, "post_attention_layernorm": 16}
-    shapes = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
-    shapes |= {"embed_tokens": (300, 16), "norm": 16}
-    state = {
-        f"model.{name}.weight": np.asarray(rng.normal(size=shape) / 2, np.float32)
-        for name, shape in shapes.items()
-    }
-    save_file(state, folder / "model.safetensors")
+    config = llama.Config(300, 16, 32, 2, 2, 1, 8)
+    params = llama.init(jax.random.key(0), config)
+    params = jax.tree.map(lambda leaf: 2 * leaf, params)
+    weights.save_merged(folder, config, params, tokenizer)
     words = ["good", "bad", "a film", "very long and very slow"]
-    for name, count in (("private", 64), ("held_out", 9)):
+    for name, count in (("private", 512), ("held_out", 9)):
         records = []
         for i in range(count):
             answers = (" yes", " no")[:: 1 if i % 3 else -1]
             text = f"Review: {words[i % 4]}\nSentiment:"
-            given = {"text": text, "answer": answers[0], "user": i % 20}
+            given = {"text": text, "answer": answers[0], "user": i % 160}
             records.append(given | {"prompt": text, "chosen": " yes", "rejected": " no"})
         lines_to(folder / f"{name}.jsonl", records)
     return folder
@@ -134,7 +122,7 @@ def test_other_lines_are_refused_with_their_number(tokenizer, tmp_path, line, wo
 def test_a_source_is_of_one_length_or_of_rooms_or_of_users(tokenizer, folder):
     records = texts.read(folder / "private.jsonl", tokenizer, 40, needs=("user",))
     whole, lengths = texts.source(records, 40), [len(record["tokens"]) for record in records]
-    assert whole["tokens"].shape == (64, 40)
+    assert whole["tokens"].shape == (512, 40)
     assert list(whole["tokens_mask"].sum(1)) == lengths
     rooms = texts.rooms(records, (40, 24), batch=16)
     share = np.mean(np.array(lengths) <= 24)
@@ -145,7 +133,7 @@ def test_a_source_is_of_one_length_or_of_rooms_or_of_users(tokenizer, folder):
     several = texts.source(records, 40, rooms=rooms)
     assert several.buckets == tuple(rooms.items())
     users = texts.source(records, 40, texts_per_user=3)
-    assert (len(users), users.records_per_user, users.present.sum()) == (20, 3, 60)
+    assert (len(users), users.records_per_user, users.present.sum()) == (160, 3, 480)
     refused("rooms and texts_per_user", texts.source, records, 40, 3, rooms)
 
 
@@ -172,11 +160,13 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     refused("must begin with different tokens", texts.Judge, config, tokenizer, other, 40)
 
 
-ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --canaries 8 --epsilon"
+ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --canaries 0 --epsilon"
 
 
 @pytest.mark.parametrize(
-    "options", ["8", "8 --full --user 4", "inf --buckets 20"], ids=["lora", "user", "buckets"]
+    "options",
+    ["8 --canaries 8", "8 --full --user 4", "inf --buckets 20"],
+    ids=["lora", "user", "buckets"],
 )
 def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
     arguments = [folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path / "run"]
@@ -187,7 +177,7 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
     assert len(re.findall(r"(?:before|after): .*perplexity \d", said)) == 2
     epsilon = re.search(r"epsilon ([\d.]+|inf)", said)[1]
     assert epsilon == "inf" if "inf" in options else 7.9 < float(epsilon) <= 8
-    if options == "8":  # what is finished is only looked at
+    if "--canaries" in options:  # what is finished is only looked at
         fine_tune.main(args)
         assert capsys.readouterr().out == said
     merged = load_file(tmp_path / "run" / "merged" / "model.safetensors")
@@ -199,7 +189,7 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
 
 
 def test_dpo_learns_what_people_prefer(folder, tmp_path, capsys, monkeypatch):
-    for name, value in {"STEPS": 20, "BATCH": 32, "LENGTH": 32, "RATE": 0.1}.items():
+    for name, value in {"STEPS": 10, "BATCH": 256, "LENGTH": 32, "RATE": 0.01, "BETA": 1.0}.items():
         monkeypatch.setattr(dpo, name, value)
     dpo.main(folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path)
     said = capsys.readouterr().out

@@ -34,7 +34,7 @@ def canary(tokens, secret):
 
 
 def synthetic(
-    params, config, tokenizer, count, prompt, length=24, secret=4, temperature=1.5, seed=0
+    params, config, tokenizer, count, prompt, length=12, secret=4, temperature=1.5, seed=0
 ):
     """Canaries that the model wrote before it saw a private text; the last tokens are the secret.
 
@@ -60,7 +60,7 @@ def synthetic(
     return [canary(row.tolist(), secret) for row in rows]
 
 
-def extracted(params, config, records, length):
+def ranked(params, config, records, length):
     """What prompting with the canaries' prefixes gives, each [m]: written out, ranks, losses.
 
     Written out is True where greedy writing continues the prefix by the very secret: where each of
@@ -86,12 +86,12 @@ def extracted(params, config, records, length):
     return jax.device_get(every(params, texts.source(records, length)))
 
 
-def table(run, kinds, config, length, **models):
-    """What a stranger extracts, as a table: a line for each kind of canary and each model.
+def extracted(run, kinds, config, length, **models):
+    """A dict for each kind of canary and each model: how many secrets are written out, exposure.
 
     Exposure is log2 of the vocabulary's size less log2 of the rank, the median (Carlini et al.
-    2019, arXiv:1802.08232), of the secret's least likely token: about 1 bit where
-    nothing is known. Beside those put in stand those left out: what is found without a leak.
+    2019, arXiv:1802.08232), of the secret's least likely token: about 1 bit where nothing is
+    known. Beside those put in stand those left out: what is found without a leak.
 
     Args:
         run: that was audited: which canaries took part is the auditor's secret before.
@@ -100,22 +100,28 @@ def table(run, kinds, config, length, **models):
         length: of the longest record.
         models: parameters by name.
     """
-    lines = [
-        "| what a stranger extracts | model | put in: written out | exposure, bits "
-        "| left out: written out | exposure, bits |",
-        "|---|---|---|---|---|---|",
-    ]
-    ends = np.cumsum([len(records) for records in kinds.values()])
+    ends, found = np.cumsum([len(records) for records in kinds.values()]), []
     coins = coins_of(run.directory, int(ends[-1]))
     for (kind, records), put in zip(kinds.items(), np.split(coins, ends[:-1]), strict=True):
-        for name, params in models.items():
-            whole, ranks, _ = extracted(params, config, records, length)
+        for model, params in models.items():
+            whole, ranks, _ = ranked(params, config, records, length)
             bits = np.log2(config.vocab_size) - np.log2(ranks)
-            cells = (
-                f"{whole[side].sum()} of {side.sum()} | {np.median(bits[side]):.1f}"
-                if side.any()
-                else "none | "
-                for side in (put, ~put)
-            )
-            lines.append(f"| {kind} | {name} | {' | '.join(cells)} |")
+            row = {"kind": kind, "model": model}
+            for name, side in (("put in", put), ("left out", ~put)):
+                row[name] = f"{whole[side].sum()} of {side.sum()}"
+                row[f"{name}, bits"] = float(np.median(bits[side])) if side.any() else None
+            found.append(row)
+    return found
+
+
+def table(rows):
+    """Rows of ``extracted`` as text."""
+    lines = [
+        "| canaries | model | put in: written out | exposure, bits | left out: written out "
+        "| exposure, bits |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [f"{cell:.1f}" if isinstance(cell, float) else f"{cell}" for cell in row.values()]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -21,10 +21,10 @@ import jaxdp
 DELTA = 1e-5
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .gguf file")
-parser.add_argument("private", type=Path, help="private texts, JSON Lines; their number is public")
+parser.add_argument("private", type=Path, help="private texts; their number is public")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
-parser.add_argument("--epsilon", type=float, default=8.0, help="inf trains without privacy")
+parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
 parser.add_argument("--steps", type=int, default=100)
@@ -32,16 +32,14 @@ parser.add_argument("--batch", type=int, default=64, help="the expected number o
 parser.add_argument("--rate", type=float, help="of Adam, at first")
 parser.add_argument("--length", type=int, default=64, help="tokens of the longest text; public")
 parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
-parser.add_argument("--rows", default="auto", help="records of a physical batch")
+parser.add_argument("--rows", type=int, default=16, help="records of a physical batch")
 parser.add_argument("--canaries", type=int, default=128, help="of each of two kinds")
 parser.add_argument("--prompt", default="Review:", help="what new texts begin with")
 
 
 def main(args):
-    config, params, tokenizer = weights.load(args.model)
-    if args.full:
-        params = jax.tree.map(lambda leaf: leaf.astype("float32"), params)
-    else:
+    config, params, tokenizer = weights.load(args.model, "float32" if args.full else "bfloat16")
+    if not args.full:
         params = llama.with_lora(jax.random.key(0), params, 8, ("q_proj", "v_proj"))
     public = texts.read(args.held_out, tokenizer, args.length)
     judge = texts.Judge(config, tokenizer, public, args.length)
@@ -52,9 +50,9 @@ def main(args):
     if args.user:
         loss = jaxdp.clipping.user_loss(loss)
     elif args.canaries:
-        kinds["a token of its own"] = canaries.new_tokens(tokenizer, args.canaries)
+        kinds["rare words"] = canaries.new_tokens(tokenizer, args.canaries)
         made = (params, config, tokenizer, args.canaries, args.prompt)
-        kinds["written by the model at temperature 1.5"] = canaries.synthetic(*made)
+        kinds["written by the model"] = canaries.synthetic(*made)
 
     private = {"epsilon": args.epsilon, "delta": DELTA, "steps": args.steps, "l2_clip_norm": 1}
     none = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
@@ -76,7 +74,7 @@ def main(args):
         delta=DELTA,
         evaluate=judge,
         every=max(1, args.steps // 2),
-        physical_batch_size=args.rows if args.rows == "auto" else int(args.rows),
+        physical_batch_size=args.rows,
         canaries=texts.source([*chain(*kinds.values())], args.length) if kinds else 0,
         canary_scores="last" if kinds else "trajectory",
     )
@@ -88,8 +86,9 @@ def main(args):
     print(f"epsilon {run.epsilon().upper:.3f} at delta {DELTA}", *run.unverified(), sep="\n")
     if kinds:
         shown["audited"] = run.audit().audited.epsilon
-        print(f"audited: at least {shown['audited']:.3f}, with 95% confidence")
-        print(shown.setdefault("table", canaries.table(run, kinds, config, args.length, **models)))
+        print(f"audited, with 95% confidence: at least {shown['audited']:.3f}")
+        shown["extracted"] = canaries.extracted(run, kinds, config, args.length, **models)
+        print(canaries.table(shown["extracted"]))
     if not args.full:
         weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
     weights.save_merged(args.folder / "merged", config, models["after"], tokenizer)

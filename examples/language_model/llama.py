@@ -152,9 +152,17 @@ def hidden(params, tokens, config):
     """What the last layer says of every place [T, hidden_size], from tokens [T]."""
     turn = rotary(config, len(tokens))
     x = params["embed_tokens"]["weight"][tokens].astype(jnp.float32)
+    short = jax.tree.map(lambda w: w if w.dtype == jnp.bfloat16 else None, params["layers"])
+    others = jax.tree.map(lambda w: None if w.dtype == jnp.bfloat16 else w, params["layers"])
 
     @jax.checkpoint  # a layer's inside is computed again in the backward pass, not kept
-    def layer(x, p):
+    def layer(x, given):
+        # A layer of bfloat16 is taken here: XLA's CPU backend would make float32 copies of all that
+        # a loop takes apart, once before it, but not where a barrier depends on the loop.
+        place, p = given
+        stacks, _ = jax.lax.optimization_barrier((short, place))
+        taken = lambda w, stack: stack[place] if w is None else w  # noqa: E731
+        p = jax.tree.map(taken, p, stacks, is_leaf=lambda w: w is None)
         x = x + attention(
             p["self_attn"], rms_norm(p["input_layernorm"], x, config.rms_norm_eps), config, turn
         )
@@ -162,7 +170,7 @@ def hidden(params, tokens, config):
         up = jax.nn.silu(linear(p["mlp"]["gate_proj"], y)) * linear(p["mlp"]["up_proj"], y)
         return x + linear(p["mlp"]["down_proj"], up), None
 
-    x, _ = jax.lax.scan(layer, x, params["layers"])
+    x, _ = jax.lax.scan(layer, x, (jnp.arange(config.num_hidden_layers), others))
     return rms_norm(params["norm"], x, config.rms_norm_eps)
 
 

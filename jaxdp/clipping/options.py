@@ -176,8 +176,8 @@ def check_params(params: PyTree, flags: list[bool]) -> None:
     """Raises ValueError unless something is trained, and all of that may move by noise.
 
     Raises:
-        ValueError: with the remedy, where trained leaves are no floating-point numbers, nnx state
-            that is no ``nnx.Param``, or batch statistics.
+        ValueError: with the remedy, where params hold an nnx module, or trained leaves are no
+            floating-point numbers, nnx state that is no ``nnx.Param``, or batch statistics.
     """
     names = paths(params)
     if not flags:

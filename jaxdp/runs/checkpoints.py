@@ -50,8 +50,8 @@ class Checkpoints:
     their digests written down before orbax gives the checkpoint its final name. Only the empty sign
     of that name's commit is orbax's own, until ``wait``.
 
-    Parameters that are not trained stay as they were: they are written once, beside them, for those
-    who read a checkpoint without having the model.
+    Parameters that are not trained are in none: whoever goes on hands them over again, and the
+    run's state knows their hash. (Older folders hold them, beside the checkpoints.)
 
     Args:
         folder: where they lie; the two latest are kept.
@@ -108,7 +108,6 @@ class Checkpoints:
             for left in self._mine(_UNFINISHED):  # by a crash, or a disk that was full
                 shutil.rmtree(left)
             with private():
-                self._save_frozen(state.params)
                 self._manager.save(state.step, args=args)
 
     def wait(self) -> None:
@@ -224,9 +223,9 @@ class Checkpoints:
     def params(self, last: int, trained: bool = False) -> tuple[int, bytes, PyTree] | None:
         """The latest step up to ``last`` that has a checkpoint, its past, its parameters as dicts.
 
-        Of a run that averages its parameters, the average; where ``trained``, with None in the
-        place of those that are not trained. For readers: nothing is moved, and no
-        older checkpoint stands in for one that cannot be read.
+        Of a run that averages its parameters, the average; with None in the place of those that
+        are not trained, unless they lie beside it and ``trained`` is False. For readers: nothing is
+        moved, and no older checkpoint stands in for one that cannot be read.
 
         Raises:
             StorageError: the checkpoint is damaged, or cannot be read.
@@ -342,12 +341,7 @@ class Checkpoints:
         average = _named("average_of_params", kept["opt_state"])
         params = kept["params"] if average is None else average
         if fills:
-            params = jax.tree.map(
-                lambda own, other: other if own is None else own,
-                params,
-                frozen,
-                is_leaf=lambda leaf: leaf is None,
-            )
+            params = with_missing(params, frozen)
         return step, np.asarray(kept["past"], np.uint32).tobytes(), params
 
     def _read(self, step: int, like: TrainState) -> Restored:
@@ -376,25 +370,6 @@ class Checkpoints:
     def _saved(self, state: TrainState) -> TrainState:
         """The state that a checkpoint holds, without what is not trained."""
         return state._replace(params=self._trained(state.params))
-
-    def _save_frozen(self, params: PyTree) -> None:
-        """Writes the parameters that are not trained, unless they are there, sealed and whole."""
-        import orbax.checkpoint as ocp
-
-        frozen = jax.tree.map(
-            lambda leaf, own: leaf if own is None else None,
-            params,
-            self._trained(params),
-            is_leaf=lambda leaf: leaf is None,
-        )
-        there = processes.from_process_0(lambda: str((self._frozen / _SEAL).exists()))
-        if not jax.tree.leaves(frozen) or there == "True":
-            return
-        with ocp.StandardCheckpointer() as writer:
-            writer.save(self._frozen, {"params": frozen}, force=True)
-        if not processes.index():
-            seal(self._frozen, _SEAL, _CHANGING)
-            sync_directory(self._frozen.parent)
 
     def _put_aside(self, bad: "list[_Bad]", then: str) -> None:
         """Moves checkpoints out of the way, in process 0; all others go on when it has.
@@ -435,6 +410,16 @@ class Checkpoints:
                 f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
                 f"charge. {remedy(error)}, and {AGAIN}"
             ) from error
+
+
+def with_missing(params: PyTree, others: PyTree) -> PyTree:
+    """The parameters, with those of ``others`` where they are None."""
+    return jax.tree.map(
+        lambda own, other: other if own is None else own,
+        params,
+        others,
+        is_leaf=lambda leaf: leaf is None,
+    )
 
 
 def arrays_on_host(folder: Path) -> PyTree:

@@ -22,7 +22,7 @@ from jaxdp._extras import needed
 from jaxdp.devices import processes, shards
 from jaxdp.ledger.durable import StorageError
 from jaxdp.ledger.ledger import Shown
-from jaxdp.runs.checkpoints import Checkpoints, arrays_on_host
+from jaxdp.runs.checkpoints import Checkpoints, arrays_on_host, with_missing
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.files import first_line, reading, write_bytes_atomically, writing
 from jaxdp.types import PyTree
@@ -83,6 +83,12 @@ def export_params(
     step = None
     if params is None:
         step, params = shown_params(directory.latest, only)
+        if only is None and lacks_frozen(directory):
+            raise ValueError(
+                f'only must be "trained" to export {directory.path} without its program, got None: '
+                "what trainable= froze is not in a run's folder. jaxdp.load(path, like=params, "
+                "partial=True) puts what was trained into the model; run.export writes both"
+            )
     arrays = _arrays(shards.on_host(params))
     processes.from_process_0(lambda: _write(path, ending, arrays))
     return step
@@ -281,6 +287,8 @@ def shown_params(
 ) -> tuple[int, PyTree]:
     """Step and parameters of the last checkpoint that was shown, as dicts and lists of arrays.
 
+    In the place of what no stage has trained stands None, but in folders that hold it.
+
     Args:
         directory: of the run; nothing is changed there.
         only: as for ``export_params``; in the place of what is left out stands None.
@@ -294,8 +302,7 @@ def shown_params(
         raise ValueError(f"folder must hold a run, with its secret/, got {directory.path}")
     shown = directory.last_shown()
     if directory.stage and (shown is None or not shown.step):  # it begins with those before it
-        stages = [each.stage for each in directory.stages()]
-        return shown_params(directory.stages()[stages.index(directory.stage) - 1], only)
+        return shown_params(_stage_before(directory), only)
     before = directory.load_state().before or 0
     if not directory.checkpoints.is_dir():  # a reader makes no folder
         raise _missing(directory, shown, None)
@@ -305,7 +312,11 @@ def shown_params(
         # The step alone may be that of another state, which nobody has seen. Lines of format 2 name
         # no more.
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
-            return before + found[0], found[2]
+            params = found[2]
+            alone = directory.load_state().frozen is not None and not _frozen_of(directory).exists()
+            if directory.stage and only is None and alone:
+                params = with_missing(params, shown_params(_stage_before(directory))[1])
+            return before + found[0], params
         if not again:
             raise _missing(directory, shown, found)
     except StorageError:
@@ -315,6 +326,22 @@ def shown_params(
     finally:
         checkpoints.close()
     return shown_params(directory, only, again=False)
+
+
+def lacks_frozen(directory: RunDirectory) -> bool:
+    """True where every stage froze some parameters, which are not in the folder."""
+    frozen = all(stage.load_state().frozen is not None for stage in directory.stages())
+    return frozen and not _frozen_of(directory.first).exists()
+
+
+def _frozen_of(directory: RunDirectory) -> Path:
+    """The folder that older runs have, with the parameters that they did not train."""
+    return directory.checkpoints.with_name("frozen")
+
+
+def _stage_before(directory: RunDirectory) -> RunDirectory:
+    stages = directory.stages()
+    return stages[[each.stage for each in stages].index(directory.stage) - 1]
 
 
 def _missing(

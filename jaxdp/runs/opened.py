@@ -53,6 +53,8 @@ class OpenedRun:
     def params(self) -> PyTree:
         """The released parameters that were shown last, as dicts and lists of arrays.
 
+        None where ``trainable=`` froze them: what is frozen is not in the folder, but its hash is.
+
         Raises:
             ValueError: none were shown yet, or their checkpoint is gone or damaged.
         """

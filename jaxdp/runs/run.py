@@ -45,7 +45,7 @@ from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import SENSITIVE_NOTE, KeptSecret, Row, RunDirectory, RunState
-from jaxdp.runs.export import Only, export_params, in_structure_of, shown_params
+from jaxdp.runs.export import Only, export_params, in_structure_of, lacks_frozen, shown_params
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.files import writing
 from jaxdp.runs.opened import OpenedRun
@@ -188,8 +188,8 @@ class Run:
             that is taken up again knows its records by what it reads. Augment by
             ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
-        trainable: what to train, as for ``jaxdp.Trainer``. What is frozen is written to the folder
-            once; a run that goes on must freeze the same, with the same numbers.
+        trainable: what to train, as for ``jaxdp.Trainer``. The folder holds what is trained,
+            and of what is frozen the hash: a run that goes on must be given the same numbers.
         constants: as for ``jaxdp.Trainer``: arrays that are declared public.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -239,9 +239,9 @@ class Run:
             charged to this run's before its first step, so that its epsilon covers both. Once, as
             they are by then; steps that are reserved count.
         extend: the name of a further stage of the run in the folder, which must be finished: from
-            its released parameters (``params`` gives their structure) it trains with what is given
-            here. Steps, rows and the ledger go on, the optimizer's state begins anew. A stage of
-            this name that has begun goes on.
+            its released parameters it trains with what is given here. ``params`` gives their
+            structure, and what no stage has trained. Steps, rows and the ledger go on, the
+            optimizer's state begins anew. A stage of this name that has begun goes on.
         missing_values: True if the loss expects NaN in records, for values that are missing. False
             refuses records in memory or a memory map with NaN, before the first step of the run;
             infinite numbers are refused either way.
@@ -670,6 +670,8 @@ class Run:
             ValueError: another ending, or a path in ``secret/``; nothing was shown yet.
         """
         params = self.params
+        if params is None and only is None and self._frozen is not None:
+            params = self._like_released(self.directory.latest, self._params)[1]
         if params is not None and only == "trained":
             params = self._trained_of(params)
         export_params(self.directory, path, params, only)
@@ -945,12 +947,26 @@ class Run:
         seeded = kept.secret.reproducible
         return Result(released, ledger, self.history, seeded, 0.0, 0)
 
-    def _like_released(self, found: PyTree, like: PyTree) -> PyTree:
-        """Released parameters in the structure of those that were given."""
+    def _like_released(self, directory: RunDirectory, like: PyTree) -> tuple[int, PyTree]:
+        """Step and parameters that a stage showed last, in the structure of those that were given.
+
+        What no stage has trained is not in the folder: it is as it was given, if its hash is that
+        with which the run began.
+        """
+        first = self.directory.first
+        lacks, (step, found) = lacks_frozen(directory), shown_params(directory)
+        whence = f"the finished run in {self.path}"
         try:
-            return in_structure_of(like, found, f"the finished run in {self.path}")
+            made = in_structure_of(like, found, whence, partial=lacks)
+            if lacks:
+                of_first = shown_params(first, "trained")[1]
+                trained = in_structure_of(like, of_first, whence, partial=True)
         except ValueError as error:
             raise ValueError(f"params must be like those released: {error}") from error
+        if lacks:
+            kept = jax.tree.map(lambda new, old: None if new is old else new, trained, like)
+            self._check_frozen(first.load_state().frozen, frozen_of(like, kept))
+        return step, made
 
     def _own_history(self) -> list[Row]:
         """The rows that were shown of this stage and those before it."""
@@ -972,7 +988,7 @@ class Run:
         stages = self.directory.stages()
         names = [each.stage for each in stages]
         here = names.index(self.directory.stage) if self.directory.stage in names else len(names)
-        step, found = shown_params(stages[here - 1])
+        step, given = self._like_released(stages[here - 1], self._given)
         rows = [row for row in self.directory.load_history() if row["step"] <= before]
         if step != before or not rows or rows[-1]["step"] != before:
             raise ValueError(
@@ -980,7 +996,7 @@ class Run:
                 f"before stage {self.directory.stage!r}, got {step} steps and "
                 f"{rows[-1]['step'] if rows else 'no rows'}: put back what the run left"
             )
-        self._given = self._like_released(found, self._given)
+        self._given = given
         return rows
 
     def _first(self, algorithm: Algorithm, loss_fn: LossFn) -> tuple[PyTree, PyTree]:
@@ -1127,7 +1143,7 @@ class Run:
                 "noise_multiplier=...)"
             )
         self._check_guarantee(kept)
-        self._check_frozen(kept)
+        self._check_frozen(kept.frozen, self._frozen)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -1275,7 +1291,7 @@ class Run:
                 f"source must hold the records that the run in {self.path} was trained on, got "
                 "others: begin another run in a new folder, with after="
             )
-        self._like_released(shown_params(last)[1], self._params)  # before anything is written
+        self._like_released(last, self._params)  # before anything is written
         secret = first.secret.restored().child(f"stage {self.directory.stage}")
         return secret, (kept.before or 0) + shown.step, kept.place
 
@@ -1289,12 +1305,12 @@ class Run:
                     "others"
                 )
 
-    def _check_frozen(self, kept: RunState) -> None:
+    def _check_frozen(self, kept: tuple[str, str] | None, given: tuple[str, str] | None) -> None:
         """Raises ValueError where other parameters are frozen, or the same with other numbers."""
-        if kept.frozen == self._frozen:
+        if kept == given:
             return
         none = "nothing (all is trained)", ""
-        (before, _), (now, _) = kept.frozen or none, self._frozen or none
+        (before, _), (now, _) = kept or none, given or none
         if before != now:
             raise ValueError(
                 f"trainable must freeze what it froze when the run in {self.path} began: {before}; "

@@ -134,6 +134,39 @@ def test_large_gradients_are_worked_on_a_few_at_a_time(limit, size, rule, name, 
     agrees(compiled(name, "ghost", rule), reference(name), rule, params, batch, scale=scale)
 
 
+def test_a_large_parameter_is_summed_in_parts_and_a_stack_of_them_one_by_one(monkeypatch):
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    shapes = {"table": (24, 4), "head": (4, 24), "stack": (3, 4, 4)}
+    params = {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+    batch = {"x": jnp.ones((ROWS, 6, 4)), "z": jax.random.randint(next(keys), (ROWS, 6), 0, 9)}
+
+    def loss_fn(params, example):
+        x = params["table"][example["z"]] * example["x"]
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["stack"])
+
+        def places(_, x):
+            return None, jax.nn.logsumexp(x @ params["table"].T + x @ params["head"], -1)
+
+        return jax.lax.scan(places, None, x.reshape(3, 2, 4))[1].sum()
+
+    used = []
+    for name in ("_summed_in_parts", "_of_iterations"):
+        plain = getattr(leaves.Factors, name)
+
+        def counted(*args, name=name, plain=plain):
+            found = plain(*args)
+            used.append(name if found is not None else None)
+            return found
+
+        monkeypatch.setattr(leaves.Factors, name, counted)
+    monkeypatch.setattr(leaves, "_CHUNK_BYTES", 2**8)
+    rule, true = jaxdp.clip(0.3), Reference(params, loss_fn, batch)
+    run = opened(jaxdp.clipped_grad(loss_fn, rule, "ghost"))
+    agrees(run, true, rule, params, batch)
+    assert used.count("_summed_in_parts") == used.count("_of_iterations") == 2
+    changes_no_other(run, params, batch, run(params, batch, EVERYONE)[1])
+
+
 BROKEN_LARGE = [("mlp", "vmap", jaxdp.clip(0.1)), ("mlp", "ghost", BOX)]
 BROKEN_LARGE.append(("convolutions", "auto", jaxdp.clip(0.1)))
 
@@ -159,6 +192,20 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     assert found["['params']['cell']['hn']['kernel']"][0] == "layer"
     assert found["['params']['cell']['hn']['bias']"] == ("vmap", "used by add in a scan")
     assert {engine for engine, _ in plan("vmap").values()} == {"vmap"}
+
+
+def test_of_thin_matrices_in_a_loop_no_factors_are_held():
+    params = {"a": jnp.ones((3, 8, 2)), "b": jnp.ones((3, 2, 8)), "w": jnp.ones((3, 8, 8))}
+
+    def loss_fn(params, x):
+        add = lambda x, p: (x @ p["w"] + x @ p["a"] @ p["b"], None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(add), x, params)[0].sum()
+
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+    plan = {leaf.path[2]: leaf for leaf in grad_fn.plan(params, jnp.ones((4, 20, 8)))}
+    assert [(plan[name].engine, plan[name].whole) for name in "abw"] == [("layer", True)] * 3
+    assert [plan[name].bytes for name in "abw"] == [192, 192, 768]
+    assert plan["a"].reason == "a loop's, 192 against 2,592 bytes"
 
 
 BFLOAT16 = [("tied", "ghost"), ("convolutions", "ghost"), ("convolutions", "vmap")]

@@ -85,7 +85,7 @@ def test_a_full_disk_keeps_its_kind_and_its_cause_and_has_no_frames_of_others(
     tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_save_frozen", lambda self, params: full())
+        patch.setattr(Checkpoints, "_mine", lambda self, pattern: full())
         with pytest.raises(
             StorageError, match=r"a full disk .* Make room, and start the same"
         ) as error:

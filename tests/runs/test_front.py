@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import jaxdp
@@ -21,6 +22,7 @@ from jaxdp.accounting import Relation
 from jaxdp.devices.shards import hashed
 from jaxdp.ledger.durable import StorageError
 from jaxdp.runs import RunDirectory, canaries
+from jaxdp.runs.files import seal
 from jaxdp.runs.starts import MOVED
 from tests.cli import calling
 from tests.mechanisms import sgd_of
@@ -280,7 +282,7 @@ def adapted(folder, **options):
 
 
 @undrawn()
-def test_a_run_that_trains_a_part_goes_on_keeps_the_rest_once_and_is_whole(tmp_path):
+def test_a_run_that_trains_a_part_goes_on_leaves_the_rest_to_the_program(tmp_path):
     folder, path = tmp_path / "r", re.escape("under ['base'] (2 arrays, 63 numbers)")
     with pytest.raises(Stop):
         adapted(folder, progress=crash_at(8), average=0.5).fit()
@@ -304,16 +306,55 @@ def test_a_run_that_trains_a_part_goes_on_keeps_the_rest_once_and_is_whole(tmp_p
     assert report_of(folder)["parameters"] == 3
     assert "Not trained | the frozen parameters under" in pages(folder)[0]
 
-    # What is frozen is in none of the checkpoints, and in what is exported without the model.
+    # What is frozen is not in the folder: who has the model puts what was trained into it.
     kept = json.loads((folder / "secret/checkpoints/12/state/_METADATA").read_text())
     kinds = {at: each["value_metadata"]["value_type"] for at, each in kept["tree_metadata"].items()}
     assert [kinds[f"('params', 'base', '{name}')"] for name in "vw"] == ["None", "None"]
+    assert not (folder / "secret/frozen").exists()
+    opened = jaxdp.Run.open(folder)
+    assert opened.params["base"] == {"v": None, "w": None}
+    np.testing.assert_array_equal(opened.params["lora"], params["lora"])
+    refused('only must be "trained" .* is not in a run', opened.export, tmp_path / "p.msgpack")
+    assert 'only must be "trained"' in called("export", folder)
     one.export(tmp_path / "a.msgpack")
-    called("export", folder, "--to", tmp_path / "b.msgpack")
+    adapted(folder, average=0.5).export(tmp_path / "b.msgpack")
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
+    refused(
+        rf"params must have, .*{path}",
+        adapted(folder, average=0.5, params=other).export,
+        tmp_path / "c",
+    )
+
+
+def test_a_folder_that_holds_what_is_frozen_is_read_as_before(tmp_path):
+    params = adapted(folder := tmp_path / "r").fit(3)
+    frozen = {"params": {"base": PARTS["base"], "lora": None}}
+    with ocp.StandardCheckpointer() as writer:
+        writer.save((folder / "secret/frozen").absolute(), frozen)
+    seal(folder / "secret/frozen", "digests.json", ("_CHECKPOINT_METADATA", "commit_success.txt"))
+    jax.tree.map(np.testing.assert_array_equal, jaxdp.Run.open(folder).params, params)
+    called("export", folder, "--to", tmp_path / "a.msgpack")
     kept = next(each for each in (folder / "secret/frozen").rglob("*") if each.stat().st_size > 240)
     kept.write_bytes(kept.read_bytes()[:-1])
     assert "frozen is damaged" in called("export", folder, "--to", tmp_path / "c.msgpack")
+
+
+def test_a_further_stage_trains_what_the_first_froze(tmp_path):
+    given = {"canaries": 0, "mechanism": PLAIN}
+    first = adapted(folder := tmp_path / "r", **given).fit(3)
+    other = {"base": {"w": jnp.ones((20, 3)), "v": jnp.ones(3)}, "lora": jnp.zeros(3)}
+    more = given | {"extend": "more", "trainable": {"base": {"v": True, "w": False}, "lora": False}}
+    refused("params must have, where they are frozen", adapted(folder, params=other, **more).fit, 3)
+    second = adapted(folder, **more).fit(3)
+    np.testing.assert_array_equal(second["lora"], first["lora"])
+    assert np.abs(second["base"]["v"] - PARTS["base"]["v"]).min() > 0
+    opened = jaxdp.Run.open(folder).params
+    assert opened["base"]["w"] is None
+    np.testing.assert_array_equal(opened["base"]["v"], second["base"]["v"])
+    np.testing.assert_array_equal(opened["lora"], second["lora"])
+    last = given | {"extend": "last"}
+    third = adapted(folder, **last).fit(3)
+    np.testing.assert_array_equal(third["base"]["v"], second["base"]["v"])
 
 
 # Files that are damaged, lost, or cannot be written.

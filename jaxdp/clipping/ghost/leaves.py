@@ -212,6 +212,17 @@ class Lookups:
         """The lookups with zeros in the rows not to keep."""
         return dataclasses.replace(self, grads=masked(self.grads, keep))
 
+    def part(self, start: jax.Array, size: int) -> "Lookups":
+        """The lookups of the ``size`` rows of the table that begin at ``start``."""
+        groups, positions, _, q = self.site.sizes
+        rows, site = (
+            self.rows - start,
+            dataclasses.replace(self.site, sizes=(groups, positions, size, q)),
+        )
+        inside = (rows >= 0) & (rows < size)
+        grads = jnp.where(inside[..., None], self.grads, 0.0)
+        return Lookups(site, jnp.where(inside, rows, size), grads)
+
     def total(self, weights: jax.Array) -> jax.Array:
         """sum_i weights_i g_i, [1, p, q]."""
         return self._scattered(weighted(self.grads, weights))
@@ -241,6 +252,15 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
             continue
         blocks = (rounding.into_blocks(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in pair)
         totals.append(rounding.pairwise_sum(exact_einsum("ntmgp,ntmgq->ngpq", *blocks)))
+    return rounding.sum_arrays(totals)
+
+
+def weighted_product(
+    pairs: Sequence[FactorPair], lookups: Lookups | None, weights: jax.Array
+) -> jax.Array:
+    """The sum of ``product`` over pairs of factors, and that of lookups; for a few rows."""
+    totals = [product(*pair, weights) for pair in pairs]
+    totals += [] if lookups is None else [lookups.total(weights)]
     return rounding.sum_arrays(totals)
 
 
@@ -463,6 +483,10 @@ class Factors(LeafGradients):
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
+        of_one = self._of_iterations(lambda one: one._square_norms(one._dense, None))
+        if of_one is not None:
+            found, safe = map(rounding.pairwise_sum, of_one)
+            return found, safe
         # Of factors so large that a copy of them counts, some rows at a time.
         if size := self._rows_at_once():
             block = self._blocks(size)
@@ -503,24 +527,49 @@ class Factors(LeafGradients):
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
+        each = self._of_iterations(lambda one: one.site.to_view(one._summed(weights, keep)))
+        if each is not None:
+            return self.site.view.to_leaf(each)
+        return self._to_leaf(self._summed(weights, keep))
+
+    def _of_iterations(self, fn: Callable[["Factors"], PyTree]) -> PyTree | None:
+        """``fn`` of the factors of each iteration, stacked; None where it is not one by one.
+
+        One by one, what is as large as an iteration's slice of the parameter stays in the cache,
+        and no factor is moved. Slices share no entry: each is a parameter of its own.
+        """
+        uses = [(use.site.inner, use.stacked) for use in self.uses]
+        inner = [(site, of[:2]) for site, of in uses if site is not None and of is not None]
+        large = max(self._bytes, 4 * sum(use.data.size + use.cotangent.size for use in self.uses))
+        if self.sharded is not None or len(inner) < len(uses) or large <= _CHUNK_BYTES:
+            return None
+
+        def of_one(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> PyTree:
+            each = zip(inner, pairs, strict=True)
+            return fn(Factors([Use(site, *pair) for (site, _), pair in each]))
+
+        return jax.lax.map(of_one, [of for _, of in inner])
+
+    def _summed(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """The weighted sum, arranged as the site has it, [g, p, q]."""
         # Weights go into the smaller factor, so that no gradient is formed.
         if self._one_position():
             a, b = (masked(x, keep) for x in self._outer_factors())
             pairs = weighted_pairs(a, b, weights)
             size = rounding.even_size(keep.shape[0], rounding.ROWS)
             of_blocks = functools.partial(outer_sum, size=size)
-            return self._to_leaf(self._over_blocks(of_blocks, pairs, size))
+            return self._over_blocks(of_blocks, pairs, size)
 
         def summed(uses: Sequence[Use], lookups: Lookups | None, weights: jax.Array) -> jax.Array:
-            totals = [product(*use.factors(self.site.key), weights) for use in uses]
-            totals += [] if lookups is None else [lookups.total(weights)]
-            return rounding.sum_arrays(totals)
+            return weighted_product([use.factors(self.site.key) for use in uses], lookups, weights)
 
         # Rows of one block: as many as the proof of the rounding of a sum allows, which are fewer
         # where many positions may cancel (docs/clip_bound.md, Theorem 3).
         positions = sum(use.site.sizes[1] for use in self._dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even_size(keep.shape[0], most)
+        if (count := self._parts()) > 1:
+            return self._summed_in_parts(count, size, weights, keep)
         if self._rows_at_once() and keep.shape[0] % size == 0:
             # Of factors so large that a copy of them counts, a block is taken at its place.
             block = self._blocks(size)
@@ -533,7 +582,7 @@ class Factors(LeafGradients):
 
             starts = jnp.arange(0, keep.shape[0], size)
             rows = (starts, *rounding.into_blocks((keep, weights), size))
-            return self._to_leaf(rounding.sum_over_blocks(of_block, rows, 1))
+            return rounding.sum_over_blocks(of_block, rows, 1)
 
         def of_rows(rows: Rows) -> jax.Array:
             pairs, lookups, weights = rows
@@ -546,13 +595,51 @@ class Factors(LeafGradients):
         uses = [use.masked(keep) for use in self._dense]
         pairs = [(use.data, use.cotangent) for use in uses]
         lookups = None if self._lookups is None else self._lookups.masked(keep)
-        return self._to_leaf(self._over_blocks(of_some, (pairs, lookups, weights), size))
+        return self._over_blocks(of_some, (pairs, lookups, weights), size)
+
+    def _parts(self) -> int:
+        """The number of parts, along the longer of p and q, that a large parameter is summed in.
+
+        Entries share nothing, and a part stays in the cache, for several blocks of rows. One where
+        the parameter is small, or where factors are larger than what they are made of.
+        """
+        groups, _, p, q = self.site.sizes
+        large = self._bytes > _CHUNK_BYTES and self.sharded is None and groups == 1
+        if not large or (self._lookups is not None and p < q):
+            return 1
+        if any(math.prod(u.site.sizes[:3]) * len(u.data) > u.data.size for u in self._dense):
+            return 1
+        least = -(-self._bytes * _HELD_BLOCKS // _CHUNK_BYTES)
+        return next((n for n in range(least, 2 * least + 1) if max(p, q) % n == 0), 1)
+
+    def _summed_in_parts(
+        self, count: int, size: int, weights: jax.Array, keep: jax.Array
+    ) -> jax.Array:
+        """``_summed``, each part over blocks of ``size`` rows."""
+        p, q = self.site.sizes[2:]
+        along, part = int(p < q), max(p, q) // count
+        pairs = [use.masked(keep).factors(self.site.key) for use in self._dense]
+        lookups = None if self._lookups is None else self._lookups.masked(keep)
+
+        def of_some(rows: Rows) -> jax.Array:
+            of_rows = jax.vmap(lambda block: weighted_product(*block))
+            return rounding.pairwise_sum(of_rows(rounding.into_blocks(rows, size)))
+
+        def of_part(start: jax.Array) -> jax.Array:
+            cut = [list(pair) for pair in pairs]
+            for pair in cut:
+                pair[along] = jax.lax.dynamic_slice_in_dim(pair[along], start, part, 3)
+            own = None if lookups is None else lookups.part(start, part)
+            return rounding.sum_over_blocks(of_some, (cut, own, weights), _HELD_BLOCKS * size)
+
+        found = jax.lax.map(of_part, part * jnp.arange(count))[:, 0]
+        return jnp.moveaxis(found, 0, 1).reshape(1, p, q) if along else found.reshape(1, p, q)
 
     def _over_blocks(self, fn: Callable[[Rows], jax.Array], rows: Rows, size: int) -> jax.Array:
         """The sum of ``fn`` over blocks of ``size`` rows, some of whose sums are held at a time."""
         count = -(-self.uses[0].data.shape[0] // size)
         # The memory of the whole parameter counts: its slices share it.
-        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * math.prod(self.shape))))
+        most = max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // self._bytes))
         return rounding.sum_over_blocks(fn, rows, rounding.even_size(count, most) * size)
 
     def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], Lookups | None]]:
@@ -678,6 +765,13 @@ class Factors(LeafGradients):
     @functools.cached_property
     def _dense(self) -> list[Use]:
         return [use for use in self.uses if not use.site.looks_up]
+
+    @property
+    def _bytes(self) -> int:
+        """The memory of the parameter, or of its slice in one iteration of a loop."""
+        site, size = self.site, 4 * math.prod(self.shape)
+        in_loop = site.view.stack is not None and not site.iterations
+        return 4 * math.prod((site.sizes[0], *site.sizes[2:])) if in_loop else size
 
     def _one_position(self) -> bool:
         site = self.uses[0].site

@@ -4,6 +4,9 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
 
 from jaxdp.clipping.ghost import sites
 from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, reached_in_body
@@ -229,6 +232,7 @@ class LeafPlan:
     bytes: int = 0  # of every example, what is held for this parameter until the sum is taken
     # Of every example, multiplications beyond those of an ordinary gradient.
     operations: float = 0.0
+    whole: bool = False  # True of a layer whose gradients are taken as those of "vmap" are
 
 
 class Plan(tuple[LeafPlan, ...]):
@@ -282,6 +286,7 @@ def plan_leaves(
         # compared and not multiplied. The gradient of the layer costs its size.
         ghost = layer = ordinary = 0.0
         factors = gradients = 0
+        alone = True  # in the loops around it every iteration has a slice of its own
         for used in uses.by_slice(leaf):
             groups, _, p, q = used[0][1].sizes
             dense = sum(site.sizes[1] for _, site in used if not site.looks_up)
@@ -298,6 +303,7 @@ def plan_leaves(
                 ordinary += 3.0 * groups * site.sizes[1] * p * q
                 sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
                 factors += math.prod(site.iterations) * sum(sizes) * node.out_dtype().itemsize
+                alone &= _is_alone(node, site)
             gradients += 4 * groups * p * q
 
         # The ghost norm where it costs no more; or not much more, and less memory.
@@ -307,11 +313,26 @@ def plan_leaves(
             chosen = "ghost"
             costs += f", but {factors:,} against {gradients + factors:,} bytes"
         reason = "as asked" if engine == "ghost" else costs
-        if chosen == "ghost":
+        # The same products, taken where the loop's backward pass is, need not hold the factors.
+        if chosen == "layer" and alone and gradients < factors:
+            less = f"a loop's, {gradients:,} against {gradients + factors:,} bytes"
+            found.append(LeafPlan(path, chosen, less, "", gradients, layer, whole=True))
+        elif chosen == "ghost":
             found.append(LeafPlan(path, chosen, reason, "", factors, ghost))
         else:
             found.append(LeafPlan(path, chosen, reason, "", factors + gradients, layer))
     return tuple(found)
+
+
+def _is_alone(node: Node, site: Site) -> bool:
+    """True for a dense product in a loop each of whose iterations has a weight of its own.
+
+    By automatic differentiation its gradient is then what the factors' product is: of one
+    iteration, added to nothing, and not rounded to fewer digits.
+    """
+    looped = site.view.stack is not None and len(site.iterations) == 1
+    weight: Any = node.eqn.invars[1 - site.operand].aval
+    return looped and node.name == "dot_general" and weight.dtype == jnp.float32
 
 
 def _reason_for_vmap(leaf: int, uses: Uses, engine: str) -> str:

@@ -77,14 +77,19 @@ def per_example_gradients(
         cuts: of the leaves that are sharded over devices, the axis.
     """
     # A tap for every use that is to be factored.
-    chosen = [leaf for leaf in uses.of_leaf if plan[leaf].engine in ("ghost", "layer")]
+    differentiated = [each.engine == "vmap" or each.whole for each in plan]
+    chosen = [
+        leaf
+        for leaf in uses.of_leaf
+        if plan[leaf].engine in ("ghost", "layer") and not differentiated[leaf]
+    ]
     factored = {leaf: uses.by_slice(leaf) for leaf in chosen}
     each_use = itertools.chain(*itertools.chain(*factored.values()))
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
     # One example: the loss by its whole leaves and by the zeros, and what entered each tap.
     def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
-        whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
+        whole = {str(i): leaf for i, leaf in enumerate(params) if differentiated[i]}
 
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]

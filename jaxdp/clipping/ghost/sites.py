@@ -244,6 +244,8 @@ class Site:
     looks_up: bool = False  # True if rows of the parameter are looked up
     # Of the loops around it, the outermost first; their axes follow m in data and cotangents.
     iterations: tuple[int, ...] = ()
+    # Of a loop that takes a slice of its own in every iteration: the site of one iteration.
+    inner: "Site | None" = None
 
 
 def sites_of(
@@ -346,7 +348,8 @@ def site_of_scan(inner: Site, iterations: int, stacks: Sequence[View | None]) ->
         return each.reshape(-1, *each.shape[2:])
 
     key = ("stack", *stack.labels[0], *of_groups), of_p, of_q
-    return dataclasses.replace(site, key=key, to_view=to_views, of_view=of_views)
+    one = None if inner.iterations else inner
+    return dataclasses.replace(site, key=key, to_view=to_views, of_view=of_views, inner=one)
 
 
 def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Site | None:
