@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test slow bare lint house release notebooks docs clean
+.PHONY: setup demo test slow dist bare lint house release notebooks docs clean
 
 setup: .venv/.installed-runtime
 
@@ -29,12 +29,26 @@ test: .venv/.installed-dev
 slow: .venv/.installed-dev  # the few tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-# The core as `pip install .` brings it, in an environment of its own.
-bare:
-	rm -rf build/bare build/lib
+# What is uploaded, built twice: the same sources and hatchling give the same bytes.
+dist: .venv/.installed-dev
+	rm -rf dist build/again
+	@mkdir -p build
+	@for to in dist build/again; do \
+	  SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+	    $(BIN)/pyproject-build --no-isolation --outdir $$to >build/said 2>&1 || { cat build/said >&2; exit 1; }; \
+	done
+	@cd dist && for file in *; do cmp $$file ../build/again/$$file || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	@$(BIN)/python -m pip hash dist/*
+
+# The core as the wheel brings it, in an environment of its own; what is imported is the wheel's, for
+# the programs begin in an empty folder and see (-I) no other.
+bare: dist
+	rm -rf build/bare
 	$(PYTHON) -m venv build/bare
-	build/bare/bin/python -m pip install --quiet .
-	build/bare/bin/python -P tests/bare.py  # -P: the folder of tests is not searched for modules
+	mkdir build/bare/empty
+	build/bare/bin/python -m pip install --quiet dist/*.whl
+	cd build/bare/empty && ../bin/python -I ../../../tests/bare.py
 	@! build/bare/bin/jaxdp 2>build/bare/said
 	@grep -q "pip install 'jaxdp-privacy\[cli\]'" build/bare/said
 	@du -sm build/bare/lib/python3*/site-packages

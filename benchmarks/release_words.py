@@ -70,6 +70,18 @@ def names() -> list[str]:
     return wrong
 
 
+def tiers() -> list[str]:
+    """Public modules, by the reference or ``__all__``, that docs/stability.md puts in no tier."""
+    public = set(re.findall(r"^::: (\S+)", "\n".join(_pages().values()), flags=re.MULTILINE))
+    for path in (ROOT / "jaxdp").rglob("*.py"):
+        if "\n__all__ = " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            public.add(name.removesuffix(".__init__"))
+    told = set(re.findall(r"`(jaxdp[\w.]*)`", (DOCS / "stability.md").read_text(encoding="utf-8")))
+    absent = {name for name in public if ".".join(name.split(".")[:2]) not in told}
+    return [f"docs/stability.md names no {name}" for name in sorted(absent)]
+
+
 def first_calls() -> list[str]:
     """What programs call first, and has no example in its docstring."""
     found = {name: inspect.getdoc(pydoc.locate(f"jaxdp.{name}")) or "" for name in FIRST}
@@ -192,4 +204,4 @@ def notebooks() -> list[str]:
     return wrong
 
 
-CHECKS = (links, menu, names, first_calls, readme, examples, notebooks)
+CHECKS = (links, menu, names, tiers, first_calls, readme, examples, notebooks)

@@ -89,7 +89,7 @@ def asked_for():
 
 def test_the_extra_that_is_named_brings_the_package_and_all_brings_what_the_others_do():
     assert brought_by("all") == set.union(
-        *map(brought_by, ("train", "safetensors", "cli", "data", "papers"))
+        *map(brought_by, ("train", "safetensors", "language-models", "cli", "data", "papers"))
     )
     assert brought_by("all") <= brought_by("test") <= brought_by("dev")
     asked = set(asked_for())
@@ -131,12 +131,12 @@ def test_accounting_and_its_commands_work_without_jax():
 
 
 def test_the_wheel_holds_its_files_and_no_experiment_and_says_where_those_are(tmp_path):
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    assert setuptools["setuptools"]["packages"]["find"]["include"] == ["jaxdp*"]
-    (patterns,) = setuptools["setuptools"]["package-data"].values()
-    listed = {path for pattern in patterns for path in (ROOT / "jaxdp").glob(pattern)}
-    files = (path for path in (ROOT / "jaxdp").rglob("*") if path.is_file())
-    assert {path for path in files if path.suffix not in (".py", ".pyc")} == listed
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+    assert hatch["build"]["targets"]["wheel"] == {"packages": ["jaxdp"]}
+    files = {path for path in (ROOT / "jaxdp").rglob("*") if path.is_file()}
+    listed = {path for path in files if path.suffix in (".py", ".pyc", ".jinja")}
+    listed |= {ROOT / "jaxdp" / "py.typed", *(ROOT / "jaxdp" / "recipes" / "weights").iterdir()}
+    assert files == listed
 
     def ask(root, module, *arguments):
         environment = {**os.environ, "PYTHONPATH": str(root)}

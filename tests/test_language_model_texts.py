@@ -102,8 +102,8 @@ def test_a_text_is_cut_and_ends_and_an_answer_is_whole(tokenizer, tmp_path):
     ("line", "words"),
     [
         ("", "must hold texts"),
-        ('{"text": "a", "user": 0}\n{"text"', "line 2: expected JSON"),
-        ('{"text": "a", "user": 0}\n\n\xff', "line 3: expected JSON"),
+        ('{"text": "a", "user": 0}\n{"text"', "line 2: expected one JSON"),
+        ('{"text": "a", "user": 0}\n\n\xff', "line 3: expected one JSON"),
         ('["secret"]', r"line 1: expected an object with \['text', 'user'\]"),
         ('{"text": "", "user": "ann"}', r"line 1: expected an object with \['text'\]"),
         ('{"text": "secret"}', r"line 1: expected an object with \['user'\]"),
@@ -153,7 +153,7 @@ def test_the_judge_counts_every_text_and_needs_answers_that_differ_at_once(token
     assert len(right) == len(records) - 1
     want = {"accuracy": np.mean(right), "perplexity": np.exp(np.mean(losses))}
     assert found == pytest.approx(want, rel=1e-2)
-    alone = texts.Judge(config, tokenizer, records[-1:], 40)(params)
+    alone = texts.Judge(config, tokenizer, records[-1:] * 40, 40)(params)
     assert list(alone) == ["perplexity"]
     asked = records[0]["tokens"][:2]
     other = [{"tokens": [*asked, 7, last], "answer": (2, 4)} for last in (8, 9)]
@@ -189,11 +189,12 @@ def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):
 
 
 def test_dpo_learns_what_people_prefer(folder, tmp_path, capsys, monkeypatch):
-    for name, value in {"STEPS": 10, "BATCH": 256, "LENGTH": 32, "RATE": 0.01, "BETA": 1.0}.items():
-        monkeypatch.setattr(dpo, name, value)
-    dpo.main(folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path)
+    monkeypatch.setattr(dpo, "BETA", 1.0)
+    files = [folder, folder / "private.jsonl", folder / "held_out.jsonl", tmp_path]
+    options = "--steps 10 --batch 256 --length 32 --rate 0.01".split()
+    dpo.main(dpo.parser.parse_args([*map(str, files), *options]))
     said = capsys.readouterr().out
-    before, after = map(float, re.findall(r"loss ([\d.]+)", said))
+    before, after = map(float, re.findall(r"(?:before|after) ([\d.]+)", said))
     assert before == pytest.approx(np.log(2), abs=1e-3)
     assert after < 0.5
     assert 3.9 < float(re.search(r"epsilon ([\d.]+)", said)[1]) <= 4

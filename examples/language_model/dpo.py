@@ -1,9 +1,10 @@
 """DPO: a language model learns privately which of two answers people prefer; a pair is a record.
 
-`python dpo.py model pairs.jsonl held_out_pairs.jsonl run`; keys prompt, chosen, rejected.
+`python examples/language_model/dpo.py model pairs.jsonl held_out_pairs.jsonl run`, lines of
+{"prompt": ..., "chosen": ..., "rejected": ...}.
 """
 
-import sys
+import argparse
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,17 @@ import weights
 
 import jaxdp
 
-STEPS, BATCH, LENGTH, BETA, RATE = 40, 64, 64, 0.1, 2e-3
+BETA = 0.1
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+for name in ("model", "private", "held_out", "folder"):
+    parser.add_argument(name)
+for name, value in {"epsilon": 4.0, "steps": 40, "batch": 64, "length": 64, "rate": 2e-3}.items():
+    parser.add_argument(f"--{name}", type=type(value), default=value)
 
 
-def pairs(file, tokenizer):
+def pairs(file, tokenizer, length):
     return {
-        key: texts.source(texts.read(file, tokenizer, LENGTH, [key], "prompt", key), LENGTH)
+        key: texts.source(texts.read(file, tokenizer, length, [key], "prompt", key), length)
         for key in ("chosen", "rejected")
     }
 
@@ -38,22 +44,29 @@ def loss_of(config):
     return loss
 
 
-def main(model, private, held_out, folder, epsilon=4.0):
-    config, params, tokenizer = weights.load(model)
+def main(args):
+    config, params, tokenizer = weights.load(args.model)
     params = llama.with_lora(jax.random.key(0), params, adapted=("q_proj", "v_proj"))
-    loss, private, held_out = loss_of(config), pairs(private, tokenizer), pairs(held_out, tokenizer)
-    budget = {"epsilon": float(epsilon), "delta": 1e-5, "steps": STEPS, "l2_clip_norm": 0.1}
-    size, lora = len(private["chosen"]["tokens"]), lambda path: "lora" in path
-    mechanism = jaxdp.dp_sgd(batch_size=BATCH, dataset_size=size, **budget)
-    optimizer = optax.adam(RATE)
-    run = jaxdp.Run(folder, loss, mechanism, optimizer, private, params=params, trainable=lora)
+    loss, optimizer = loss_of(config), optax.adam(args.rate)
+    private, public = (pairs(f, tokenizer, args.length) for f in (args.private, args.held_out))
+    mechanism = jaxdp.dp_sgd(
+        epsilon=args.epsilon,
+        delta=1e-5,
+        steps=args.steps,
+        l2_clip_norm=0.1,
+        batch_size=args.batch,
+        dataset_size=len(private["chosen"]["tokens"]),
+    )
+    lora = lambda path: "lora" in path  # noqa: E731
+    run = jaxdp.Run(args.folder, loss, mechanism, optimizer, private, params=params, trainable=lora)
     tuned = run.fit()
-    losses = jax.jit(lambda p: jax.lax.map(lambda r: loss(p, r), held_out, batch_size=32))
-    for when, found in (("before", losses(params)), ("after", losses(tuned))):
-        print(f"{when}: loss {found.mean():.4f}, ranked right {(found < jnp.log(2)).mean():.3f}")
+    weights.save_adapters(f"{args.folder}/adapters", tuned, args.model)
+    losses = jax.jit(lambda p: jax.lax.map(lambda r: loss(p, r), public, batch_size=32))
+    print(f"loss of held-out pairs: before {losses(params).mean():.4f}")
+    found = losses(tuned)
+    print(f"after {found.mean():.4f}, ranked right {(found < jnp.log(2)).mean():.3f}")
     print(f"epsilon {run.epsilon().upper:.3f}", *run.unverified(), sep="\n")
-    weights.save_adapters(f"{folder}/adapters", tuned, f"{model}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(parser.parse_args())

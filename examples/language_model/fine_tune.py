@@ -5,7 +5,6 @@ folder of Hugging Face's (SmolLM2, Llama, Qwen) or a .gguf file; texts.py says w
 """
 
 import argparse
-import math
 from itertools import chain
 from pathlib import Path
 
@@ -18,13 +17,13 @@ import weights
 
 import jaxdp
 
-DELTA = 1e-5
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .gguf file")
 parser.add_argument("private", type=Path, help="private texts; their number is public")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
 parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
+parser.add_argument("--delta", type=float, default=1e-5, help="below one over their number")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
 parser.add_argument("--steps", type=int, default=100)
@@ -46,6 +45,15 @@ def main(args):
     rooms = args.buckets and texts.rooms(public, [*args.buckets, args.length], args.batch)
     records = texts.read(args.private, tokenizer, args.length, ["user"] if args.user else [])
     source, loss = texts.source(records, args.length, args.user, rooms), texts.loss_of(config)
+    size = len({record["user"] for record in records}) if args.user else len(records)
+    if args.delta >= 1 / size:  # else publishing one of them at random would be private
+        raise ValueError(f"--delta must be below 1 / {size}, got {args.delta}")
+    noise = {"epsilon": args.epsilon, "delta": args.delta, "steps": args.steps, "l2_clip_norm": 1}
+    if args.epsilon == float("inf"):
+        noise = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
+    per_user = {"records_per_user": args.user} if args.user else {}
+    mechanism = jaxdp.dp_sgd(batch_size=args.batch, dataset_size=size, **per_user, **noise)
+
     kinds = {}  # of canaries, each of which is put in by a coin that the run tosses and keeps
     if args.user:
         loss = jaxdp.clipping.user_loss(loss)
@@ -53,15 +61,6 @@ def main(args):
         kinds["rare words"] = canaries.new_tokens(tokenizer, args.canaries)
         made = (params, config, tokenizer, args.canaries, args.prompt)
         kinds["written by the model"] = canaries.synthetic(*made)
-
-    private = {"epsilon": args.epsilon, "delta": DELTA, "steps": args.steps, "l2_clip_norm": 1}
-    none = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
-    mechanism = jaxdp.dp_sgd(
-        batch_size=args.batch,
-        dataset_size=len({r["user"] for r in records}) if args.user else len(records),
-        records_per_user=args.user or None,
-        **(private if args.epsilon < math.inf else none),
-    )
     rate = args.rate or (1e-4 if args.full else 2e-3)
     run = jaxdp.Run(
         args.folder,
@@ -71,27 +70,28 @@ def main(args):
         source,
         params=params,
         trainable=None if args.full else lambda path: "lora" in path,
-        delta=DELTA,
+        delta=args.delta,
         evaluate=judge,
-        every=max(1, args.steps // 2),
+        every=max(1, args.steps // 5),
         physical_batch_size=args.rows,
         canaries=texts.source([*chain(*kinds.values())], args.length) if kinds else 0,
         canary_scores="last" if kinds else "trajectory",
     )
     models = {"before": params, "after": run.fit(args.steps)}
+    if not args.full:
+        weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
+    end = next(iter(texts.end_of(tokenizer)), None)
+    weights.save_merged(args.folder / "merged", config, models["after"], tokenizer, end)
     shown = {when: judge(found) for when, found in models.items()}
     for when, found in models.items():
         print(f"{when}:", *(f"{name} {value:.3f}" for name, value in shown[when].items()))
         print("  ", texts.written(found, config, tokenizer, args.prompt, jax.random.key(1)))
-    print(f"epsilon {run.epsilon().upper:.3f} at delta {DELTA}", *run.unverified(), sep="\n")
+    print(f"epsilon {run.epsilon().upper:.3f} at delta {args.delta}", *run.unverified(), sep="\n")
     if kinds:
         shown["audited"] = run.audit().audited.epsilon
         print(f"audited, with 95% confidence: at least {shown['audited']:.3f}")
         shown["extracted"] = canaries.extracted(run, kinds, config, args.length, **models)
         print(canaries.table(shown["extracted"]))
-    if not args.full:
-        weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
-    weights.save_merged(args.folder / "merged", config, models["after"], tokenizer)
     return shown
 
 

@@ -40,7 +40,7 @@ def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
         try:
             given = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{where}expected JSON, got something else") from error
+            raise ValueError(f"{where}expected one JSON object a line, in UTF-8") from error
         given = given if isinstance(given, dict) else {}
         if lacking := [key for key in (text, *needs) if given.get(key) in (None, "")]:
             raise ValueError(
@@ -150,7 +150,8 @@ class Judge:
             scores = llama.linear(llama.head(params), x[record["answer"][0] - 1][None])[0]
             each = llama.losses(params, record["tokens"], config)
             mask = record["tokens_mask"][1:] & (jnp.arange(1, len(each) + 1) < record["answer"][0])
-            return scores[self.first], jnp.sum(each, where=mask), jnp.sum(mask)
+            best = jnp.argmax(scores[self.first]) if len(self.first) else 0
+            return best, jnp.sum(each, where=mask), jnp.sum(mask)
 
         self._all = jax.jit(
             lambda params, records: jax.lax.map(
@@ -160,11 +161,11 @@ class Judge:
 
     def __call__(self, params):
         """{"accuracy": ..., "perplexity": ...}; this of texts, without answers and ends."""
-        scores, losses, counts = jax.device_get(self._all(params, self.records))
+        best, losses, counts = jax.device_get(self._all(params, self.records))
         found = {}
         if self.has_answer.any():
-            said = self.first[np.argmax(scores, -1)]
-            found["accuracy"] = float(np.mean(said == self.right, where=self.has_answer))
+            said = self.first[best] == self.right
+            found["accuracy"] = float(np.mean(said, where=self.has_answer))
         return found | {"perplexity": float(np.exp(losses.sum() / counts.sum()))}
 
 

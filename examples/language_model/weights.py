@@ -146,8 +146,11 @@ def weights_of(params):
     return weights
 
 
-def save_merged(folder, config, params, tokenizer):
-    """Writes a folder that ``load`` and transformers read; adapters are added to their matrices."""
+def save_merged(folder, config, params, tokenizer, end=None):
+    """Writes a folder that ``load`` and transformers read; adapters are added to their matrices.
+
+    ``end`` is the id of the token with which a text ends, where writing shall stop.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     given = {name: value for name, value in vars(config).items() if value != ()}
@@ -160,6 +163,8 @@ def save_merged(folder, config, params, tokenizer):
         "attention_bias": "o_proj" in given.pop("biases", ()),
         "mlp_bias": "down_proj" in config.biases,
         "dtype": str(params["embed_tokens"]["weight"].dtype),
+        "bos_token_id": None,
+        "eos_token_id": end,
     }
     (folder / "config.json").write_text(json.dumps(given, indent=2) + "\n", "utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -314,8 +314,8 @@ def shown_params(
         if found and shown and found[0] == shown.step and shown.past in (None, found[1]):
             params = found[2]
             alone = directory.load_state().frozen is not None and not _frozen_of(directory).exists()
-            if directory.stage and only is None and alone:
-                params = with_missing(params, shown_params(_stage_before(directory))[1])
+            if directory.stage and (alone or only):  # what stages before this one have trained
+                params = with_missing(params, shown_params(_stage_before(directory), only)[1])
             return before + found[0], params
         if not again:
             raise _missing(directory, shown, found)

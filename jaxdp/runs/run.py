@@ -648,7 +648,7 @@ class Run:
             self.directory.checked_ledger()
         count, ends = self._canaries.count, None
         if self._canaries.last:
-            after = in_structure_of(self._params, shown_params(self.directory)[1], f"{self.path}")
+            after = self._like_released(self.directory.latest, self._params)[1]
             ends = np.stack([self._canaries.losses(each) for each in (self._params, after)])
         found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence, ends)
         row = audit.row_of(self.path.name, found)
@@ -672,8 +672,8 @@ class Run:
         params = self.params
         if params is None and only is None and self._frozen is not None:
             params = self._like_released(self.directory.latest, self._params)[1]
-        if params is not None and only == "trained":
-            params = self._trained_of(params)
+        if params is not None and only == "trained":  # by any stage, which the folder tells
+            params = None if self.directory.stage else self._trained_of(params)
         export_params(self.directory, path, params, only)
 
     def _train(self, steps: int, asked: bool) -> Result:

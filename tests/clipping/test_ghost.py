@@ -135,14 +135,18 @@ def test_large_gradients_are_worked_on_a_few_at_a_time(limit, size, rule, name, 
 
 
 def test_a_large_parameter_is_summed_in_parts_and_a_stack_of_them_one_by_one(monkeypatch):
-    keys = iter(jax.random.split(jax.random.key(0), 5))
-    shapes = {"table": (24, 4), "head": (4, 24), "stack": (3, 4, 4)}
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    shapes = {"table": (24, 4), "head": (4, 24), "stack": (3, 4, 4), "again": (3, 4, 4)}
     params = {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
     batch = {"x": jnp.ones((ROWS, 6, 4)), "z": jax.random.randint(next(keys), (ROWS, 6), 0, 9)}
 
     def loss_fn(params, example):
         x = params["table"][example["z"]] * example["x"]
-        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["stack"])
+        layer = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+        x, _ = jax.lax.scan(layer, x, params["stack"])
+        # All layers for each half of the places: a loop's own slices in a loop that shares them.
+        halves = lambda _, x: (None, jax.lax.scan(layer, x, params["again"])[0])  # noqa: E731
+        x = jax.lax.scan(halves, None, x.reshape(2, 3, 4))[1]
 
         def places(_, x):
             return None, jax.nn.logsumexp(x @ params["table"].T + x @ params["head"], -1)

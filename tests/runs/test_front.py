@@ -352,6 +352,12 @@ def test_a_further_stage_trains_what_the_first_froze(tmp_path):
     assert opened["base"]["w"] is None
     np.testing.assert_array_equal(opened["base"]["v"], second["base"]["v"])
     np.testing.assert_array_equal(opened["lora"], second["lora"])
+    # What any stage has trained is written, by the program and without it.
+    adapted(folder, **more).export(tmp_path / "a.msgpack", only="trained")
+    jaxdp.Run.open(folder).export(tmp_path / "b.msgpack", only="trained")
+    assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
+    loaded = jaxdp.load(tmp_path / "a.msgpack", like=PARTS, partial=True)
+    jax.tree.map(np.testing.assert_array_equal, loaded, second)
     last = given | {"extend": "last"}
     third = adapted(folder, **last).fit(3)
     np.testing.assert_array_equal(third["base"]["v"], second["base"]["v"])

@@ -333,6 +333,7 @@ def site_of_scan(inner: Site, iterations: int, stacks: Sequence[View | None]) ->
         inputs=inner.inputs if inner.looks_up else of_all(inner.inputs),
         cotangent=of_all(inner.cotangent),
         iterations=(iterations, *inner.iterations),
+        inner=None,  # that of a loop inside is one of its iterations, not of this one's
     )
     if not own:
         return site
