@@ -44,38 +44,12 @@ def smollm2(layers: int = 30, vocabulary: int = 49_152) -> llama.Config:
 
 
 def weights(config: llama.Config, dtype: Any) -> dict[str, Any]:
-    """Random parameters of a network with tied embeddings: matrices in ``dtype``."""
-    keys = iter(jax.random.split(jax.random.key(0), 8))
-    depth, width, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-
-    def matrix(*shape: int) -> dict[str, jax.Array]:
-        return {"weight": (0.02 * jax.random.normal(next(keys), shape)).astype(dtype)}
-
-    query, shared = (
-        config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads)
+    """Random parameters: matrices in ``dtype``, norms in float32."""
+    params = llama.init(jax.random.key(0), config)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if "norm" in jax.tree_util.keystr(path) else leaf.astype(dtype),
+        params,
     )
-    attention = {
-        f"{name}_proj": matrix(depth, outputs, inputs)
-        for name, outputs, inputs in (
-            ("q", query, width),
-            ("k", shared, width),
-            ("v", shared, width),
-            ("o", width, query),
-        )
-    }
-    mlp = {
-        f"{name}_proj": matrix(depth, outputs, inputs)
-        for name, outputs, inputs in (
-            ("gate", inner, width),
-            ("up", inner, width),
-            ("down", width, inner),
-        )
-    }
-    norm = {"weight": jnp.ones((depth, width))}
-    layers = {"self_attn": attention, "mlp": mlp}
-    layers |= {"input_layernorm": norm, "post_attention_layernorm": norm}
-    table = matrix(config.vocab_size, width)
-    return {"embed_tokens": table, "layers": layers, "norm": {"weight": jnp.ones(width)}}
 
 
 class Ordinary:

@@ -1,6 +1,6 @@
 """jaxdp: differentially private deep learning in JAX, honest by construction.
 
-Names are loaded on first use, so that ``import jaxdp.accounting`` (NumPy only) never imports JAX.
+Names are loaded on first use, so that ``import jaxdp.accounting`` (NumPy, SciPy) never imports JAX.
 """
 
 import importlib

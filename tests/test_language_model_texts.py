@@ -104,6 +104,8 @@ def test_a_text_is_cut_and_ends_and_an_answer_is_whole(tokenizer, tmp_path):
         ("", "must hold texts"),
         ('{"text": "a", "user": 0}\n{"text"', "line 2: expected one JSON"),
         ('{"text": "a", "user": 0}\n\n\xff', "line 3: expected one JSON"),
+        ('{"text": "secret \\ud800"}', "line 1: expected one JSON"),
+        ("[" * 100_000, "line 1: expected one JSON"),
         ('["secret"]', r"line 1: expected an object with \['text', 'user'\]"),
         ('{"text": "", "user": "ann"}', r"line 1: expected an object with \['text'\]"),
         ('{"text": "secret"}', r"line 1: expected an object with \['user'\]"),

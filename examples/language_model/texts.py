@@ -39,7 +39,8 @@ def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
         where = f"{file}, line {number}: "  # and nothing of what it says, which is private
         try:
             given = json.loads(line)
-        except ValueError as error:
+            json.dumps(given, ensure_ascii=False).encode()  # no half of a character
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}expected one JSON object a line, in UTF-8") from error
         given = given if isinstance(given, dict) else {}
         if lacking := [key for key in (text, *needs) if given.get(key) in (None, "")]:
