@@ -59,7 +59,8 @@ def rows(dataset: str) -> tuple[dict[float, list[float]], float | None]:
 def published(dataset: str) -> list[dict[str, Any]]:
     """Published results on a data set without public data, delta 1e-5, accuracies in percent.
 
-    Those with a number of runs were replicated by others than their authors.
+    Those with a number of runs were run again, in one study: DP-Mix by two of its authors, the
+    others by others than their authors.
     """
     path = RESULTS.parent / "published.json"
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
@@ -127,12 +128,27 @@ def table() -> list[str]:
     return lines
 
 
+def beside() -> list[str]:
+    """Lines of Markdown: CIFAR-10, ours and published, an epsilon a column; *: not run again."""
+    theirs = published("cifar10")
+    found = {"jaxdp": {epsilon: shown(runs) for epsilon, runs in rows("cifar10")[0].items()}}
+    for row in theirs:
+        again = f"{row['accuracy']:.2f} ± {row['spread']:.2f}" if row["runs"] else None
+        name = f"{row['method']}, {row['model']}" if "WRN" in row["model"] else row["method"]
+        found.setdefault(name, {})[row["epsilon"]] = again or f"{row['accuracy']} *"
+    columns = sorted({row["epsilon"] for row in theirs})
+    lines = [f"| epsilon | {' | '.join(map(str, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    for name, cells in found.items():
+        lines.append(f"| {name} | {' | '.join(cells.get(e, '') for e in columns)} |")
+    return lines
+
+
 def main() -> None:
     """Writes the pictures, and prints the table in Markdown."""
     with rc_context({"font.size": 20}):
         for file, colours in PICTURES.items():
             picture(colours).savefig(IMAGES / file, dpi=150)
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *beside()]))
 
 
 if __name__ == "__main__":
