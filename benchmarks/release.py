@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, release_words
+from benchmarks import accuracy_page, release_words, true_batch_audit
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -232,6 +232,17 @@ def illnesses() -> Differences:
         yield "docs/howto/does_not_learn.md has another table than illnesses_noise.json"
 
 
+def divisors() -> Differences:
+    """The page of the divisor has the stored rows; jaxdp stays below, each mistake is found."""
+    rows = _kept("true_batch_audit.json")
+    if true_batch_audit.table(rows) not in _text(DOCS / "howto/divisor.md"):
+        yield "docs/howto/divisor.md has another table than true_batch_audit.json"
+    for kind in true_batch_audit.DIVISORS.values():
+        above = any(line["audited"][kind] > line["claimed"] for line in rows)
+        if above == (kind == "declared"):
+            yield f"true_batch_audit.json: divided by what is {kind}, above its claim: {above}"
+
+
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -245,6 +256,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     accuracies,
     times,
     illnesses,
+    divisors,
     *release_words.CHECKS,
 )
 
