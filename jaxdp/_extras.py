@@ -1,9 +1,22 @@
-"""Imports, and packages that the core does without: words say what to install for them."""
+"""Imports, and packages that may be missing: words say what to install for them."""
 
 import contextlib
 import gc
 import importlib.util
 from collections.abc import Iterator
+
+# Of jaxdp-privacy; jaxdp-accounting, which brings jaxdp/_version.py, must be of the same.
+VERSION = "0.1.0"
+
+try:
+    from jaxdp._version import __version__
+except ModuleNotFoundError:
+    __version__ = "not installed"
+if __version__ != VERSION:
+    raise ImportError(
+        f"jaxdp-privacy is {VERSION} and jaxdp-accounting {__version__}; install the same version "
+        f"of both: pip install jaxdp-privacy=={VERSION} jaxdp-accounting=={VERSION}"
+    )
 
 # Where the distribution is not called like its module.
 _DISTRIBUTIONS = {
