@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, release_words
+from benchmarks import accuracy_page, release_words, true_batch_audit
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -194,6 +194,8 @@ def accuracies() -> Differences:
     how_to, readme = _text(DOCS / "howto" / "accuracy.md"), _text(ROOT / "README.md")
     if "\n".join(accuracy_page.table()) not in how_to:
         yield "docs/howto/accuracy.md has another table"
+    if "\n".join(accuracy_page.beside()) not in how_to:
+        yield "docs/howto/accuracy.md tells other published figures than published.json"
     for dataset, title in accuracy_page.SHOWN.items():
         runs = accuracy_page.rows(dataset)[0][3]
         mean = accuracy_page.shown(runs)
@@ -214,6 +216,17 @@ def illnesses() -> Differences:
         yield "docs/howto/does_not_learn.md has another table than illnesses_noise.json"
 
 
+def divisors() -> Differences:
+    """The page of the divisor has the stored rows; jaxdp stays below, each mistake is found."""
+    rows = _kept("true_batch_audit.json")
+    if true_batch_audit.table(rows) not in _text(DOCS / "howto/divisor.md"):
+        yield "docs/howto/divisor.md has another table than true_batch_audit.json"
+    for kind in true_batch_audit.DIVISORS.values():
+        above = any(line["audited"][kind] > line["claimed"] for line in rows)
+        if above == (kind == "declared"):
+            yield f"true_batch_audit.json: divided by what is {kind}, above its claim: {above}"
+
+
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -226,6 +239,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     noise_of_adadp,
     accuracies,
     illnesses,
+    divisors,
     *release_words.CHECKS,
 )
 

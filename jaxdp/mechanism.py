@@ -234,7 +234,7 @@ class Mechanism:
     def l2(self, params: PyTree) -> float:
         """The sensitivity: the largest norm by which one record changes the clipped sum.
 
-        The rule's bound and a share of it for rounding (docs/clip_bound.md); the unit of the noise.
+        The rule's bound and a share for rounding (docs/proofs/clip_bound.md); the noise's unit.
         """
         return self.rule.l2(params) * (1.0 + rounding.error_of_sum(self.most_records))
 

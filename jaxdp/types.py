@@ -97,7 +97,7 @@ class Summed(OfTicket):
     Formal guarantee: adding one record to the draw, or removing one, changes ``value`` by at most
     ``l2`` in the Euclidean norm over all leaves together. Replacing a record changes it by a pair
     of such contributions; the accountant, not this class, applies the relation. The rounding of the
-    float32 sum is included (docs/clip_bound.md).
+    float32 sum is included (docs/proofs/clip_bound.md).
 
     It cannot be flattened: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
     ``optax.clip`` before the noise) raises an error that names the remedy. Only

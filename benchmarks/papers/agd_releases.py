@@ -204,8 +204,8 @@ def _totals(
     """[k]: the draw's loss after each step, in whole units.
 
     One record more or less changes each by 0 to ``choices.UNITS``, the same way, if a record's loss
-    is its own (docs/clip_bound.md, assumption 2). One program of one shape takes every physical
-    batch: another number of rows would round the losses of all others otherwise.
+    is its own (docs/proofs/clip_bound.md, assumption 2). One program of one shape takes every
+    physical batch: another number of rows would round the losses of all others otherwise.
     """
     total = np.zeros(len(sizes), np.int64)
     for places, mask in zip(draw.indices, draw.mask, strict=True):

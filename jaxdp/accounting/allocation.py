@@ -3,7 +3,7 @@
 Of a record that is in one of t Gaussian steps the likelihood ratio is S/t, S = sum of t independent
 e^X with X ~ N(-1/2z^2, 1/z^2) in the record's absence. In both directions delta is the mean of
 a convex function of it: a law above it in convex order bounds delta from above, one below from
-below. docs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
+below. docs/proofs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
 """
 
 import math
@@ -56,7 +56,7 @@ def epoch_pairs(
     z: float, steps: int, participations: int, upper: bool
 ) -> tuple[Discrete, Discrete]:
     """The pairs (forward, reverse) of an epoch; arguments as of ``RandomlyAllocated``."""
-    # The steps in k groups, ``more`` of them larger by one: docs/allocation.md.
+    # The steps in k groups, ``more`` of them larger by one: docs/proofs/allocation.md.
     size, more = divmod(steps, participations)
     # Every combination adds about fine^2 to the relative width of epsilon. Laws of much noise have
     # light tails: they take less time.

@@ -1,7 +1,7 @@
 """Gaussian releases on batches drawn in other ways: truncated, shuffled, randomly allocated.
 
-docs/sampling_bounds.md proves the pairs of the first two (Theorems 3 and 4), docs/allocation.md
-those of the third.
+docs/proofs/sampling_bounds.md proves the pairs of the first two (Theorems 3 and 4),
+docs/proofs/allocation.md those of the third.
 """
 
 import math
@@ -236,7 +236,7 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # The same under both relations. One participation has both ends, which meet as atoms get
-        # finer; between 1 and t there is an upper bound alone (docs/allocation.md, Theorems 1, 4).
+        # finer; between 1 and t there is an upper bound alone: docs/proofs/allocation.md, 1 and 4.
         z, k = self.event.noise_multiplier, self.participations
         joint = z / math.sqrt(k)
         if self.refuses(relation):

@@ -1,8 +1,8 @@
 """Certified bounds on epsilon and delta of a composition: every error is bounded by argument.
 
-docs/certificate.md has the theorems. Each step's pair is replaced by finitely many losses on a grid
-that dominate it (for the upper end) or are dominated by it (for the lower one); a tilted FFT finds
-the distribution of their sum, and epsilon is where that distribution's delta meets the target.
+docs/proofs/certificate.md has the theorems. Each step's pair is replaced by finitely many losses on
+a grid that dominate it (for the upper end) or are dominated by it (for the lower one); a tilted FFT
+finds the distribution of their sum, and epsilon is where the delta of that meets the target.
 
 From an event to ``Bound(lower, estimate, upper)``, in the order in which it happens:
 

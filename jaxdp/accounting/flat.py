@@ -44,8 +44,8 @@ class GaussianStep:
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """As ``PairedEvent.pairs``.
 
-        Those of a fixed size are tight for one step (docs/sampling_bounds.md, Theorem 2); for a
-        lower bound they are those of two data sets.
+        Those of a fixed size are tight for one step (docs/proofs/sampling_bounds.md, Theorem 2);
+        for a lower bound they are those of two data sets.
         """
         z, q = self.noise_multiplier, self.sampling_prob
         if self.sampling == "poisson":

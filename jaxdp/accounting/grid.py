@@ -1,6 +1,6 @@
 """Losses on a grid, above and below a dominating pair, and the law of a sum of many.
 
-docs/certificate.md holds the argument; ``certificate`` asks for what is here in this order.
+docs/proofs/certificate.md holds the argument; ``certificate`` asks for what is here in this order.
 
 1. ``dominating_atoms``: the mass between two grid points goes to both of them such that its
    probability under both laws is kept (Doroshenko et al. 2022, "Connect the dots",
@@ -48,7 +48,7 @@ class Atoms:
 
 
 def dominating_atoms(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
-    """Atoms that dominate the pair (docs/certificate.md, Theorem 2).
+    """Atoms that dominate the pair (docs/proofs/certificate.md, Theorem 2).
 
     Args:
         pair: one step.
@@ -89,7 +89,7 @@ def dominating_atoms(pair: Pair, width: float, low: float, cap: float, fine: flo
 
 
 def dominated_atoms(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
-    """Atoms that the pair dominates (docs/certificate.md, Theorem 3).
+    """Atoms that the pair dominates (docs/proofs/certificate.md, Theorem 3).
 
     Arguments as for ``dominating_atoms``.
     """
@@ -572,7 +572,7 @@ def law_of_sum(
     A sum of n losses on one grid needs a grid as fine as sqrt(n) roundings ask for. So a run of
     many steps is first summed in bunches of n/r steps, in a window and on a grid of their own; the
     law of a bunch is put on a coarser grid, above or below; and r bunches are summed
-    (docs/certificate.md, Theorem 8).
+    (docs/proofs/certificate.md, Theorem 8).
 
     Args:
         steps: those that are summed in bunches, if there are any.

@@ -11,7 +11,7 @@ arXiv:2106.08567v2, Theorem 11, for add/remove; Schuchardt et al. 2024, "Unified
 amplification by subsampling", arXiv:2403.04867, for the replace-one pair of a Poisson sample, which
 Koskela, Jalko and Honkela 2020, arXiv:1906.03049, use for the substitution relation. It is stated
 for one Gaussian query on a draw; for several on one draw it assumes that they were fixed together.)
-docs/sampling_bounds.md derives those of other batches (Theorem 1).
+docs/proofs/sampling_bounds.md derives those of other batches (Theorem 1).
 """
 
 import abc
@@ -345,7 +345,8 @@ class SampledGaussian(Pair):
     relation: Relation
     reverse: bool = False  # the absent record's direction. Replace-one is symmetric
 
-    rounding = 8e-13  # of 40 standard deviations: exp(-t^2/2) with t rounded, docs/certificate.md
+    # Of 40 standard deviations: exp(-t^2/2) with t rounded, docs/proofs/certificate.md.
+    rounding = 8e-13
 
     @property
     def center(self) -> float:  # type: ignore[override]

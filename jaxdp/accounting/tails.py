@@ -3,7 +3,7 @@
 Where the losses of very many steps add up to millions, rounding drowns the law of their sum. Its
 moments (``SumMoments``) are known to all digits still. ``upper_end`` is Chernoff's bound, by the
 best order; ``lower_end`` the probability of the best window about a tilted law (``_windows``;
-docs/certificate.md, Theorem 11). The two ends differ by a few standard deviations of the sum.
+docs/proofs/certificate.md, Theorem 11). The ends differ by a few standard deviations of the sum.
 """
 
 import math

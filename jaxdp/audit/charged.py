@@ -2,7 +2,7 @@
 
 One Poisson-sampled step of DP-SGD, by the functions that train: each record's vector is its clipped
 gradient beside a one in the place of its group and norm, and the sum of the vectors is released.
-docs/releases.md, "A diagnosis", has the argument.
+docs/proofs/releases.md, "A diagnosis", has the argument.
 """
 
 import dataclasses

@@ -109,9 +109,9 @@ def diagnose(
     with ``look`` from private ones without noise, which the ledger then says for good.
 
     Formal guarantee: with ``ledger`` and without ``look`` numbers, and advice from them, satisfy
-    ``epsilon`` at the mechanism's delta, under its relation (docs/releases.md, "A diagnosis"). What
-    is broken was seen in the records, and no epsilon covers it. Where noise or steps are chosen by
-    the numbers see docs/accounting.md, "Adaptive runs".
+    ``epsilon`` at the mechanism's delta, under its relation (docs/proofs/releases.md, "A
+    diagnosis"). What is broken was seen in the records, and no epsilon covers it. Where noise or
+    steps are chosen by the numbers see docs/accounting.md, "Adaptive runs".
 
     Args:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``.

@@ -46,7 +46,7 @@ class ClippedGrad:
     Formal guarantee: the returned ``Summed.value`` changes by at most ``Summed.l2`` in the
     Euclidean norm when one record enters or leaves the batch, rounding included: what the record
     adds is at most the rule's bound C, and ``l2`` is C and the share of it by which the record
-    moves the rounding of the other rows' sum (docs/clip_bound.md has the proof). Masked rows, and
+    moves the rounding of the other rows' sum (proof: docs/proofs/clip_bound.md). Masked rows, and
     examples with a non-finite gradient, contribute exactly zero; an empty batch gives zero.
     Assumed, since it cannot be seen: frozen parameters and captured arrays are public
     (``plan`` names them).

@@ -1,4 +1,4 @@
-"""Sums with bounded rounding errors; docs/clip_bound.md has the proofs.
+"""Sums with bounded rounding errors; docs/proofs/clip_bound.md has the proofs.
 
 float32 rounds a sum by an amount that grows with the number of its terms and with what they would
 add up to if nothing cancelled. So rows are added in blocks of fixed size, blocks by halves or with

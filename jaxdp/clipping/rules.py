@@ -43,7 +43,7 @@ class Clip:
     """Flat clipping, g · min(1, C / ‖g‖₂) (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1).
 
     Formal guarantee: the contribution of one record has norm at most ``l2_clip_norm``, under every
-    relation, also after rounding in float32 (docs/clip_bound.md, Theorems 1 and 2).
+    relation, also after rounding in float32 (docs/proofs/clip_bound.md, Theorems 1 and 2).
 
     Attributes:
         l2_clip_norm: the bound C, a public constant in [1e-10, 1e10]: further out, squares in
@@ -77,7 +77,7 @@ class AutoS:
     """AUTO-S, g · R / (‖g‖₂ + γ) (Bu et al. 2022, arXiv:2206.07136v3, equation 4.1).
 
     Formal guarantee: the contribution of one record has norm below ``radius``, under every
-    relation, also after rounding in float32 (docs/clip_bound.md). There is no
+    relation, also after rounding in float32 (docs/proofs/clip_bound.md). There is no
     threshold to tune: the radius only rescales the learning rate.
 
     Attributes:
@@ -108,7 +108,7 @@ class Normalize:
     """Normalisation, g · R / ‖g‖₂ (Das et al. 2021, arXiv:2106.13805; AUTO-V of Bu et al. 2022).
 
     Formal guarantee: the contribution of one record has norm at most ``radius``, under every
-    relation, also after rounding in float32 (docs/clip_bound.md). A gradient of
+    relation, also after rounding in float32 (docs/proofs/clip_bound.md). A gradient of
     norm up to 1e-12 contributes zero.
 
     Attributes:
@@ -141,7 +141,7 @@ class PerLayer:
 
     Formal guarantee: the contribution of one record to a group has norm at most the group's bound,
     and altogether at most the square root of the sum of their squares, under every relation, also
-    after rounding in float32 (docs/clip_bound.md).
+    after rounding in float32 (docs/proofs/clip_bound.md).
 
     Attributes:
         bounds: the groups' bounds, public constants.
@@ -246,7 +246,7 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
     return CoordinateBox(bound)
 
 
-# Their own factors keep their bound: docs/clip_bound.md.
+# Their own factors keep their bound: docs/proofs/clip_bound.md.
 PROVEN = (Clip, AutoS, Normalize, PerLayer)
 
 

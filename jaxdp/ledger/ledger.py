@@ -703,7 +703,7 @@ class Ledger:
 
         Their charges add up. Where files have a common beginning, as copies have, what was ended
         or shown in it counts once, and what was reserved and open at its end counts in each
-        (docs/releases.md, "Ledgers merged"). What is reserved counts until ``close``.
+        (docs/proofs/releases.md, "Ledgers merged"). What is reserved counts until ``close``.
 
         Args:
             ledgers: each opened with its key, if it has one. One given twice counts once.

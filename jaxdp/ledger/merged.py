@@ -13,7 +13,7 @@ Seen = dict[str, list[int]]
 def united(books: Sequence[Book]) -> list[Row]:
     """Rows that hold what the books hold together, each stream under a name of its own.
 
-    docs/releases.md, "Ledgers merged", has the argument.
+    docs/proofs/releases.md, "Ledgers merged", has the argument.
 
     Raises:
         ValueError: copies went on within one draw of records.

@@ -252,7 +252,7 @@ class Chargeable(Protocol):
 
 
 class Issuer:
-    """Hands out the tickets of one stream, each step once; docs/releases.md has the proof.
+    """Hands out the tickets of one stream, each step once; docs/proofs/releases.md has the proof.
 
     Args:
         mechanism: its ``repr`` is the configuration that goes into every key.

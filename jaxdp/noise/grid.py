@@ -508,7 +508,7 @@ def _add_integers(
 ) -> list[jax.Array]:
     """Each leaf with its noise. Leaves that are sharded alike share a key and its stream."""
     count = len(groups)
-    # Both halves of a number are taken of one and the same (docs/clip_bound.md, assumption 3).
+    # Both halves of a number are of one and the same: docs/proofs/clip_bound.md, assumption 3.
     values = tuple(rounding.materialized(leaves[:count]))
     # One stream for all leaves of a key, taken in their order.
     found: dict[int, jax.Array] = {}

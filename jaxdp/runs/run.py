@@ -2,7 +2,7 @@
 
 Nothing of a step is shown (rows, evaluations, files outside ``secret/``) before the checkpoint that
 holds it is durable. Steps that a crash takes were then never seen: they are done again, on other
-draws and with other noise, within the charge that they had. docs/releases.md proves it.
+draws and with other noise, within the charge that they had. docs/proofs/releases.md proves it.
 """
 
 import contextlib

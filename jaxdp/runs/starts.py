@@ -1,6 +1,6 @@
 """One start of a run: its ledger, its streams, and the checkpoint that it goes on from.
 
-docs/releases.md, "Runs", proves what is done here.
+docs/proofs/releases.md, "Runs", proves what is done here.
 """
 
 import contextlib

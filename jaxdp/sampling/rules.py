@@ -140,7 +140,7 @@ class StepSampling(Sampling):
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
 
-        In random order: the rounding of a sum depends on it (docs/clip_bound.md, Theorem 4).
+        In random order: the rounding of a sum depends on it (docs/proofs/clip_bound.md, Theorem 4).
         """
         raise NotImplementedError(f"{type(self).__name__} must have a method choose")
 

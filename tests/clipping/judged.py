@@ -8,7 +8,7 @@ A program may magnify rounding, and float32 then errs whatever clips it. No prog
 the error allowed of a record is ``_FACTOR`` times the larger of what a plain gradient in float32 errs
 and of how far three relative changes of inputs and parameters by float32's (bfloat16's) rounding move
 the float64 gradient; and what rounding makes of sums of positions, by the lengths of their terms
-(docs/clip_bound.md, Theorem 2). Records whose allowance is more than a tenth of their gradient are
+(docs/proofs/clip_bound.md, Theorem 2). Records whose allowance is more than a tenth of their gradient are
 counted as loosely judged.
 """
 

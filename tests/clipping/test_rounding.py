@@ -26,7 +26,7 @@ as_users = functools.partial(jax.jit, compiler_options=AS_USERS)
 
 
 def test_the_shares_of_all_blocks_fit_into_what_is_stated():
-    # docs/clip_bound.md, Theorem 3: parameters whose blocks are equally large share one.
+    # docs/proofs/clip_bound.md, Theorem 3: parameters whose blocks are equally large share one.
     classes = {rounding.ROWS: 2 * rounding.gamma(rounding.ROWS + 8)}
     for positions in range(2, 4 * rounding.TERMS):
         rows = rounding.rows_of_block(positions)
@@ -119,7 +119,7 @@ def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
 
 
 def test_the_stated_sensitivity_counts_blocks_and_rows():
-    """docs/clip_bound.md: a share for the blocks, and 24 roundings for every row."""
+    """docs/proofs/clip_bound.md: a share for the blocks, and 24 roundings for every row."""
     assert rounding.error_of_sum(2**20) == rounding.SHARE + 24 / 16
     x = jnp.full((1, 4), 2.0)
     assert float(rounding.rounded_up(jnp.float32(1.0), jnp.float32(0.5))) > 1.49
@@ -129,7 +129,7 @@ def test_the_stated_sensitivity_counts_blocks_and_rows():
 
 
 def roundings(passes):
-    """docs/clip_bound.md: the roundings that a record moves, for each record on every device."""
+    """docs/proofs/clip_bound.md: the roundings that a record moves, for each record on every device."""
     cells = [count for devices in passes for count in devices if count]
     each = [0 if count == 1 else count for count in cells]  # alone it is rounded nowhere
     two = sorted(each)[-2:]
@@ -186,7 +186,7 @@ def test_long_positions_are_added_in_groups():
 
 @given(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=8))
 def test_two_halves_add_up(numbers):
-    """docs/clip_bound.md, bfloat16: off by at most 256 units of every entry."""
+    """docs/proofs/clip_bound.md, bfloat16: off by at most 256 units of every entry."""
     x = np.asarray(numbers, np.float32)
     high, low = jax.jit(rounding.split_bfloat16)(np.resize(x, 8))
     assert high.dtype == low.dtype == jnp.bfloat16

@@ -3,7 +3,7 @@
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
 clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. Factors
 are what entered a use of the parameter, and the cotangent there. How far a sum may be rounded is
-counted in docs/clip_bound.md.
+counted in docs/proofs/clip_bound.md.
 """
 
 import dataclasses
@@ -278,7 +278,7 @@ def square_norms(dense: Sequence[FactorPair], lookups: Lookups | None) -> Square
 
     ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
     a_t is one-hot. Its error is a multiple of what it would be if nothing cancelled
-    (docs/clip_bound.md, Theorem 2).
+    (docs/proofs/clip_bound.md, Theorem 2).
 
     Args:
         dense: factors [m, g, t, p] and [m, g, t, q], arranged alike.
@@ -366,7 +366,7 @@ def masked(rows: jax.Array, keep: jax.Array) -> jax.Array:
 def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
     """Rows [m, ...] times weights [m]; zero where that overflows.
 
-    Of one position that shortens; where positions could cancel none does (docs/clip_bound.md).
+    Of one position that shortens; where several could cancel none does: docs/proofs/clip_bound.md.
     """
     found = rows * weights.reshape(weights.shape + (1,) * (rows.ndim - 1))
     return jnp.where(jnp.isfinite(found), found, 0.0)
@@ -564,7 +564,7 @@ class Factors(LeafGradients):
             return weighted_product([use.factors(self.site.key) for use in uses], lookups, weights)
 
         # Rows of one block: as many as the proof of the rounding of a sum allows, which are fewer
-        # where many positions may cancel (docs/clip_bound.md, Theorem 3).
+        # where many positions may cancel (docs/proofs/clip_bound.md, Theorem 3).
         positions = sum(use.site.sizes[1] for use in self._dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even_size(keep.shape[0], most)

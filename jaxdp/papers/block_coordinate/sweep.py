@@ -110,7 +110,7 @@ def clipped_sum(
 
     Formal guarantee: one row more or less changes it by at most ``l2_clip_norm`` in the Frobenius
     norm, and by ``rounding.error_of_sum`` of it through the rounding of the others
-    (docs/clip_bound.md, Theorem 1). A non-finite row contributes zero.
+    (docs/proofs/clip_bound.md, Theorem 1). A non-finite row contributes zero.
 
     Args:
         residuals: of the block's loss with respect to its products, [m, d_i].

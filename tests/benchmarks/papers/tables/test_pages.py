@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from benchmarks import accuracy_page
 from benchmarks.papers import (
     adadp_rows,
     census,
@@ -261,7 +260,7 @@ def runs(epsilon, *accuracies, **changes):
 
 
 def test_repeated_runs_are_told_with_their_number_and_rate_and_drawn_at_their_proven_epsilon(
-    tmp_path, monkeypatch
+    tmp_path,
 ):
     three = runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75)
     found = results(tmp_path, *runs(1.0, 0.91, 0.93), *three)
@@ -287,14 +286,6 @@ def test_repeated_runs_are_told_with_their_number_and_rate_and_drawn_at_their_pr
     assert (*dots.get_xdata(), *dots.get_ydata()) == pytest.approx((*[0.875] * 4, 90, 90, 96, 96))
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (min(band), max(band)) == pytest.approx((90.0, 96.0))
-    # The plot of the recipes holds no epsilon at another delta.
-    lines = [
-        {"dataset": "mnist", "delta": delta, "proven_epsilon": epsilon, "test_accuracy": 0.9}
-        for delta, epsilon in ((1e-5, 3.0), (1e-4, 2.0), (1e-5, "inf"))
-    ]
-    (tmp_path / "papers.json").write_text(json.dumps(lines))
-    monkeypatch.setattr(accuracy_page, "RESULTS", tmp_path / "accuracy.json")
-    assert accuracy_page.papers("mnist") == [(3.0, 90.0)]
 
 
 # The groups of the census
