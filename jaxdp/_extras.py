@@ -3,19 +3,15 @@
 import contextlib
 import gc
 import importlib.util
+import sys
 from collections.abc import Iterator
 
-# Of jaxdp-privacy; jaxdp-accounting, which brings jaxdp/_version.py, must be of the same.
+# Of jaxdp-privacy; jaxdp-accounting, which brings jaxdp/__init__.py, must be of the same.
 VERSION = "0.1.0"
-
-try:
-    from jaxdp._version import __version__
-except ModuleNotFoundError:
-    __version__ = "not installed"
-if __version__ != VERSION:
+if (_beside := getattr(sys.modules["jaxdp"], "__version__", "not installed")) != VERSION:
     raise ImportError(
-        f"jaxdp-privacy is {VERSION} and jaxdp-accounting {__version__}; install the same version "
-        f"of both: pip install jaxdp-privacy=={VERSION} jaxdp-accounting=={VERSION}"
+        f"jaxdp-privacy is {VERSION} and jaxdp-accounting {_beside}; install the same version of "
+        f"both: pip install jaxdp-privacy=={VERSION} jaxdp-accounting=={VERSION}"
     )
 
 # Where the distribution is not called like its module.

@@ -29,7 +29,8 @@ class Environment:
 
     def pip(self, *arguments):
         """As ``run``, by pip without an index."""
-        print("pip", *(getattr(given, "name", given) for given in arguments))
+        shown = (getattr(given, "name", given) for given in arguments)
+        print("pip", *(given for given in shown if not given.startswith("--find-links")))
         if arguments[0] == "install":
             arguments = (*arguments, "--no-index", "--no-compile")
         return self.run("-m", "pip", "--disable-pip-version-check", *arguments)
