@@ -33,8 +33,7 @@ def quickstart():
     """The README's first program and its accountant, as they stand there."""
     page = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     first, *others = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    if "from jaxdp import data" not in first:  # which an extra brings
-        exec(compile(first, "README.md, first program", "exec"), {})
+    exec(compile(first, "README.md, first program", "exec"), {})
     (accountant,) = (block for block in others if "from jaxdp import accounting" in block)
     exec(compile(accountant, "README.md, accountant", "exec"), {})
 
