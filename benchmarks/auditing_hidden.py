@@ -104,7 +104,7 @@ def as_gaussian(inside, outside, chain):
 
 
 def paper_chain(decay, count):
-    """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
+    """The linear Gaussian chain of docs/proofs/hidden_state.md: one of two steps reads it."""
     chain = hs.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay)))
     c, p, v, s = (
         chain.table(n).ravel().astype(np.float32)

@@ -1,6 +1,6 @@
 """DP-SBCD's Figure 2 and Table 1 as plots: what the paper prints, and the stand-in's rows.
 
-The stand-in is a generated five-class set (docs/hidden_state.md): the paper's sizes, rates and
+The stand-in is a generated five-class set (docs/block_coordinate.md): the paper's sizes, rates and
 noise are lost, so that nothing here is its experiment again.
 """
 

@@ -87,8 +87,8 @@ class Mechanism:
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
         noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
-            docs/grid_noise.md: rounding and generator are then within the guarantee); a key of
-            ``jaxdp.noise.NOISES``.
+            docs/proofs/grid_noise.md: rounding and generator are then within the guarantee); a key
+            of ``jaxdp.noise.NOISES``.
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
         models: how many models, of ``steps`` steps each, the noise was calibrated for together.
@@ -825,8 +825,8 @@ def dp_mf(
     used as every mechanism, for exactly ``steps`` steps: they are one event, charged whole at the
     first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer).
 
-    Formal guarantee: docs/correlated_noise.md, for clipping by a public bound. Clip norms that
-    follow noisy releases, and steps that are rejected, are refused.
+    Formal guarantee: docs/proofs/correlated_noise.md, for clipping by a public bound. Clip norms
+    that follow noisy releases, and steps that are rejected, are refused.
 
     Args:
         noise_multiplier: standard deviation of the noise over the largest norm by which one record

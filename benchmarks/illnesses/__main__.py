@@ -130,7 +130,9 @@ def page(rows: dict[str, list[dict[str, Any]]]) -> str:
                     else ""
                 )
                 text = "; ".join(said(line[at])) or "nothing"
-                cells.append(mark + text.replace("|", "\\|").replace("\n", " "))
+                cells.append(
+                    mark + text.replace("|", "\\|").replace("][", "]\\[").replace("\n", " ")
+                )
             same = (
                 "the same"
                 if [f["kind"] for f in line["first"][:2]] == [f["kind"] for f in line["now"][:2]]

@@ -1,4 +1,4 @@
-"""A budget for one public plan, which the exact accountant may keep to; docs/accounting.md."""
+"""A budget for one public plan, kept by the exact accountant: docs/proofs/accounting.md."""
 
 import hashlib
 import json
@@ -129,7 +129,7 @@ class Budget:
     (another mechanism, noise, batch, a further run) goes through ``RenyiFilter``.
 
     Formal guarantee: what was charged is (epsilon, delta)-private under ``relation`` at every time,
-    in whatever order its steps were taken (docs/accounting.md, "Adaptive runs").
+    in whatever order its steps were taken (docs/proofs/accounting.md, "Adaptive runs").
 
     Args:
         epsilon: > 0.

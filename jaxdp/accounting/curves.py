@@ -118,7 +118,7 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     the delta of the Gaussian pair at epsilon; with ``delta_min`` 0 that is mu-GDP (Dong, Roth and
     Su 2019, arXiv:1905.02383v3, Corollary 2.13). Sampling gains nothing at ``delta_min`` 0: at a
     large epsilon every step must have sampled the record, and such a run is no better than the full
-    batch. docs/accounting.md derives the bound.
+    batch. docs/proofs/accounting.md derives the bound.
 
     Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """

@@ -306,9 +306,9 @@ class GridNoise(Event):
     """``event`` released on an integer grid, with discrete Gaussian noise in place of Gaussian.
 
     The discrete Gaussian is post-processing of the Gaussian noise that ``event`` names, but for a
-    total-variation distance (docs/grid_noise.md). Every epsilon is computed for what that leaves
-    of delta: (1 + e^epsilon) distance is taken off. There is no epsilon at delta 0, and no Renyi
-    divergence.
+    total-variation distance (docs/proofs/grid_noise.md). Every epsilon is computed for what that
+    leaves of delta: (1 + e^epsilon) distance is taken off. There is no epsilon at delta 0, and no
+    Renyi divergence.
 
     Attributes:
         event: the release, as if its noise were Gaussian.
@@ -364,14 +364,14 @@ class CorrelatedNoise(Event):
 
     All sums are released as G + C^-1 Z: row i of G, [n, d], is the sum of step i, C is lower
     triangular, [n, n], without a zero on its diagonal, and Z is independent Gaussian noise, [n, d].
-    docs/correlated_noise.md proves what they cost.
+    docs/proofs/correlated_noise.md proves what they cost.
 
     The noise multiplier of ``event`` is the standard deviation of Z over the largest norm by which
     one record moves C G over the whole run: over the sensitivity of C under the order, times the
     clip norm. Then the run is exactly one Gaussian release, even though every sum may depend on
     those released before it (Denisov, McMahan, Rush, Smith and Thakurta 2022, arXiv:2202.08312,
     Theorem 2.1). Where the sums from one step on are made again, with fresh rows of Z and the old
-    ones before, that is one more such event (docs/correlated_noise.md, Theorem 2).
+    ones before, that is one more such event (docs/proofs/correlated_noise.md, Theorem 2).
 
     Refused under ADD_OR_REMOVE_ONE: one record less shifts the places of all after it.
 
@@ -410,8 +410,8 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
     It costs what ceil(steps/bands) Poisson-sampled Gaussian steps cost (Choquette-Choo, Ganesh,
     McKenna, McMahan, Rush, Thakurta and Xu 2023, arXiv:2306.08153v2, Theorem 4): a record that is
     drawn in step i moves rows i, ..., i + bands - 1 of C G + Z alone, and its next draw is bands
-    steps later. docs/correlated_noise.md, Theorem 3, has the whole argument, for sums that depend
-    on those before. One band is DP-SGD with Poisson samples.
+    steps later. docs/proofs/correlated_noise.md, Theorem 3, has the whole argument, for sums that
+    depend on those before. One band is DP-SGD with Poisson samples.
 
     Refused under REPLACE_ONE: the two records may be in different groups.
 

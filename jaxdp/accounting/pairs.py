@@ -345,8 +345,7 @@ class SampledGaussian(Pair):
     relation: Relation
     reverse: bool = False  # the absent record's direction. Replace-one is symmetric
 
-    # Of 40 standard deviations: exp(-t^2/2) with t rounded, docs/proofs/certificate.md.
-    rounding = 8e-13
+    rounding = 8e-13  # of 40 deviations: exp(-t^2/2) with t rounded, docs/proofs/certificate.md
 
     @property
     def center(self) -> float:  # type: ignore[override]

@@ -386,7 +386,7 @@ class ExponentialMechanism(_StatedEvent):
     Charged for what such a choice is: epsilon-bounded range, all of its losses lie in an interval
     of length epsilon (Durfee and Rogers 2019, arXiv:1905.04273v3; Dong, Durfee and Rogers 2020,
     arXiv:1909.13830v2). That is about half of epsilon-differential privacy. Report-noisy-max with
-    Gumbel noise is such a choice. docs/accounting.md derives the pair. An upper end only.
+    Gumbel noise is such a choice. docs/proofs/accounting.md derives the pair. An upper end only.
 
     Attributes:
         epsilon: > 0.

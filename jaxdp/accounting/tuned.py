@@ -1,6 +1,6 @@
 """Tuning: a run is repeated a secret, random number of times and only the best one is released.
 
-docs/accounting.md ("Tuning") holds the argument of every bound here.
+docs/proofs/accounting.md ("Tuning") holds the argument of every bound here.
 """
 
 import abc

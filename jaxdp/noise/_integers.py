@@ -5,8 +5,8 @@ Walker's alias method (1977; Vose 1991, "A linear algorithm for generating rando
 given distribution"): a uniform slot, and one comparison that keeps the slot or takes its alias. In
 integers the law that it draws is exactly that of the weights.
 
-docs/grid_noise.md proves how far their law is from the discrete Gaussian. Integer i of n is a
-function of (key, n, i), on any device and under any flags.
+docs/proofs/grid_noise.md proves how far their law is from the discrete Gaussian. Integer i of n is
+a function of (key, n, i), on any device and under any flags.
 """
 
 import dataclasses

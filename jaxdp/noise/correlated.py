@@ -145,8 +145,8 @@ class MatrixNoise(Noise):
 
     Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier
     noise_multiplier / s, where s is the strategy's sensitivity under the participation of a record
-    (``jaxdp.noise.sensitivity``): docs/correlated_noise.md. Take ``mechanism.privatize()`` of
-    ``jaxdp.dp_mf``, which sets the one by the other.
+    (``jaxdp.noise.sensitivity``): docs/proofs/correlated_noise.md. Take ``mechanism.privatize()``
+    of ``jaxdp.dp_mf``, which sets the one by the other.
 
     Each update goes on from the state of the step before it. A state of another step, or of other
     releases, gives NaN; ``jaxdp.Trainer`` refuses it in words.

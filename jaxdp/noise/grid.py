@@ -2,7 +2,7 @@
 
 The sum is rounded to integers, a discrete Gaussian integer is added to each, and all that follows
 is computed from the noisy integers: no bit of the result knows the magnitude of the sum.
-docs/grid_noise.md has the theorem and its proof.
+docs/proofs/grid_noise.md has the theorem and its proof.
 
 Correlated noise takes back that of the steps before in integers, N_i = round(Z_i - sum_j c_j
 N_(i-j)), and the sum rounded to integers S_i is released as S_i + N_i. That is a function of the
@@ -79,8 +79,8 @@ class IntegerNoise(Noise):
     Formal guarantee: one update is, but for a total-variation distance below 2^-78,
     post-processing of a Gaussian mechanism with multiplier ``noise_multiplier`` relative to the
     largest contribution ``l2`` of one record, in the arithmetic that the device really has
-    (docs/grid_noise.md). ``jaxdp.accounting.GridNoise`` charges both. Integers come from ChaCha20
-    with a key of 256 bits, derived from the ticket.
+    (docs/proofs/grid_noise.md). ``jaxdp.accounting.GridNoise`` charges both. Integers come from
+    ChaCha20 with a key of 256 bits, derived from the ticket.
 
     Coordinates of the sum beyond ``grid_range`` are clipped. The noise is larger by what rounding
     may move the sum, at most 0.4 % for up to 1.6 10^11 coordinates times squared multiplier.
@@ -170,7 +170,7 @@ class IntegerMatrixNoise(IntegerNoise):
     Formal guarantee: but for a total-variation distance below 2^-78 a step, the updates of all
     steps are post-processing of one Gaussian mechanism with multiplier noise_multiplier / s, where
     s is the strategy's sensitivity under the participation of a record, in the arithmetic that the
-    device really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
+    device really has (docs/proofs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
     ``jaxdp.dp_mf(..., noise="grid")``, which sets the one by the other and charges both.
 
     Attributes:
@@ -427,7 +427,7 @@ def to_grid(value: jax.Array, scale: jax.Array) -> jax.Array:
     """``value`` · ``scale``, rounded to int32; off by at most 1/2 + 2^-23, whatever the value.
 
     Coordinates beyond 2^30 / scale are clipped to it first. Both factors of every product have 12
-    digits, so that float32 rounds none of them; see docs/grid_noise.md. NaN is 0.
+    digits, so that float32 rounds none of them; see docs/proofs/grid_noise.md. NaN is 0.
     """
     limit = jnp.minimum(np.float32(LARGEST) / scale, np.finfo(np.float32).max)
     value = jnp.clip(jnp.where(jnp.isnan(value), 0.0, value), -limit, limit)

@@ -221,9 +221,9 @@ def shifted(chain: NoisyChain) -> Array:
     A process interpolates between the two runs; at each step it gives up part of their distance,
     which the step's noise hides at the price of a Gaussian mechanism (Feldman, Mironov, Talwar and
     Thakurta 2018, arXiv:1808.06651, Theorem 22, for Renyi divergences; Bok, Su and Altschuler 2024,
-    arXiv:2403.00278, for Gaussian DP). docs/hidden_state.md derives both, and the cheapest way to
-    give up everything by the end: the greatest convex minorant of (0, 0), (tau_k, M_k), where
-    tau_k = sum_{j<=k} G_j^2 v_j, M_k = sum_{j<=k} G_j s_j and G is of ``log_gains``.
+    arXiv:2403.00278, for Gaussian DP). docs/proofs/hidden_state.md derives both, and the cheapest
+    way to give up everything by the end: the greatest convex minorant of (0, 0), (tau_k, M_k),
+    where tau_k = sum_{j<=k} G_j^2 v_j, M_k = sum_{j<=k} G_j s_j and G is of ``log_gains``.
 
     With a diameter the process may also start late, at that distance: the best of a few starts.
     """
@@ -377,7 +377,7 @@ class HiddenState(DominatedEvent):
     The chains run one after the other; each starts from public constants and what was released
     before it, and nothing computed from its inner iterates is logged, evaluated, exported or used
     elsewhere. Bounded under REPLACE_ONE only: another number of records is another partition.
-    docs/hidden_state.md derives the bound.
+    docs/proofs/hidden_state.md derives the bound.
 
     Attributes:
         blocks: chains with the same number of batches (any iterable is made a tuple,

@@ -1,6 +1,6 @@
 """Linear models of small tables: one private release each, no loop, nothing to tune.
 
-docs/tabular.md compares them with DP-SGD, and holds the proofs.
+docs/tabular.md compares them with DP-SGD; docs/proofs/tabular.md holds the proofs.
 """
 
 import math

@@ -43,7 +43,7 @@ MOVED = (
     "was not verified"
 )
 
-# The accountant composes what was fixed beforehand; docs/accounting.md, "Adaptive runs".
+# The accountant composes what was fixed beforehand; docs/proofs/accounting.md, "Adaptive runs".
 EXTENDED = (
     "the run was extended after results were seen (more steps, a further stage, or a run after "
     "another one): epsilon is as if the number of steps and the noise had been fixed before the "

@@ -1,7 +1,7 @@
 """``jaxdp.tune``: random search with random stopping; the chosen run alone is released, at a cost.
 
 Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy"
-(arXiv:2110.03620v2). docs/accounting.md ("Tuning") holds the proofs of what is charged.
+(arXiv:2110.03620v2). docs/proofs/accounting.md ("Tuning") holds the proofs of what is charged.
 """
 
 import json
@@ -67,10 +67,10 @@ def tune(
 
     Formal guarantee: what is returned, and the folder without ``secret/``, satisfy
     ``Chosen.bound`` at ``delta``, charged as one ``acc.Tuned`` before the first try (Theorems 2 and
-    6 of the paper, and the profile bound of docs/accounting.md). Taken on trust: ``score`` reads
-    public data (or ``score_event`` says what it costs), ``make`` and ``space`` were fixed without
-    the private data, no try fails by what a record holds (an error, not a bad score), and nobody
-    saw how long the search took or when it was interrupted. The ledger's ``unverified()`` says so.
+    6 of the paper; the profile bound is in docs/proofs/accounting.md). Taken on trust: ``score``
+    reads public data (or ``score_event`` says what it costs), ``make`` and ``space`` were fixed
+    without the private data, no try fails by what a record holds (an error, not a bad score), and
+    nobody saw how long the search took or when it was interrupted; ``unverified()`` says so.
 
     Args:
         folder: of the search; made if it is not there.

@@ -2,8 +2,8 @@
 
 A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a subset of
 that size in random order, O(batch) memory; an epoch at once where it is one event, O(n log n) work.
-No floating-point number decides who takes part (docs/draws.md has the proofs). float32 uniforms on
-the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often).
+No floating-point number decides who takes part (docs/proofs/draws.md has the proofs). float32
+uniforms on the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often).
 
 One index of a source is one **privacy unit**: the guarantee hides the presence of what
 ``source[i]`` holds, and of nothing larger. A person who is in the source twice is hidden only half

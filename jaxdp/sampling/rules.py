@@ -3,7 +3,7 @@
 An epoch is one event, charged whole at its first step. Its draw is a function of the epoch's own
 randomness, so that any step of it can be drawn without those before. With correlated noise a run of
 a public number of steps is one event: a record takes part at times that the strategy's sensitivity,
-or its amplification, was made for (docs/correlated_noise.md).
+or its amplification, was made for (docs/proofs/correlated_noise.md).
 """
 
 import dataclasses
@@ -699,7 +699,7 @@ def identity_bytes(identity: Identity) -> bytes:
     return identity if isinstance(identity, bytes) else repr(plain).encode()
 
 
-# Their draws have the law of their event: docs/draws.md.
+# Their draws have the law of their event: docs/proofs/draws.md.
 PROVEN = (
     Poisson,
     FixedSize,

@@ -133,7 +133,7 @@ def test_a_filter_of_the_order_that_suits_its_plan_has_room_for_twice_as_many_st
 
 
 def test_the_exact_accountant_is_no_filter_where_the_next_event_is_chosen_after_a_look():
-    """docs/accounting.md, "Adaptive runs": one of three events, by what the first one showed."""
+    """docs/proofs/accounting.md, "Adaptive runs": one of three events, by what the first one showed."""
     first, epsilon, relation = acc.Gaussian(2.0), 1.0, acc.Relation.REPLACE_SPECIAL
     a, d = 0.552703, 0.0329957
     others = {  # the event, and its delta at a negative epsilon too

@@ -1,4 +1,4 @@
-"""The generator, the alias table and the law of the integers on the grid; docs/grid_noise.md.
+"""The generator, the alias table and the law of the integers on the grid; docs/proofs/grid_noise.md.
 
 Its numbers (Theorems 2, 3 and 5, and (1)) again, by other arithmetic.
 """

@@ -56,9 +56,9 @@ def page(results: Results) -> Page:
             "judges by the test set: where that is public, the epsilon of *every* candidate is "
             "proven. Its formula counts accepted ones alone, which proves nothing, and lies above "
             "in so short a run only because it is loose.",
-            "The right panel is the attack of `docs/auditing.md`: the same algorithms with a full "
-            "batch and few steps, run 20,000 times each. There, a lower bound above the claim "
-            "refutes the claim.",
+            "The right panel is the attack of `docs/proofs/auditing.md`: the same algorithms with "
+            "a full batch and few steps, run 20,000 times each. There, a lower bound above the "
+            "claim refutes the claim.",
             rows.LEGEND,
         ),
         (

@@ -24,8 +24,8 @@ def page(results: Results) -> Page:
             "experiment here tells the cause. The epsilons of [SA-DPSGD's Table 3](table3.md), "
             "the networks [without privacy](not_private.md), [AGD](agd.md) of AdaDp's Figure 2 and "
             "[DP-SBCD's figures]"
-            "(../hidden_state.md#the-papers-figure-2-and-table-1) are on their own pages, beside "
-            "the printed ones; the slides print none.",
+            "(../block_coordinate.md#the-papers-figure-2-and-table-1) are on their own pages, "
+            "beside the printed ones; the slides print none.",
             "Table 3: [at the paper's noise and charged by its "
             "accountant](table3.md#at-the-papers-noise), DP-SGD with tanh costs up to an "
             "accuracy about what it prints, and so does SA-DPSGD by the paper's protocol if it has "

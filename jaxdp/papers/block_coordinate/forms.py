@@ -147,7 +147,7 @@ def clipped_residual(
 
     The gradient of a block's loss for one example is an outer product, whose norm is the product of
     the norms: no per-example gradient is ever formed. Clipping makes the block's loss a Huber loss:
-    convex and gamma |v|^2-smooth still (docs/hidden_state.md). A non-finite example gives zero.
+    convex and gamma |v|^2-smooth still: docs/proofs/hidden_state.md. A non-finite example gives 0.
 
     Of a convolution the residual is [t, channels], the input [t, d], and the gradient the product
     of two matrices, of norm at most |residual|_F times the ``length`` of the input. The residuals

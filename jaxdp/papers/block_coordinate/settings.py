@@ -21,7 +21,7 @@ from jaxdp.runs.recipes import own_constants
 Blocks = ReleasedBlocks | HiddenBlocks
 ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE.value, acc.Relation.REPLACE_ONE.value
-# Chosen by looking at test accuracy on MNIST, which is public here; docs/hidden_state.md.
+# Chosen by looking at test accuracy on MNIST, which is public here; docs/block_coordinate.md.
 RECIPES: dict[str, dict[str, Any]] = {
     "sbcd": {"batch_size": 512, "learning_rate": 8.0, "l2_clip_norm": 0.05, "hidden": 128},
     "sbcd-hidden": {"batch_size": 600, "learning_rate": 0.5, "l2_clip_norm": 0.05, "hidden": 64},
