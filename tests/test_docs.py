@@ -8,7 +8,6 @@ import ast
 import base64
 import contextlib
 import doctest
-import io
 import re
 import runpy
 import subprocess
@@ -63,13 +62,13 @@ def test_the_readme_runs_from_top_to_bottom(capsys):
 @pytest.fixture(scope="module")
 def tutorial():
     namespace = {}
-    with contextlib.redirect_stdout(io.StringIO()) as said, as_users():
-        executed(DOCS / "tutorial.md", namespace)
-    return namespace, said.getvalue()
+    with as_users():
+        return namespace, execute.page(execute.TUTORIAL.read_text(encoding="utf-8"), namespace)
 
 
-def test_the_tutorial_ends_in_a_private_model(tutorial):
+def test_the_tutorial_ends_in_a_private_model_and_shows_what_it_prints(tutorial):
     namespace, said = tutorial
+    assert masked(said) == masked(execute.TUTORIAL.read_text(encoding="utf-8"))
     accuracy, epsilon = re.search(r"accuracy ([\d.]+)% at epsilon ([\d.]+)", said).groups()
     assert float(accuracy) > 60
     assert 2.9 < float(epsilon) <= 3.0
@@ -168,10 +167,13 @@ def test_a_memory_map_larger_than_the_peak_of_memory(in_a_folder):
         assert int(found[1]) < 600 < 1000 * float(re.match(r"(\S+) GB", done.stdout)[1])
 
 
-def shown(cell):
-    """The text under a cell with # for each number, which follows draws and noise."""
-    text = "".join(execute.text_of(output) for output in cell.outputs)
+def masked(text):
+    """Without white space, and with # for each number, which follows draws and noise."""
     return re.sub(r"-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", "#", re.sub(r"\s", "", text))
+
+
+def shown(cell):
+    return masked("".join(execute.text_of(output) for output in cell.outputs))
 
 
 def pictures(cell):
