@@ -29,29 +29,38 @@ test: .venv/.installed-dev
 slow: .venv/.installed-dev  # the few tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-# What is uploaded, built twice: the same sources and hatchling give the same bytes.
+# What is uploaded, both distributions, built twice: the same sources and hatchling give the same bytes.
 dist: .venv/.installed-dev
 	rm -rf dist build/again
 	@mkdir -p build
 	@for to in dist build/again; do \
-	  SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
-	    $(BIN)/pyproject-build --no-isolation --outdir $$to >build/said 2>&1 || { cat build/said >&2; exit 1; }; \
+	  $(BIN)/python distributions/split.py build/split || exit 1; \
+	  for name in accounting privacy; do \
+	    SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+	      $(BIN)/pyproject-build --no-isolation --outdir $$to build/split/$$name >build/said 2>&1 \
+	      || { cat build/said >&2; exit 1; }; \
+	  done; \
 	done
 	@cd dist && for file in *; do cmp $$file ../build/again/$$file || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	@$(BIN)/python -m pip hash dist/*
 
-# The core as the wheel brings it, in an environment of its own; what is imported is the wheel's, for
-# the programs begin in an empty folder and see (-I) no other.
+# Both wheels in an environment of their own, then the accountant's alone in another; what is imported
+# is the wheel's, for the programs begin in an empty folder and see (-I) no other. At last both are
+# removed, installed and upgraded in all orders.
 bare: dist
-	rm -rf build/bare
+	rm -rf build/bare build/alone
 	$(PYTHON) -m venv build/bare
+	$(PYTHON) -m venv build/alone
 	mkdir build/bare/empty
 	build/bare/bin/python -m pip install --quiet dist/*.whl
+	build/alone/bin/python -m pip install --quiet dist/jaxdp_accounting-*.whl
 	cd build/bare/empty && ../bin/python -I ../../../tests/bare.py
-	@! build/bare/bin/jaxdp 2>build/bare/said
-	@grep -q "pip install 'jaxdp-privacy\[cli\]'" build/bare/said
-	@du -sm build/bare/lib/python3*/site-packages
+	cd build/bare/empty && ../../alone/bin/python -I ../../../tests/alone.py
+	@! build/bare/bin/jaxdp 2>build/said
+	@grep -q "pip install 'jaxdp-privacy\[cli\]'" build/said
+	@du -sm build/bare/lib/python3*/site-packages build/alone/lib/python3*/site-packages
+	$(BIN)/python tests/orders.py build/bare/bin/python
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 from benchmarks import site
+from jaxdp import __version__
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -37,16 +38,18 @@ if importlib.util.find_spec("jaxdp") is None:
 """
 
 
-def _pages() -> dict[Path, str]:
-    return {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+def _pages(*more: Path) -> dict[Path, str]:
+    """The pages of the site, and more."""
+    found = (*sorted(DOCS.rglob("*.md")), *more)
+    return {path: path.read_text(encoding="utf-8") for path in found}
 
 
 def links() -> list[str]:
-    """Links of a page that lead nowhere."""
+    """Links and pictures of a page that lead nowhere."""
     wrong = []
-    for page, text in _pages().items():
+    for page, text in _pages(*sorted(ROOT.glob("*.md"))).items():
         text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s]+)", text):
+        for target in re.findall(r"(?:\]\(|src(?:set)?=\")([^)#\s\"]+)", text):
             if not target.startswith(("http:", "https:")) and not (page.parent / target).exists():
                 wrong.append(f"{page}: there is no {target}")
     return wrong
@@ -92,27 +95,40 @@ def first_calls() -> list[str]:
     return [f"jaxdp.{name} has no example" for name in missing]
 
 
-def readme() -> list[str]:
-    """Commands of the README that the program does not have; make's two, where it lacks them."""
+def commands() -> list[str]:
+    """Commands that a page shows and the program does not have; make's two, where README has none.
+
+    Of the README those inside a line, too.
+    """
     import click
 
     from jaxdp.cli import app
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
-    plain = [block.strip() for language, block in blocks if not language]
-    absent = {"make demo", "make test"} - set(plain)
-    wrong = [f"README.md: names no {name}" for name in absent]
-    lines = [line.split("#")[0] for block in plain for line in block.splitlines()]
-    for line in (line for line in lines if line.startswith("jaxdp ")):
-        command, args = app, shlex.split(line)[1:]
-        try:
-            while isinstance(command, click.Group):
-                command, args = command.get_command(click.Context(app), args[0]), args[1:]
-            command.make_context(command.name, args)
-        except (click.ClickException, AttributeError) as error:
-            wrong.append(f"README.md: {line}: {error}")
+    readme, wrong = ROOT / "README.md", []
+    for page, text in _pages(readme).items():
+        blocks = re.findall(r"^```(.*?)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        plain = [block.strip() for language, block in blocks if not language]
+        lines = [re.split("#|&&", line)[0] for block in plain for line in block.splitlines()]
+        if page == readme:
+            absent = {"make demo", "make test"} - set(plain)
+            wrong += [f"README.md: names no {name}" for name in absent]
+            lines += re.findall(r"`(jaxdp [^`\n]+)`", text)
+        for line in (line for line in lines if line.startswith("jaxdp ")):
+            command = app
+            try:
+                args = shlex.split(line)[1:]
+                while isinstance(command, click.Group):
+                    command, args = command.get_command(click.Context(app), args[0]), args[1:]
+                command.make_context(command.name, args)
+            except (click.ClickException, AttributeError, ValueError) as error:
+                wrong.append(f"{page}: {line}: {error}")
     return wrong
+
+
+def first_page() -> list[str]:
+    """The site's first page tells the version."""
+    told = re.findall(r"^Version (\S+):", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
+    return [] if told == [__version__] else [f"docs/index.md tells the version {told}"]
 
 
 def counts(path: Path) -> tuple[int, int, int]:
@@ -207,4 +223,4 @@ def notebooks() -> list[str]:
     return wrong
 
 
-CHECKS = (links, menu, names, tiers, first_calls, readme, examples, notebooks)
+CHECKS = (links, menu, names, tiers, first_calls, commands, first_page, examples, notebooks)

@@ -147,11 +147,10 @@ CASES = (Case(4, 1_000), Case(20, 1_000), Case(20, 1_000, noise=8.0), Case(200, 
 
 def table(rows: list[dict]) -> str:
     """The rows as they stand in docs/howto/divisor.md."""
-    heads = "records", "parameters", "noise multiplier", "claimed", *DIVISORS
+    heads = "records", "noise multiplier", "claimed", *DIVISORS
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for r in rows:
-        cells = [f"{r['records']}", f"{r['parameters']:,}", f"{r['noise']:g}"]
-        cells.append(f"{r['claimed']:.2f}")
+        cells = [f"{r['records']}", f"{r['noise']:g}", f"{r['claimed']:.2f}"]
         for found in r["audited"].values():
             cells.append(f"**{found:.2f}**" if found > r["claimed"] else f"{found:.2f}")
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,12 +1,20 @@
 """jaxdp: differentially private deep learning in JAX, honest by construction.
 
 Names are loaded on first use, so that ``import jaxdp.accounting`` (NumPy, SciPy) never imports JAX.
+The distribution jaxdp-accounting has this file and the accountant; jaxdp-privacy has the rest.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxdp._version import __version__
+
+try:
+    from jaxdp._extras import RUN, installed
+except ModuleNotFoundError:  # of jaxdp-privacy
+    _ALONE = True
+else:
+    _ALONE = False
 
 if TYPE_CHECKING:
     from jaxdp import accounting
@@ -125,16 +133,21 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name not in _HOME and name not in _SUBMODULES:
+        raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+    if _ALONE and name != "accounting":
+        raise ImportError(
+            f"jaxdp.{name} needs JAX and the rest of jaxdp; only jaxdp-accounting is installed: "
+            "pip install jaxdp-privacy"
+        )
     if name in _HOME:
         return getattr(importlib.import_module(f"jaxdp.{_HOME[name]}"), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"jaxdp.{_ROOM.get(name, name)}")
-    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+    return importlib.import_module(f"jaxdp.{_ROOM.get(name, name)}")
 
 
 def __dir__() -> list[str]:
-    from jaxdp._extras import RUN, installed
-
+    if _ALONE:
+        return ["__version__", "accounting"]
     # Without what an extra brings: `help` asks for every name that stands here.
     absent = set() if installed(*RUN) else _OF_AN_EXTRA
     return sorted({*__all__, *_SUBMODULES} - absent)

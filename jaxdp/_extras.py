@@ -1,9 +1,18 @@
-"""Imports, and packages that the core does without: words say what to install for them."""
+"""Imports, and packages that may be missing: words say what to install for them."""
 
 import contextlib
 import gc
 import importlib.util
+import sys
 from collections.abc import Iterator
+
+# Of jaxdp-privacy; jaxdp-accounting, which brings jaxdp/__init__.py, must be of the same.
+VERSION = "0.1.0"
+if (_beside := getattr(sys.modules["jaxdp"], "__version__", "not installed")) != VERSION:
+    raise ImportError(
+        f"jaxdp-privacy is {VERSION} and jaxdp-accounting {_beside}; install the same version of "
+        f"both: pip install jaxdp-privacy=={VERSION} jaxdp-accounting=={VERSION}"
+    )
 
 # Where the distribution is not called like its module.
 _DISTRIBUTIONS = {

@@ -1,13 +1,15 @@
 """A program for an environment with jax, optax, numpy and scipy alone; `make bare` makes one.
 
-The loop of the README on arrays, the same by hand in optax, the accountant, an audit; every module
-of jaxdp then imports or says which extra it needs.
+The first program of the README and its accountant, a loop on arrays, the same by hand in optax, an
+audit; every module of jaxdp then imports or says which extra it needs.
 """
 
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,16 @@ OUTSIDE = ("cli", "data.models", "papers", "runs", "data.builders")
 def loss_fn(params, example):
     x, y = example
     return (x @ params["w"] + params["b"] - y) ** 2
+
+
+def quickstart():
+    """The README's first program and its accountant, as they stand there."""
+    page = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    first, *others = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    if "from jaxdp import data" not in first:  # which an extra brings
+        exec(compile(first, "README.md, first program", "exec"), {})
+    (accountant,) = (block for block in others if "from jaxdp import accounting" in block)
+    exec(compile(accountant, "README.md, accountant", "exec"), {})
 
 
 def in_a_loop(train, params):
@@ -106,6 +118,7 @@ def main():
     draws = np.random.default_rng(0)
     train = draws.normal(size=(512, 3)).astype(np.float32), draws.normal(size=512).astype("f4")
     params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    quickstart()
     mechanism = in_a_loop(train, params)
     by_hand(mechanism, train, params)
     accounted_and_audited()

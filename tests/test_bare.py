@@ -1,12 +1,14 @@
-"""jaxdp where packages are missing, the extras of pyproject.toml, and what can be reached."""
+"""jaxdp where packages are missing, its two distributions, their extras, and what can be reached."""
 
 import ast
 import importlib.metadata as metadata
 import os
 import pkgutil
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -158,3 +160,50 @@ def test_the_wheel_holds_its_files_and_no_experiment_and_says_where_those_are(tm
     done = ask(tmp_path / "wheel", "jaxdp", "--help")
     assert done.returncode == 0, done.stderr
     assert "reproduce   Make the papers' tables and figures" in done.stdout
+
+
+def python(folder, *arguments):
+    """What a program prints, and its status, where a folder holds jaxdp and no checkout is seen."""
+    options = {"capture_output": True, "text": True, "timeout": 300, "cwd": folder}
+    packages = [str(folder), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
+    done = subprocess.run([sys.executable, "-S", *map(str, arguments)], env=environment, **options)
+    return done.stdout + done.stderr, done.returncode
+
+
+def test_the_accountant_is_a_distribution_of_its_own_that_the_rest_requires(tmp_path):
+    version = runpy.run_path(str(ROOT / "distributions" / "split.py"))["split"](tmp_path)
+    held, projects = {}, {}
+    for name in ("accounting", "privacy"):
+        paths = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        names = {str(path.relative_to(tmp_path / name)) for path in paths}
+        held[name] = {path for path in names if path.startswith("jaxdp")}
+        projects[name] = tomllib.loads((tmp_path / name / "pyproject.toml").read_text("utf-8"))
+    files = {path for path in (ROOT / "jaxdp").rglob("*") if path.is_file()}
+    files = {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"}
+    assert held["accounting"] | held["privacy"] == files
+    assert not held["accounting"] & held["privacy"]
+    assert version == jaxdp.__version__ == _extras.VERSION
+
+    # The rest is what pyproject.toml says, and requires the accountant.
+    pinned = {**PROJECT, "dependencies": [f"jaxdp-accounting=={version}", *PROJECT["dependencies"]]}
+    assert projects["privacy"]["project"] == pinned
+    needs = projects["accounting"]["project"]["dependencies"]
+    assert needs == [need for need in PROJECT["dependencies"] if need[:5] in ("numpy", "scipy")]
+    for same in ("license", "requires-python", "urls"):
+        assert projects["accounting"]["project"][same] == PROJECT[same]
+
+    said, status = python(tmp_path / "accounting", ROOT / "tests" / "alone.py")
+    assert status == 0, said
+    said, status = python(tmp_path / "privacy", "-m", "jaxdp")
+    assert (status, "jaxdp-accounting not installed; install" in said) == (1, True), said
+    # Beside the rest of another version, it refuses.
+    package = tmp_path / "accounting" / "jaxdp"
+    shutil.copy(tmp_path / "privacy" / "jaxdp" / "_extras.py", package)
+    assert python(tmp_path / "accounting", "-c", "import jaxdp.accounting") == ("", 0)
+    (package / "_version.py").write_text('__version__ = "9.9.9"', encoding="utf-8")
+    said, status = python(tmp_path / "accounting", "-c", "import jaxdp.accounting")
+    words = (
+        f"jaxdp-privacy is {version} and jaxdp-accounting 9.9.9; install the same version of both"
+    )
+    assert (status, words in said) == (1, True), said

@@ -455,6 +455,8 @@ def holds(
     dtype = array.dtype if dtype is None else dtype
     if array.dtype == dtype and not jnp.issubdtype(dtype, np.inexact):
         return False
+    if isinstance(array, jax.core.Tracer):  # `jax.jit(trainer.init)`: no numbers to look at yet
+        return False
     shards = [array]
     if isinstance(array, jax.Array):  # replicas of a shard are one
         shards = list({str(each.index): each.data for each in array.addressable_shards}.values())

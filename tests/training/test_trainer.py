@@ -65,6 +65,12 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
     ledger, seeds = jaxdp.Ledger(), 2 * [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)]
     many = [trainer(seed, ledger=ledger) for seed in seeds]
     assert len({np.sort(t._sampler.draw().indices.ravel()).tobytes() for t in many}) == 4
+    # The state may be made by a compiled init, onto whatever devices.
+    train = trainer(jaxdp.Secret.from_seed(1), physical_batch_size=rows)
+    state = jax.jit(train.init)(PARAMS)
+    for batch in train.batches(5):
+        state, _ = train.step(state, batch)
+    jax.tree.map(np.testing.assert_array_equal, runs[0], state.params)
 
 
 def by_hand(mech, grad_fn, draw):

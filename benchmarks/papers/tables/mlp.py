@@ -86,7 +86,8 @@ def page(results: Results) -> Page:
                 "mlp_curves.png",
                 "AdaDp's Figure 2 (without DpOpt; [AGD](agd.md) apart), and PIGDO's Figures 5 and "
                 "9 (without ADPPL): test accuracy by epochs, and what PIGDO prints of the end "
-                "(hollow). Its Figure 3 is the three PI-algorithms at noise 4.",
+                "(hollow). Its Figure 3 is the three PI-algorithms at noise 4."
+                + mlp_curves.below(results, COLUMNS),
             ),
             Plot(
                 "mlp_epsilon.png",
@@ -94,7 +95,7 @@ def page(results: Results) -> Page:
                 "what the text prints at 0.5 and 8. The paper does not say which of noise and "
                 "epochs makes an epsilon: all three noises are drawn. (b) The best accuracy that "
                 "PIAdam, repaired, had at any noise within an epsilon, by the delta at which it "
-                "is taken.",
+                "is taken." + mlp_curves.below(results, COLUMNS, mlp_curves.PANELS[1:2]),
             ),
         ),
         (

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -20,7 +20,8 @@ PIXELS = (
     *("dp-sgd", "exp", "adadp", "dp-adam"),
     *("piadam", "piadam-as-published", *OTHER_PIGDO),
 )
-PANELS = (
+Panel = tuple[str, str, tuple[str, ...]]  # the figure, the data set, the algorithms
+PANELS: tuple[Panel, ...] = (
     ("AdaDp, Figure 2", "mnist", PCA),
     ("PIGDO, Figure 5", "mnist", PIXELS),
     ("PIGDO, Figure 9", "fashion_mnist", (*FASHION, *OTHER_PIGDO)),
@@ -76,6 +77,19 @@ def by_epochs(
         axes[3 * row].set_ylabel("test accuracy (%)")
     style.legend(made, axes, 4)
     return made
+
+
+def below(results: Results, labels: dict[str, str], panels: Sequence[Panel] = PANELS) -> str:
+    """What is said of runs that no panel shows, since they stay below its axis; may be empty."""
+    found = [
+        f"{labels[name]} at noise {noise:g} (at most {max(y):.1f} %)"
+        for _, dataset, algorithms in panels
+        for noise, *_ in MLP_SETTINGS
+        for name in algorithms
+        for line in results.runs(f"{dataset}-mlp-{name}-noise-{noise:g}")
+        if max(y := points(line)[1]) < _LEAST[dataset]
+    ]
+    return f" Below the axis: {', '.join(found)}." if found else ""
 
 
 def look_of(name: str) -> dict[str, Any]:
@@ -134,7 +148,7 @@ def by_epsilon(results: Results, labels: dict[str, str]) -> Figure:
                 left.plot(x, y, linewidth=width, label=labels[name], **look)
         for epsilon, accuracy in FIGURE_6.get(name, ()):
             left.plot(epsilon, accuracy, "D", color=look["color"], fillstyle="none", markersize=9)
-    left.set(xscale="log", xlabel="proven epsilon at delta 1e-5", ylim=(80, None))
+    left.set(xscale="log", xlabel="proven epsilon at delta 1e-5", ylim=(_LEAST["mnist"], None))
     left.set_ylabel("test accuracy (%)")
     style.title(left, "(a) thin: noise 8; middle: 4; thick: 2")
     for i, budget in enumerate(BUDGETS):
