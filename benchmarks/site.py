@@ -56,7 +56,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 parts.append("".join(data["text/markdown"]))
             else:
                 text = "".join(output.get("text") or data["text/plain"])
-                parts.append(f"````text\n{text.rstrip()}\n````")
+                parts.append(f"````output\n{text.rstrip()}\n````")
     return "\n\n".join(parts) + "\n", pictures
 
 

@@ -27,8 +27,8 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 # Progress bars: their last state, without "[00:03<00:00, 17.1it/s" and with what follows it.
 _TIMES = re.compile(r"\[\d+:[\d:]+<[\d:?]+, +[\d.?]+ ?(?:s/it|it/s)(?:, )?(.*)\]")
 _BAR = re.compile(r"\d+%\|.*\| *\d+/\d+")
-# A page's block of Python, and the block of text with what it printed.
-_BLOCK = re.compile(r"(```python\n(.*?)```\n)(?:\n```text\n.*?```\n)?", re.DOTALL)
+# A page's block of Python, and the block with what it printed.
+_BLOCK = re.compile(r"(```python\n(.*?)```\n)(?:\n```output\n.*?```\n)?", re.DOTALL)
 _OF_A_MACHINE = re.compile(r"0x[0-9a-f]{6,}|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[0-9.]+ ?it/s")
 
 
@@ -109,7 +109,7 @@ def page(text: str, namespace: dict[str, Any]) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             exec(compile(found[2], "page", "exec"), namespace)
         shown = said.getvalue().rstrip()
-        return found[1] + (f"\n```text\n{shown}\n```\n" if shown else "")
+        return found[1] + (f"\n```output\n{shown}\n```\n" if shown else "")
 
     return _BLOCK.sub(ran, text)
 

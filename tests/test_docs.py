@@ -22,6 +22,7 @@ import optax
 import pytest
 
 import jaxdp
+from benchmarks import site
 from notebooks import execute
 from tests.compiling import of_users
 from tests.refusing import refused
@@ -224,3 +225,17 @@ def test_of_a_notebook_nothing_of_one_machine_is_stored_and_the_hash_follows_the
     assert execute.hash_of_code(notebook) == before
     cells[1].source = "c"
     assert execute.hash_of_code(notebook) != before
+
+
+def test_the_site_shows_notebooks_with_their_outputs_and_texts_of_the_root():
+    for path in execute.paths():
+        page, drawn = site.notebook(path)
+        for cell in execute.code_cells(nbformat.read(path, as_version=4)):
+            for picture in pictures(cell):
+                assert picture in drawn.values()
+            for output in cell.outputs:
+                text = output.get("data", {}).get("text/markdown") or execute.text_of(output)
+                assert text.rstrip() in page or "image/png" in output.data
+    text = "[a](docs/tutorial.md#x), [b](SECURITY.md), [c](examples), [d](https://a.b)"
+    found = "[a](tutorial.md#x), [b](security.md), [c](at/blob/main/examples), [d](https://a.b)"
+    assert site.rooted(text, "at") == found
