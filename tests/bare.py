@@ -1,7 +1,7 @@
 """A program for an environment with jax, optax, numpy and scipy alone; `make bare` makes one.
 
-The first program of the README and its accountant, a loop on arrays, the same by hand in optax, an
-audit; every module of jaxdp then imports or says which extra it needs.
+The README's code, a loop on arrays, the same by hand in optax, the accountant, an audit; every
+module of jaxdp then imports or says which extra it needs.
 """
 
 import importlib
@@ -29,14 +29,13 @@ def loss_fn(params, example):
     return (x @ params["w"] + params["b"] - y) ** 2
 
 
-def quickstart():
-    """The README's first program and its accountant, as they stand there."""
+def readme():
+    """The README's code, as it stands there: the quickstart and the accountant."""
     page = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    first, *others = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    if "from jaxdp import data" not in first:  # which an extra brings
-        exec(compile(first, "README.md, first program", "exec"), {})
-    (accountant,) = (block for block in others if "from jaxdp import accounting" in block)
-    exec(compile(accountant, "README.md, accountant", "exec"), {})
+    blocks, namespace = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL), {}
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
 
 
 def in_a_loop(train, params):
@@ -118,7 +117,7 @@ def main():
     draws = np.random.default_rng(0)
     train = draws.normal(size=(512, 3)).astype(np.float32), draws.normal(size=512).astype("f4")
     params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    quickstart()
+    readme()
     mechanism = in_a_loop(train, params)
     by_hand(mechanism, train, params)
     accounted_and_audited()
