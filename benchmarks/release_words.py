@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
+from benchmarks import site
 from jaxdp import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +59,8 @@ def menu() -> list[str]:
     """Pages that are not in the menu, and the reverse; results are reached from their own table."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = {DOCS / name for name in re.findall(r"([\w/]+\.md)", text)}
-    there, results = set(_pages()), set((DOCS / "results").glob("*.md"))
+    results = set((DOCS / "results").glob("*.md"))
+    there = set(_pages()) | {DOCS / name for name in site.names()}
     wrong = [f"{page}: is not in the menu" for page in there - listed - results]
     return wrong + [f"{page}: is in the menu, and not there" for page in listed - there]
 

@@ -1,27 +1,34 @@
-"""Executes the notebooks and stores their outputs and pictures: `make notebooks`.
+"""Executes notebooks and the tutorial, and stores what they show: `make notebooks`.
 
-`python notebooks/execute.py [notebook ...]` runs each from top to bottom in a folder of its own and
-writes it back. What is stored says nothing of the machine: no times, no paths, no addresses. The
-hash of the code that was executed is stored beside the outputs; the tests compare it to the code.
+`python notebooks/execute.py [notebook or page ...]` runs each from top to bottom, a notebook in a
+folder of its own, and writes it back. What is stored says nothing of the machine: no times, no
+paths, no addresses. The hash of the code that was executed is stored beside a notebook's outputs;
+the tests compare it to the code.
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import os
 import re
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import nbclient
 import nbformat
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 # Progress bars: their last state, without "[00:03<00:00, 17.1it/s" and with what follows it.
 _TIMES = re.compile(r"\[\d+:[\d:]+<[\d:?]+, +[\d.?]+ ?(?:s/it|it/s)(?:, )?(.*)\]")
 _BAR = re.compile(r"\d+%\|.*\| *\d+/\d+")
+# A page's block of Python, and the block with what it printed.
+_BLOCK = re.compile(r"(```python\n(.*?)```\n)(?:\n```output\n.*?```\n)?", re.DOTALL)
 _OF_A_MACHINE = re.compile(r"0x[0-9a-f]{6,}|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[0-9.]+ ?it/s")
 
 
@@ -95,6 +102,18 @@ def tidied(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return notebook
 
 
+def page(text: str, namespace: dict[str, Any]) -> str:
+    """A page of Markdown, and beneath each block of Python what it printed just now."""
+
+    def ran(found: re.Match[str]) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            exec(compile(found[2], "page", "exec"), namespace)
+        shown = said.getvalue().rstrip()
+        return found[1] + (f"\n```output\n{shown}\n```\n" if shown else "")
+
+    return _BLOCK.sub(ran, text)
+
+
 def text_of(output: nbformat.NotebookNode) -> str:
     """The text that an output shows; "" for a picture alone."""
     if output.output_type == "stream":
@@ -148,13 +167,15 @@ def _check(output: nbformat.NotebookNode) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Executes the notebooks that are named, or all."""
+    """Executes the notebooks and pages that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebook", nargs="*", type=Path, help="default: all of them")
-    for path in parser.parse_args(arguments).notebook or paths():
+    for path in parser.parse_args(arguments).notebook or [TUTORIAL, *paths()]:
         begun = time.perf_counter()
-        notebook = tidied(execute(nbformat.read(path, as_version=4)))
-        nbformat.write(notebook, path)
+        if path.suffix == ".md":
+            path.write_text(page(path.read_text(encoding="utf-8"), {}), encoding="utf-8")
+        else:
+            nbformat.write(tidied(execute(nbformat.read(path, as_version=4))), path)
         seconds, size = time.perf_counter() - begun, path.stat().st_size
         print(f"{path.name}: {seconds:.0f} s, {size / 1000:.0f} kB", flush=True)
 

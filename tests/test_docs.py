@@ -8,7 +8,6 @@ import ast
 import base64
 import contextlib
 import doctest
-import io
 import re
 import runpy
 import subprocess
@@ -23,6 +22,7 @@ import optax
 import pytest
 
 import jaxdp
+from benchmarks import site
 from notebooks import execute
 from tests.compiling import of_users
 from tests.refusing import refused
@@ -70,13 +70,13 @@ def test_the_readme_runs_from_top_to_bottom_and_prints_what_it_says(capsys):
 @pytest.fixture(scope="module")
 def tutorial():
     namespace = {}
-    with contextlib.redirect_stdout(io.StringIO()) as said, as_users():
-        executed(DOCS / "tutorial.md", namespace)
-    return namespace, said.getvalue()
+    with as_users():
+        return namespace, execute.page(execute.TUTORIAL.read_text(encoding="utf-8"), namespace)
 
 
-def test_the_tutorial_ends_in_a_private_model(tutorial):
+def test_the_tutorial_ends_in_a_private_model_and_shows_what_it_prints(tutorial):
     namespace, said = tutorial
+    assert masked(said) == masked(execute.TUTORIAL.read_text(encoding="utf-8"))
     accuracy, epsilon = re.search(r"accuracy ([\d.]+)% at epsilon ([\d.]+)", said).groups()
     assert float(accuracy) > 60
     assert 2.9 < float(epsilon) <= 3.0
@@ -175,10 +175,13 @@ def test_a_memory_map_larger_than_the_peak_of_memory(in_a_folder):
         assert int(found[1]) < 600 < 1000 * float(re.match(r"(\S+) GB", done.stdout)[1])
 
 
-def shown(cell):
-    """The text under a cell with # for each number, which follows draws and noise."""
-    text = "".join(execute.text_of(output) for output in cell.outputs)
+def masked(text):
+    """Without white space, and with # for each number, which follows draws and noise."""
     return re.sub(r"-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", "#", re.sub(r"\s", "", text))
+
+
+def shown(cell):
+    return masked("".join(execute.text_of(output) for output in cell.outputs))
 
 
 def pictures(cell):
@@ -222,3 +225,17 @@ def test_of_a_notebook_nothing_of_one_machine_is_stored_and_the_hash_follows_the
     assert execute.hash_of_code(notebook) == before
     cells[1].source = "c"
     assert execute.hash_of_code(notebook) != before
+
+
+def test_the_site_shows_notebooks_with_their_outputs_and_texts_of_the_root():
+    for path in execute.paths():
+        page, drawn = site.notebook(path)
+        for cell in execute.code_cells(nbformat.read(path, as_version=4)):
+            for picture in pictures(cell):
+                assert picture in drawn.values()
+            for output in cell.outputs:
+                text = output.get("data", {}).get("text/markdown") or execute.text_of(output)
+                assert text.rstrip() in page or "image/png" in output.data
+    text = "[a](docs/tutorial.md#x), [b](SECURITY.md), [c](examples), [d](https://a.b)"
+    found = "[a](tutorial.md#x), [b](security.md), [c](at/blob/main/examples), [d](https://a.b)"
+    assert site.rooted(text, "at") == found
