@@ -5,12 +5,14 @@ jaxdp-privacy: the rest of jaxdp, which requires jaxdp-accounting of the same ve
 both. A checkout needs no split: `pip install .` there installs all of jaxdp as jaxdp-privacy.
 """
 
+import re
 import runpy
 import shutil
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+REPOSITORY = "github.com/jaxdp/jaxdp"
 ACCOUNTING = ("__init__.py", "_version.py", "py.typed", "arguments.py", "accounting")
 
 
@@ -33,8 +35,16 @@ def split(to: Path) -> str:
             if (path.name in ACCOUNTING) != (name == "accounting"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     shutil.copy(ROOT / "distributions" / "accounting.md", to / "accounting" / "README.md")
-    shutil.copy(ROOT / "README.md", to / "privacy")
+    text = (ROOT / "README.md").read_text("utf-8")
+    (to / "privacy" / "README.md").write_text(of_the_repository(text), "utf-8")
     return version
+
+
+def of_the_repository(readme: str) -> str:
+    """The README with links and pictures of the repository, as the package index needs them."""
+    linked = re.sub(r"\]\((?!https:|#)", f"](https://{REPOSITORY}/blob/main/", readme)
+    raw = REPOSITORY.replace("github.com", "raw.githubusercontent.com")
+    return re.sub(r'(src(?:set)?=")(?!https:)', rf"\1https://{raw}/main/", linked)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata as metadata
 import os
 import pkgutil
+import re
 import runpy
 import shutil
 import subprocess
@@ -192,6 +193,15 @@ def test_the_accountant_is_a_distribution_of_its_own_that_the_rest_requires(tmp_
     assert needs == [need for need in PROJECT["dependencies"] if need[:5] in ("numpy", "scipy")]
     for same in ("license", "requires-python", "urls"):
         assert projects["accounting"]["project"][same] == PROJECT[same]
+
+    # The index shows the README with links and pictures of the repository.
+    text = (tmp_path / "privacy" / "README.md").read_text("utf-8")
+    assert "](https://github.com/jaxdp/jaxdp/blob/main/docs/tutorial.md)" in text
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', text)
+    assert len(pictures) == 2
+    folder = "https://raw.githubusercontent.com/jaxdp/jaxdp/main/docs/images/accuracy"
+    for target in (*pictures, *re.findall(r"\]\(([^)]+)", text)):
+        assert target.startswith(folder if target in pictures else "https://"), target
 
     said, status = python(tmp_path / "accounting", ROOT / "tests" / "alone.py")
     assert status == 0, said
