@@ -80,7 +80,7 @@ def test_the_tutorial_ends_in_a_private_model_and_shows_what_it_prints(tutorial)
     accuracy, epsilon = re.search(r"accuracy ([\d.]+)% at epsilon ([\d.]+)", said).groups()
     assert float(accuracy) > 60
     assert 2.9 < float(epsilon) <= 3.0
-    assert "nothing was taken on trust" in said
+    assert "no assumption that jaxdp can notice" in said
     assert (namespace["run"].path / "report.html").exists()
 
 
