@@ -1,8 +1,9 @@
-"""jaxdp's accountant in the real Opacus and pfl: `python -m benchmarks.peers_of_accountants`.
+"""jaxdp's accountant in Opacus, Flower and pfl: `python -m benchmarks.peers_of_accountants`.
 
-Needs `pip install jaxdp-accounting opacus pfl` and no JAX. Opacus trains a tiny model to a budget,
-changes its noise, stores and loads; pfl takes its noise. Beside each answer, those of their own
-accountants, and what is proven of them; CPU time, the median of at most five calls.
+Needs `pip install opacus flwr pfl` and no JAX. Opacus trains a tiny model to a budget, changes its
+noise, stores and loads; Flower runs rounds until its budget ends; pfl takes its noise. Beside each
+answer, those of their own accountants, and what is proven of them; CPU time, the median of at most
+five calls.
 """
 
 import importlib.metadata
@@ -16,13 +17,14 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jaxdp import accounting as acc
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "peers_of_accountants.json"
-PACKAGES = "numpy scipy opacus torch pfl dp-accounting prv-accountant".split()
+PACKAGES = "numpy scipy opacus torch flwr pfl dp-accounting prv-accountant".split()
 DELTA = 1e-5
 # (noise multiplier, sampling rate, steps), as Opacus stores them.
 HISTORIES = {
@@ -115,6 +117,63 @@ def histories() -> list[dict[str, Any]]:
     return rows
 
 
+def rounds() -> dict[str, Any]:
+    """Rounds of Flower's FedAvg with central noise, of clients that all push, until it refuses."""
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp import NeighboringRelation, PrivacyConfig, SamplingMethod
+    from flwr.serverapp.exception import PrivacyBudgetExhausted
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # as its server does
+    kind = runpy.run_path(str(ROOT / "examples/accountants/for_flower.py"))["JaxdpAccountant"]
+    relation, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+    config = PrivacyConfig(DELTA, 10, relation, sampling, max_epsilon=8.0)
+    accountant, grid = kind(config), SimpleNamespace(get_node_ids=lambda: range(2, 12))
+    strategy = DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), 10.0, 1.0, 10, accountant=accountant
+    )
+    arrays = ArrayRecord({"w": Array(np.zeros(3))})
+    metrics = MetricRecord({"num-examples": 1})
+    done = 0
+    while True:
+        try:
+            sent = strategy.configure_train(done + 1, arrays, ConfigRecord(), grid)
+        except PrivacyBudgetExhausted as error:
+            refused = str(error)
+            break
+        update = {"arrays": ArrayRecord({"w": Array(np.ones(3))}), "metrics": metrics}
+        replies = [Message(RecordDict(dict(update)), reply_to=message) for message in sent]
+        arrays, _ = strategy.aggregate_train(done + 1, replies)
+        done += 1
+    spent, relation = strategy.privacy_spent(), acc.Relation.REPLACE_ONE
+    most = acc.calibrate(
+        lambda n: acc.Repeated(acc.Gaussian(10.0), int(n)),
+        8.0, DELTA, relation, most=True, whole=True, between=(1, 10**6),
+    )  # fmt: skip
+    assert (done, spent.num_releases) == (most, most)
+    assert (
+        spent.epsilon == acc.epsilon(acc.Repeated(acc.Gaussian(10.0), done), DELTA, relation).upper
+    )
+    again = kind(config)
+    again.load_state_dict(json.loads(json.dumps(accountant.state_dict())))
+    assert again.get_privacy_spent() == spent
+    # All others push against a new client, which is drawn 10 times of 11: two clip norms, exactly.
+    round_of_eleven = acc.PoissonSampled(acc.Gaussian(10.0 / 2), 10 / 11)
+    return {
+        "rounds": done,
+        "epsilon": spent.epsilon,
+        "true of 10 of 11 clients, at least": acc.epsilon(
+            acc.Repeated(round_of_eleven, done), DELTA
+        ).lower,
+        "counting one clip norm": acc.epsilon(
+            acc.Repeated(acc.Gaussian(10.0), done), DELTA
+        ).estimate,
+        "refused": refused,
+    }
+
+
 def budgets() -> list[dict[str, Any]]:
     """pfl's noise for each budget by its accountants and by ours, and the epsilon proven of it."""
     from pfl import privacy
@@ -157,6 +216,7 @@ def main() -> None:
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "opacus, trained": trained(),
         "opacus, histories": histories(),
+        "flower": rounds(),
         "pfl": budgets(),
     }
     assert "jax" not in sys.modules

@@ -37,7 +37,8 @@ def rooted(text: str, repository: str) -> str:
 
 def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     """A notebook as a page of Markdown, and its pictures by their names."""
-    parts, pictures = [], {}
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":

@@ -167,7 +167,7 @@ ARGUMENTS = "--steps 3 --batch 16 --length 32 --rows 8 --prompt Review --canarie
 
 @pytest.mark.parametrize(
     "options",
-    ["8 --canaries 8", "8 --full --user 4", "inf --buckets 20"],
+    ["8 --canaries 8 --size 500", "8 --full --user 4", "inf --buckets 20"],
     ids=["lora", "user", "buckets"],
 )
 def test_fine_tune_from_files_to_adapters(folder, tmp_path, capsys, options):

@@ -19,6 +19,7 @@ BETA = 0.1
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 for name in ("model", "private", "held_out", "folder"):
     parser.add_argument(name)
+parser.add_argument("--size", type=int, help="the number of pairs; public, also if counted")
 DEFAULTS = {"epsilon": 4.0, "delta": 1e-5, "steps": 40, "batch": 64, "length": 64, "rate": 2e-3}
 for name, value in DEFAULTS.items():
     parser.add_argument(f"--{name}", type=type(value), default=value)
@@ -50,7 +51,7 @@ def main(args):
     params = llama.with_lora(jax.random.key(0), params, adapted=("q_proj", "v_proj"))
     loss, optimizer = loss_of(config), optax.adam(args.rate)
     private, public = (pairs(f, tokenizer, args.length) for f in (args.private, args.held_out))
-    size = len(private["chosen"]["tokens"])
+    size = args.size or len(private["chosen"]["tokens"])
     if args.delta >= 1 / size:
         raise ValueError(f"--delta must be below 1 / {size}, got {args.delta}")
     mechanism = jaxdp.dp_sgd(

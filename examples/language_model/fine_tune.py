@@ -19,13 +19,14 @@ import jaxdp
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .gguf file")
-parser.add_argument("private", type=Path, help="private texts; their number is public")
+parser.add_argument("private", type=Path, help="private texts")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
 parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
 parser.add_argument("--delta", type=float, default=1e-5, help="below one over their number")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
+parser.add_argument("--size", type=int, help="their number, or users'; public, also if counted")
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--batch", type=int, default=64, help="the expected number of records a step")
 parser.add_argument("--rate", type=float, help="of Adam, at first")
@@ -45,7 +46,7 @@ def main(args):
     rooms = args.buckets and texts.rooms(public, [*args.buckets, args.length], args.batch)
     records = texts.read(args.private, tokenizer, args.length, ["user"] if args.user else [])
     source, loss = texts.source(records, args.length, args.user, rooms), texts.loss_of(config)
-    size = len({record["user"] for record in records}) if args.user else len(records)
+    size = args.size or len({r["user"] for r in records} if args.user else records)
     if args.delta >= 1 / size:  # else publishing one of them at random would be private
         raise ValueError(f"--delta must be below 1 / {size}, got {args.delta}")
     noise = {"epsilon": args.epsilon, "delta": args.delta, "steps": args.steps, "l2_clip_norm": 1}

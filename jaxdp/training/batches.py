@@ -253,7 +253,8 @@ def steps_left(
             warnings.warn(
                 f"no step is left: the ledger holds all {planned} that the noise was "
                 "calibrated for, and the loop is empty. To train on, and be charged for that too: "
-                f"batches({planned}, beyond=True). A new model: jaxdp.Trainer(..., another=True)",
+                f"batches({planned}, beyond=True). A new model, which costs as much again: "
+                "jaxdp.Trainer(..., ledger=trainer.ledger, another=True)",
                 stacklevel=3,
             )
         left = max(0, planned - taken)

@@ -182,6 +182,12 @@ class Trainer:
         self._events: set[acc.Event] = set()
         self._model: str | None = None
         self._another = arguments.boolean("another", another)
+        if another and ledger is None:
+            raise ValueError(
+                "ledger must be that of the models before where another=True, got None: with a "
+                "ledger of its own this model would count alone, and what both cost nowhere. Give "
+                "ledger=trainer.ledger, or a file that all of them are charged to"
+            )
         if issuer is None:
             self.mechanism.check_source(self.source)
             noise = self.mechanism.noise_multiplier
@@ -411,7 +417,7 @@ class Trainer:
                     f"the loop of another trainer has {ahead} steps of this model to come, "
                     f"besides these {count}: on this ledger, "
                     f"{self._described_end(others, count)}. Close that loop, or make this a "
-                    "new model, jaxdp.Trainer(..., another=True)"
+                    "new model, jaxdp.Trainer(..., ledger=ledger, another=True)"
                 )
             elif begins and not from_init and not any(others.values()):
                 line = (  # such as noise that was calibrated anew
@@ -422,7 +428,7 @@ class Trainer:
                 line = (
                     f"the state is from init, and the ledger holds {first} steps of its model: "
                     f"{count} are taken. A new model has all its steps: "
-                    "jaxdp.Trainer(..., another=True)"
+                    "jaxdp.Trainer(..., ledger=ledger, another=True)"
                 )
             if line and processes.index() == 0:
                 print(f"jaxdp: {line}", file=sys.stderr)

@@ -1,9 +1,12 @@
-"""The accountants of examples/accountants in stand-ins for Opacus and pfl.
+"""The accountants of examples/accountants in stand-ins for Opacus, Flower and pfl.
 
 benchmarks/peers_of_accountants.py runs them in the real packages.
 """
 
+import collections
 import dataclasses
+import enum
+import json
 import math
 import runpy
 import sys
@@ -54,6 +57,33 @@ def test_opacus_gets_the_epsilon_of_its_own_history(monkeypatch):
     assert one.history == [(1.0, 0.02, 201)]
     one.step(noise_multiplier=0.0, sample_rate=0.02)
     assert one.get_epsilon(1e-5) == math.inf
+
+
+def test_flower_gets_epsilon_for_two_clip_norms_and_ends_before_its_budget(monkeypatch):
+    spent = collections.namedtuple("PrivacySpent", "epsilon delta num_releases accounting_method")
+    sampling = enum.Enum("SamplingMethod", "NO_AMPLIFICATION POISSON")
+    theirs = {"PrivacySpent": spent, "SamplingMethod": sampling}
+    kind = loaded(monkeypatch, "for_flower.py", flwr={}, flwr_serverapp=theirs)
+    given = {"target_delta": 1e-5, "max_epsilon": 2.0}
+    config = types.SimpleNamespace(sampling_method=sampling.NO_AMPLIFICATION, **given)
+    one, event = kind(config), types.SimpleNamespace(noise_multiplier=20.0)
+    assert one.get_privacy_spent() == (0, 1e-5, 0, "jaxdp")
+    while not one.would_exceed(event):
+        one.compose(event)
+    found = one.get_privacy_spent()
+    twice = [acc.Repeated(acc.Gaussian(10.0), found.num_releases + more) for more in (0, 1)]
+    now, then = (acc.epsilon(run, 1e-5).upper for run in twice)
+    assert found.epsilon == pytest.approx(now, rel=1e-9)
+    assert now <= 2 < then
+    assert not one.would_exceed(event, max_epsilon=then * (1 + 1e-9))
+    assert one.get_delta(found.epsilon) == pytest.approx(1e-5, rel=1e-6)
+    again = kind(config)
+    again.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert again.get_privacy_spent() == found
+    refused("count must be", one.compose, event, -1)
+    assert one.num_releases == found.num_releases
+    config.sampling_method = sampling.POISSON
+    refused("expected NO_AMPLIFICATION", kind, config)
 
 
 def test_pfl_gets_the_third_of_epsilon_delta_and_noise_proven(monkeypatch):

@@ -264,8 +264,8 @@ def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_pat
 def test_of_the_last_iterate_alone_no_step_keeps_anything_and_the_audit_needs_no_training(tmp_path):
     """A run that memorises; it stops, goes on, and is audited by a program that did not train."""
     rng = np.random.default_rng(3)
-    x, cx = (rng.normal(size=(n, 100)).astype(np.float32) for n in (40, 60))
-    y, cy = (rng.integers(0, 3, n).astype(np.int32) for n in (40, 60))
+    x, cx = (rng.normal(size=(n, 100)).astype(np.float32) for n in (40, 140))
+    y, cy = (rng.integers(0, 3, n).astype(np.int32) for n in (40, 140))
 
     def loss(params, x, y):
         return optax.softmax_cross_entropy_with_integer_labels(x @ params["w"] + params["b"], y)
@@ -284,9 +284,9 @@ def test_of_the_last_iterate_alone_no_step_keeps_anything_and_the_audit_needs_no
     run(report=True).fit(12)
     assert not list((tmp_path / "r").rglob("canary_gradients.npy"))
     found = run().audit()
-    assert (found.steps, found.canaries, found.last, found.broken) == (12, 60, None, False)
+    assert (found.steps, found.canaries, found.last, found.broken) == (12, 140, None, False)
     assert 0.5 < found.audited.epsilon <= found.all_right
-    assert "60 canaries: records, by their losses before" in (tmp_path / "r/report.md").read_text()
+    assert "140 canaries: records, by their losses before" in (tmp_path / "r/report.md").read_text()
     assert json.loads((tmp_path / "r/audit.json").read_text())["audited"] == found.audited.epsilon
     refused('canary_scores must be "trajectory" for canaries that', run, "n", canaries=5)
     refused("canary_scores must be one of", run, "n", "both")

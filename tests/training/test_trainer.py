@@ -275,6 +275,7 @@ def test_a_trainer_on_a_ledger_that_holds_steps_says_whose_they_are(tmp_path, ca
             ("one that trainer.init", lambda: at_work(True).batches(state=two), "another"),
             (r"take trainer\.batches\(state=state\)", lambda: new.step(two, batch), "in a step"),
             ("another must be True or False", lambda: at_work(1)),
+            ("ledger must be that of the models before", lambda: of_six(None, another=True)),
         ]
     )
     assert not batch.draw.ticket.spent
