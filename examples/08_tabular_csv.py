@@ -30,7 +30,7 @@ def loss_fn(params, x, y):
 
 
 mechanism = jaxdp.dp_sgd(
-    epsilon=3, delta=1e-4, steps=60, batch_size=64, dataset_size=len(y), l2_clip_norm=1.0
+    epsilon=3, delta=1e-4, steps=60, batch_size=64, dataset_size=442, l2_clip_norm=1.0
 )
 trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.2), (x, y))
 state = trainer.init(params)
