@@ -71,7 +71,7 @@ class Trainer:
 
     Formal guarantee: the parameters (all iterates) satisfy ``epsilon(delta)`` under the relation
     asked for, where a record is one element of ``source``, by the argument of ``Mechanism`` for
-    every step; what was taken on trust is in ``unverified()``.
+    every step; what was noticed of assumptions is in ``unverified()``.
 
     Args:
         loss_fn: the loss of **one** example, ``(params, example)`` or ``(params, x, y)``, a scalar

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from jaxdp.runs.report import audited, cautions, facts, levels
 from jaxdp.runs.report.schema import AuditRow, Report
 from jaxdp.runs.report.words import (
+    FLOATS,
     HIDDEN,
     encodable,
     show_delta,
@@ -32,8 +33,8 @@ GLOSSARY = (
     ),
     (
         "Privacy unit",
-        "what one count of the guarantee is: with k records of one person in the "
-        "data, that person is protected k times less.",
+        "what one count of the guarantee is: for a person with k records in the data, "
+        "epsilon is k times as large or more.",
     ),
     (
         "Ledger",
@@ -108,10 +109,11 @@ def meaning(report: Report) -> list[str]:
             "sees the released model alone (one look at a state between, also an accuracy of it, "
             "voids the number)"
         )
+    but = ", for ideal noise: see below" if FLOATS in report.outside_the_guarantee else ""
     found = [
         f"With {neighbours}, the probability of anything that this run shows changes by a factor "
         f"of at most {show_factor(epsilon)}, but for a probability of {delta}. This holds against "
-        f"whoever {seen} and knows all other records."
+        f"whoever {seen} and knows all other records{but}."
     ]
     found += [
         f"An attacker who may wrongly accuse {show_rate(rate)} of the records that were not used "
@@ -149,7 +151,10 @@ def describe_gaussian(report: Report) -> list[str]:
 
 def sections(report: Report) -> list[tuple[str, Sequence[str]]]:
     """(heading, items) of the assumptions and of what no guarantee covers."""
-    verified = "Nothing: every release was drawn, clipped, noised and charged by one mechanism."
+    verified = (
+        "Nothing that was noticed: every release was drawn, clipped, noised and charged by one "
+        "mechanism."
+    )
     if math.isinf(report.guarantee.epsilon):
         verified = "Nothing is proven, so there is nothing to verify."
     return [

@@ -365,7 +365,7 @@ class Report(Written):
         judged_by: what judged its candidates, in words.
         label: that a person chose the seed, in words; null otherwise.
         notes: of the ledger's entries.
-        unverified: assumptions of the guarantee that the ledger took on trust.
+        unverified: assumptions of the guarantee that were noticed, and could not be verified.
         assumed: assumptions of every run.
         outside_the_guarantee: what no run's guarantee covers.
         history: one row for each block of steps.

@@ -5,7 +5,11 @@ import math
 
 from jaxdp import accounting as acc
 
-_FLOATS = "Floating-point attacks: noise is float32 from a non-cryptographic generator."
+FLOATS = (
+    "Floating-point attacks: noise is float32 from a non-cryptographic generator. The last bits of "
+    "what is released can tell more than epsilon says to whoever knows all other records "
+    "(docs/grid_noise.md)."
+)
 _DRAWS = (
     "The generator of the draws, Philox with a key of 128 bits, is statistical: that it tells "
     "nothing of who was drawn is not proven. (Noise and floating point are inside the guarantee: "
@@ -35,7 +39,7 @@ RELATIONS = {
 
 def outside_guarantee(event: acc.Event) -> tuple[str, ...]:
     """Sentences about what no guarantee of a run with this event covers."""
-    return (_DRAWS if on_grid(event) else _FLOATS, *_OUTSIDE)
+    return (_DRAWS if on_grid(event) else FLOATS, *_OUTSIDE)
 
 
 def on_grid(event: acc.Event) -> bool:
