@@ -143,15 +143,22 @@ def recorded(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-def traced(world, deeds, at_line):
-    """Does the deeds, each until Ctrl-C; calls ``at_line(n, *place)`` before the room's n-th line."""
+def traced(world, deeds, at_line, last=None):
+    """Does the deeds, each until Ctrl-C; calls ``at_line(n, *place)`` before the room's n-th line.
+
+    Behind line ``last`` it is called no more, and what is left of the deeds is not traced.
+    """
     number = itertools.count()
 
     def trace(frame, event, arg):
         if not frame.f_code.co_filename.startswith(ROOM):
             return None
         if event == "line":
-            at_line(next(number), deed, frame.f_code, frame.f_lineno)
+            n = next(number)
+            if n == last:
+                sys.settrace(None)
+                sys.setprofile(None)
+            at_line(n, deed, frame.f_code, frame.f_lineno)
         return trace
 
     def again(frame, event, arg):
@@ -214,7 +221,7 @@ def test_what_comes_at_any_line_loses_no_charge_and_hands_out_no_step_twice(new_
     for at in lines(new_world(), PROGRAM):
         world = new_world()
         deed = interrupt if come == "Ctrl-C" else lambda world=world: handler(world)
-        traced(world, PROGRAM, lambda n, *_, at=at, deed=deed: n == at and deed())
+        traced(world, PROGRAM, lambda n, *_, at=at, deed=deed: n == at and deed(), last=at)
         world.goes_on()
 
 
@@ -224,7 +231,7 @@ def test_two_interrupts_of_a_close_leave_no_ticket_without_a_line(new_world):
     for first, more in itertools.product(seen, (1, 2, 3, 4, 8, 16, 32, 64)):
         if more < 5 or first % 5 == 0:  # all pairs were tried once
             world, at = new_world(), (first, first + more)
-            traced(world, program, lambda n, *_, at=at: n in at and interrupt())
+            traced(world, program, lambda n, *_, at=at: n in at and interrupt(), last=at[1])
             world.goes_on()
 
 
