@@ -285,13 +285,11 @@ def audit_algorithm(
 def noise_family(
     algorithm: Algorithm, steps: int
 ) -> tuple[Callable[[float], acc.Event], float] | None:
-    """(from a noise multiplier to the event, the algorithm's); None where it has no single one.
-
-    Nor without noise, where no smaller one could be refuted.
-    """
+    """(from a noise multiplier to the event, the algorithm's); None where it has none above 0."""
     mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
-    single = isinstance(noise, int | float) and noise > 0
-    if algorithm.energy is not None or mechanism.leak or not single:
+    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
+        return None
+    if noise == 0:  # no smaller one could be refuted
         return None
 
     def family(z: float) -> acc.Event:
