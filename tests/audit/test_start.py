@@ -280,7 +280,7 @@ def test_releases_that_the_ledger_holds_are_no_statistics():
 
 def test_copies_of_a_release_and_those_of_another_ledger_are_compared():
     trainer, state, x = released()
-    same, other = another(x, trainer.ledger), another(x, None)
+    same, other = another(x, trainer.ledger), another(x, jaxdp.Ledger())
     copied = r"the records' mean.*declare them: constants=array"
     all_refused(
         [
