@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -24,8 +25,9 @@ ROWS = {
     "LoRA, not private": ["--epsilon", "inf"],
     "LoRA, epsilon 8": ["--epsilon", "8"],
     "LoRA, epsilon 3": ["--epsilon", "3"],
-    "in full, epsilon 8": ["--epsilon", "8", "--full"],
-    "in full, not private": ["--epsilon", "inf", "--full"],
+    "in full, epsilon 8": ["--epsilon", "8", "--full", "--steps", "40"],
+    "512 texts, not private": ["--epsilon", "inf", *(few := ["--rate", "1e-2", "--steps", "50"])],
+    "512 texts, epsilon 8": ["--epsilon", "8", *few],
 }
 
 
@@ -35,38 +37,60 @@ def run(name, model, texts, folder):
     import fine_tune
 
     place = folder / name.replace(", ", "-").replace(" ", "-")
-    files = [model, texts / "reviews.jsonl", texts / "held_out.jsonl", place]
+    private, (kind, *_) = texts / "reviews.jsonl", name.split(" #")
+    if kind.startswith("512"):
+        lines = private.read_bytes().splitlines(keepends=True)
+        private = folder / "512.jsonl"
+        private.write_bytes(b"".join(lines[:512]))
+    files = [model, private, texts / "held_out.jsonl", place]
     started = time.monotonic()
-    found = fine_tune.main(
-        fine_tune.parser.parse_args([*map(str, files), *ROWS[name.split(" #")[0]]])
-    )
+    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *ROWS[kind]]))
     found["minutes"] = (time.monotonic() - started) / 60
-    found["gigabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found["processor_minutes"] = (used.ru_utime + used.ru_stime) / 60
+    found["gigabytes"] = used.ru_maxrss / 2**20
     done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(done | {name: found}, indent=1) + "\n")
 
 
 def table(rows):
-    """The table of the page."""
-    lines = [
-        "| | perplexity | right word | audited, at least | minutes | memory, GB |",
-        "|---|---|---|---|---|---|",
-    ]
-    (first, *_) = rows.values()
-    shown = lambda found: f"{found['perplexity']:.1f} | {found['accuracy']:.1%}"  # noqa: E731
-    lines.append(f"| before | {shown(first['before'])} | | | |")
+    """The table of the page: what the rows of all texts reached, the mean where there are several.
+
+    Behind ± stands the distance from the mean to the farthest.
+    """
+    groups = {}
     for name, row in rows.items():
-        cost = f"{row['minutes']:.0f} | {row['gigabytes']:.1f}"
-        lines.append(f"| {name} | {shown(row['after'])} | {row['audited']:.2f} | {cost} |")
+        if not name.startswith("512"):
+            groups.setdefault(name.split(" #")[0], []).append(row)
+
+    def cell(values, form):
+        mean = statistics.mean(values)
+        spread = f" ± {max(abs(x - mean) for x in values):{form}}" if len(values) > 1 else ""
+        return f"{mean:{form}}{spread}"
+
+    def learnt(found):
+        right = [100 * each["accuracy"] for each in found]
+        return f"{cell(right, '.1f')} | {cell([each['perplexity'] for each in found], '.1f')}"
+
+    lines = [
+        "| | runs | right answers, % | perplexity | audited epsilon, at least | memory, GB |",
+        "|---|---|---|---|---|---|",
+        f"| before | | {learnt([next(iter(rows.values()))['before']])} | | |",
+    ]
+    for name, group in groups.items():
+        audited = cell([row["audited"] for row in group], ".2f")
+        memory = max(row["gigabytes"] for row in group)
+        each = learnt([row["after"] for row in group])
+        lines.append(f"| {name} | {len(group)} | {each} | {audited} | {memory:.1f} |")
     return "\n".join(lines)
 
 
 def extracted(rows):
-    """The table of what a stranger extracts, before and after."""
+    """The table of what a stranger extracts of 512 texts, before and after."""
     sys.path.insert(0, str(ROOT / "examples" / "language_model"))
     import canaries
 
-    kept = {name: row["extracted"] for name, row in rows.items() if row.get("extracted")}
+    kept = {name: row["extracted"] for name, row in rows.items() if name.startswith("512")}
     lines = [next(iter(kept.values()))[i] for i in (0, 2)]
     lines += [{**each[i], "model": name} for name, each in kept.items() for i in (1, 3)]
     return canaries.table(sorted(lines, key=lambda line: line["kind"]))
@@ -81,6 +105,7 @@ if __name__ == "__main__":
         "--rows", nargs="*", default=[*ROWS], help='a name, or "name #2" for a seed'
     )
     args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.rows:
         if name not in (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}):
             process = multiprocessing.get_context("spawn").Process(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, release_words, true_batch_audit
+from benchmarks import accuracy_page, language_model, release_words, true_batch_audit
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -244,6 +244,14 @@ def divisors() -> Differences:
             yield f"true_batch_audit.json: divided by what is {kind}, above its claim: {above}"
 
 
+def language_models() -> Differences:
+    """The page of a language model has the tables that its rows give."""
+    rows, page = _kept("language_model.json"), _text(DOCS / "howto/language_model.md")
+    for table in (language_model.table(rows), language_model.extracted(rows)):
+        if table not in page:
+            yield "docs/howto/language_model.md has other tables than language_model.json"
+
+
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -258,6 +266,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     times,
     illnesses,
     divisors,
+    language_models,
     *release_words.CHECKS,
 )
 
