@@ -71,6 +71,8 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
     for batch in train.batches(5):
         state, _ = train.step(state, batch)
     jax.tree.map(np.testing.assert_array_equal, runs[0], state.params)
+    # A compiled init looks at no number: that it could not is on the list.
+    assert any("a state that no step had returned" in line for line in train.unverified())
 
 
 def by_hand(mech, grad_fn, draw):
