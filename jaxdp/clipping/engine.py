@@ -195,8 +195,8 @@ class ClippedGrad:
     ) -> tuple[Summed, list[ClipInfo]]:
         """As a call with a ``Draw``; for a trainer, which gathers rows ahead of time.
 
-        One compiled program serves draws of every size. The loop runs on the host: inside ``jit``
-        a ``scan`` over physical batches took twice as long on a CPU, and unrolling recompiles.
+        One compiled program serves draws of every size. The loop runs on the host: inside one of
+        ``jit`` XLA's CPU backend takes eight times as long for convolutions (jax 0.10).
 
         Args:
             params: as for a call.
@@ -220,7 +220,9 @@ class ClippedGrad:
         limit = limit_of(self.rule, self.trained(params), bound)
         if isinstance(data, ArraySource) and data.on_device:
             data = data.arrays
-        source = data if isinstance(data, Source) else None
+        # Asking a protocol takes a while.
+        plain = type(data) in (dict, tuple, list) or isinstance(data, jax.Array)
+        source = data if not plain and isinstance(data, Source) else None
         on_device = source is None and not gathered
         if on_device:
             options.require_no_batch(data)
@@ -236,12 +238,13 @@ class ClippedGrad:
         if place is not None:
             grad_fn, there = dataclasses.replace(self, placement=place), place.put(params)
             data = place.put(data) if on_device else data
-        with placement.using_mesh(mesh):
-            totals = zero_totals(grad_fn, there)
 
         # Each physical batch: rows gathered by the program from records on the device, else here.
+        # The first one's sum is what those of the others, if there are any, are added to.
         infos: list[ClipInfo] = []
         engines: tuple[LeafPlan, ...] = ()
+        totals: tuple[PyTree, jax.Array | None] | None = None
+        lost: PyTree = None
         each = data if gathered else itertools.repeat(data, len(draw.indices))
         for rows, indices, mask in zip(each, draw.indices, draw.mask, strict=True):
             if place is not None and not gathered:
@@ -253,22 +256,29 @@ class ClippedGrad:
             positions = positions_for_device(indices, draw.num_records, not on_device)
             with placement.using_mesh(mesh), losses.comparing(rows):
                 kinds = grad_fn, not on_device, return_info
-                totals, info = add_physical_batch(
-                    *kinds, totals, there, rows, positions, mask, rng, scale, bound, limit
+                found, info = sum_physical_batch(
+                    *kinds, there, rows, positions, mask, rng, scale, bound, limit
                 )
+                if totals is None:
+                    totals = found
+                else:
+                    lost = _zeros(grad_fn, found[0]) if lost is None else lost
+                    totals, lost = _add(grad_fn, totals, lost, found)
             engines = info.plan
             infos += [info] if return_info else []
 
         # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
         losses.note_assumed(draw.ticket, engines, params)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
-        total, lost, votes = totals
-        with placement.using_mesh(mesh):
-            total = _compensated(total, lost)
+        assert totals is not None  # a draw has a physical batch at least
+        total, votes = totals
+        if lost is not None:
+            with placement.using_mesh(mesh):
+                total = _compensated(total, lost)
         if place is not None:
             total = placement.sharded_like(total, params)
         l2 = grad_fn._l2(limit, drawn=not gathered or (place is not None and place.from_trainer))
-        summed = Summed(total, l2, scale, None if bound is None else votes)
+        summed = Summed(total, l2, scale, votes)
         if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
         return summed.carrying(draw.ticket, passes=frozenset(range(len(draw.indices)))), infos
@@ -375,7 +385,11 @@ class ClippedGrad:
                 more = rounding.add_compensated(total, lost, clipped.total)
                 return (*more, votes + clipped.votes), info
 
-            start = zero_totals(self, params)
+            zeros = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, jnp.float32), self.trained(params)
+            )
+            zeros = _sharded(self, zeros)
+            start = zeros, zeros, jnp.zeros([], jnp.float32)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
             info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
             return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
@@ -564,12 +578,11 @@ def clipped_grad(
     return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
-def add_physical_batch(
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def sum_physical_batch(
     grad_fn: ClippedGrad,
     gathered: bool,
     return_info: bool,
-    totals: Totals,
     params: PyTree,
     data: PyTree,
     indices: jax.Array,
@@ -578,8 +591,8 @@ def add_physical_batch(
     scale: PyTree,
     bound: jax.Array | None,
     limit: float | jax.Array,
-) -> tuple[Totals, ClipInfo]:
-    """The totals with one physical batch of a draw added, compiled once for all.
+) -> tuple[tuple[PyTree, jax.Array | None], ClipInfo]:
+    """The (sum, votes) of one physical batch of a draw, compiled once for all.
 
     The ``ClipInfo`` holds its plan alone unless ``return_info``.
     """
@@ -596,21 +609,25 @@ def add_physical_batch(
     )
     if not return_info:
         info = jax.tree.map(lambda leaf: None, info)
-    # Compensated, so that rounding does not grow with the number of physical batches.
-    total, lost, votes = totals
-    total, lost = rounding.add_compensated(total, lost, summed.value)
-    votes = votes if summed.votes is None else votes + summed.votes
-    return (_sharded(grad_fn, total), _sharded(grad_fn, lost), votes), info
+    return (_sharded(grad_fn, summed.value), summed.votes), info
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def _add(
+    grad_fn: ClippedGrad, totals: tuple[PyTree, jax.Array | None], lost: PyTree, more: PyTree
+) -> tuple[PyTree, PyTree]:
+    """The totals with the sum and votes of a further physical batch, and what rounding took.
+
+    Compensated, so that rounding does not grow with the number of physical batches.
+    """
+    total, lost = rounding.add_compensated(totals[0], lost, more[0])
+    votes = None if totals[1] is None else totals[1] + more[1]
+    return (_sharded(grad_fn, total), votes), _sharded(grad_fn, lost)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def zero_totals(grad_fn: ClippedGrad, params: PyTree) -> Totals:
-    """The totals before the first physical batch."""
-    trained = grad_fn.trained(params)
-    start, again = (
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
-    )
-    return _sharded(grad_fn, start), _sharded(grad_fn, again), jnp.zeros([], jnp.float32)
+def _zeros(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
+    return _sharded(grad_fn, jax.tree.map(jnp.zeros_like, total))
 
 
 def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:

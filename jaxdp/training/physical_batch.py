@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import special
 
 from jaxdp.clipping import ClippedGrad
-from jaxdp.clipping.engine import add_physical_batch, zero_totals
+from jaxdp.clipping.engine import sum_physical_batch
 from jaxdp.clipping.ghost.program import inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.source import ArraySource, Source
@@ -29,12 +29,17 @@ from jaxdp.types import PyTree
 
 # Numbers of one physical batch up to which a draw is one: larger draws run faster in several.
 _SMALL = 2**19
-# The cost of a physical batch besides its rows, in multiplications of an ordinary forward pass, of
-# which a row took 0.02 to 0.13 ns each with its gradient: 0.5 ms, and for every parameter what
-# writing its sum and adding it up took in a network of dense layers (1.4 ns). Measured on two CPU
-# cores with networks of 26,010 to 795,010 parameters. The number for accelerators is an estimate:
-# what a small batch leaves idle there was not measured.
-_BATCH, _BATCH_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**35, 64.0
+# The cost of a further physical batch besides its rows, in multiplications of an ordinary forward
+# pass, of which a row took 0.02 to 0.13 ns each with its gradient: 0.5 ms, and for every parameter
+# what adding its sum took in a network of dense layers (1.4 ns). Measured on two CPU cores with
+# networks of 26,010 to 795,010 parameters. The second number is for accelerators, by estimate: 0.2
+# ms at 5e12 a second, for what the host does and what a small batch leaves idle.
+_FURTHER, _FURTHER_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**30, 64.0
+# What one program saves that takes all of a step; likewise.
+_PROGRAM, _PROGRAM_ON_ACCELERATOR = 2.0**20, 2.0**28
+# Numbers that the forward passes of one physical batch may compute on a device that is no CPU: 16
+# GB of float32 if none were fused away, which most are.
+_RESULTS = 2.0**32
 # A draw's size is looked at within so many standard deviations, and as many records: all but 1e-13.
 _REACH = 12.0
 # Candidates are multiples of this many rows.
@@ -74,12 +79,16 @@ def default_rows(mechanism: Mechanism, source: Source) -> int:
 
 
 def rows_of_least_work(
-    mechanism: Mechanism, source: Source, operations: float, params: PyTree, devices: int = 1
+    mechanism: Mechanism,
+    source: Source,
+    operations: tuple[float, float],
+    params: PyTree,
+    devices: int = 1,
 ) -> int:
     """The physical batch size whose expected work over the law of a draw's size is least.
 
     A draw that is one physical batch for certain, however many records there are of the declared
-    number, is one compiled call, and needs no sum over several.
+    number, is one compiled call: networks for which that saves more than padding costs take it.
 
     Args:
         mechanism: with the sampling rule.
@@ -92,16 +101,20 @@ def rows_of_least_work(
     if hasattr(mechanism.sampling, "cap") or isinstance(source, BucketedText):
         return whole
     at_once = rows_for_most_draws(mechanism, any_number=True)
-    usual = default_physical_batch_size(mechanism.batch_size)
-    one = at_once <= usual or _is_small(at_once, source)
-    row = operations / devices
-    each = _BATCH if jax.default_backend() == "cpu" else _BATCH_ON_ACCELERATOR
-    each += _PARAMETER * sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
-    if one and at_once * row <= each:
-        return at_once
-    rows = _candidates(mechanism, min(whole, 2 * usual))
-    work = expected_physical_batches(mechanism, rows) * (rows * row + each)
-    return at_once if one and at_once * row <= work.min() else int(rows[np.argmin(work)])
+    row, results = (each / devices for each in operations)
+    if jax.default_backend() == "cpu":
+        usual = default_physical_batch_size(mechanism.batch_size)
+        most, one = min(whole, 2 * usual), at_once <= usual or _is_small(at_once, source)
+        further, program = _FURTHER, _PROGRAM
+    else:
+        fit = max(_MULTIPLE, int(_RESULTS / results))
+        most, one = min(rows_for_most_draws(mechanism), fit), at_once <= fit
+        further, program = _FURTHER_ON_ACCELERATOR, _PROGRAM_ON_ACCELERATOR
+    further += _PARAMETER * sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
+    rows = _candidates(mechanism, most)
+    batches = expected_physical_batches(mechanism, rows)
+    work = batches * rows * row + (batches - 1.0) * further
+    return at_once if one and at_once * row <= work.min() + program else int(rows[np.argmin(work)])
 
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:
@@ -133,28 +146,31 @@ def expected_physical_batches(mechanism: Mechanism, rows: np.ndarray) -> np.ndar
     )
 
 
-def operations_of(traced: Any) -> float:
-    """Multiplications of a traced loss of one example, and a number for each other result.
+def operations_of(traced: Any) -> tuple[float, float]:
+    """(multiplications and other operations, numbers computed) of a traced loss of one example.
 
     Args:
         traced: a (closed) jaxpr. Bodies of ``scan`` count as often as they run, those of ``while``
             once, and all branches of ``cond``, which ``vmap`` runs.
     """
-    total = 0.0
+    total = results = 0.0
     for eqn in getattr(traced, "jaxpr", traced).eqns:
         if inner := list(inner_jaxprs(eqn)):
-            total += eqn.params.get("length", 1) * sum(map(operations_of, inner))
+            times = eqn.params.get("length", 1)
+            for more, numbers in map(operations_of, inner):
+                total, results = total + times * more, results + times * numbers
             continue
         # Each result takes as many multiplications as there are numbers along what is contracted.
-        each, numbers = 1.0, eqn.params.get("dimension_numbers")
+        each, axes_of = 1.0, eqn.params.get("dimension_numbers")
         if eqn.primitive.name == "dot_general":
-            left, ((axes, _), _) = eqn.invars[0].aval.shape, numbers
+            left, ((axes, _), _) = eqn.invars[0].aval.shape, axes_of
             each = math.prod(left[axis] for axis in axes)
         elif eqn.primitive.name == "conv_general_dilated":
             kernel = eqn.invars[1].aval.shape
-            each = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-        total += each * sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
-    return total
+            each = math.prod(kernel) / kernel[axes_of.rhs_spec[0]]
+        size = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+        total, results = total + each * size, results + size
+    return total, max(results, 1.0)
 
 
 def _is_small(rows: int, source: Source) -> bool:
@@ -225,7 +241,7 @@ def bytes_of_physical_batch(
     records: int | None,
     context: dict[str, PyTree],
 ) -> int:
-    """The bytes of a device that one compiled physical batch needs, arguments and results included.
+    """The bytes of a device that one physical batch of a draw needs, and the sum of those before.
 
     Args:
         grad_fn: the clipped gradient.
@@ -243,18 +259,21 @@ def bytes_of_physical_batch(
         else None
     )
     indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (jnp.int32, jnp.bool_))
-    totals = jax.eval_shape(lambda params: zero_totals(grad_fn, params), params)
+    sums = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), grad_fn.trained(params)
+    )
     if (place := grad_fn.placement) is not None:
         cut = NamedSharding(place.mesh, P(place.records)) if records else place.row_sharding
         data = jax.tree.map(lambda x: _at(x, cut), data)
-        totals = jax.tree.map(_at, totals, place.shardings_like(grad_fn.trained(params), totals))
+        sums = jax.tree.map(_part, sums, place.shardings_like(grad_fn.trained(params), sums))
     more = (rng, context.get("scale"), context.get("bound"), 1.0)
-    lowered = add_physical_batch.lower(
-        grad_fn, records is None, False, totals, params, data, indices, mask, *more
+    lowered = sum_physical_batch.lower(
+        grad_fn, records is None, False, params, data, indices, mask, *more
     )
     found: Any = lowered.compile().memory_analysis()
     size = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-    return int(size - found.alias_size_in_bytes)
+    # The total, and what rounding took from it.
+    return int(size - found.alias_size_in_bytes) + 2 * bytes_of(sums)
 
 
 def bytes_of(tree: PyTree) -> int:

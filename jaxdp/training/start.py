@@ -35,7 +35,7 @@ def inspect_loss(
     rows: int,
     first: bool = False,
     ledger: Ledger | None = None,
-) -> tuple[Plan | tuple[()], float, "Guard"]:
+) -> tuple[Plan | tuple[()], tuple[float, float], "Guard"]:
     """The plan of the gradients, the operations of one example's loss, and the guard.
 
     Nothing is charged, and the loss is traced once.
@@ -65,9 +65,9 @@ def inspect_loss(
         )
     guard = Guard(source, ledger)
     if not isinstance(grad_fn, ClippedGrad):
-        return (), 0.0, guard
+        return (), (0.0, 1.0), guard
     check_rule(grad_fn.rule, grad_fn.trained(params))
-    made_of, operations = guard.comparison(), 0.0
+    made_of, operations = guard.comparison(), (0.0, 1.0)
 
     def look(traced: core.ClosedJaxpr, public: losses.Constants) -> None:
         nonlocal operations

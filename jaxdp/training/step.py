@@ -542,7 +542,8 @@ def _parts(summed: Summed) -> dict[str, PyTree]:
     """The fields of a ``Summed``, to pass through ``jit``; it is taken apart here alone."""
     named = ("value", "unscale", "votes", "leaked")
     parts = {name: getattr(summed, name) for name in named}
-    return {"l2": jnp.asarray(summed.l2, jnp.float32), **parts}
+    l2 = summed.l2 if isinstance(summed.l2, jax.Array) else np.float32(summed.l2)
+    return {"l2": l2, **parts}
 
 
 class _WatchedSum(Summed):

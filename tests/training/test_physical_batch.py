@@ -92,15 +92,15 @@ def test_the_rows_are_those_of_least_expected_work():
             physical_batch.rows_for_most_draws(mech),
         )
         by_passes = {
-            rows: mean_passes(batch, N, rows) * (rows * operations + fixed)
+            rows: mean_passes(batch, N, rows) * (rows * operations + fixed) - fixed
             for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)
         }
         best = min(by_passes, key=by_passes.get)
-        expected = whole if whole * operations <= by_passes[best] else best
-        found = physical_batch.rows_of_least_work(mech, source, operations, WEIGHTS)
+        expected = whole if whole * operations <= by_passes[best] + 2.0**20 else best
+        found = physical_batch.rows_of_least_work(mech, source, (operations, 1.0), WEIGHTS)
         assert found == expected, (batch, operations)
     # Devices that share rows make a pass dearer beside them.
-    given = mechanism(32, N), source, 5e6, WEIGHTS
+    given = mechanism(32, N), source, (5e6, 1.0), WEIGHTS
     one, few, many = (physical_batch.rows_of_least_work(*given, devices) for devices in (1, 8, 512))
     assert one < few < many == 120
     # Candidates are never more than allowed.
@@ -109,6 +109,23 @@ def test_the_rows_are_those_of_least_expected_work():
         assert found.max() == 20
         assert found.min() >= 1
         assert (np.diff(found) > 0).all()
+
+
+def test_an_accelerator_takes_a_draw_and_a_little_more_as_far_as_numbers_fit(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    # Records too large for a pass of a CPU.
+    source, large = as_source(np.ones((60_000, 1), np.float32)), mechanism(4_096, 60_000)
+    choose = lambda *operations: physical_batch.rows_of_least_work(  # noqa: E731
+        large, source, operations, WEIGHTS
+    )
+    rows = choose(1e6, 1e4)
+    assert 1.02 * 4_096 < rows < 1.06 * 4_096
+    passes = physical_batch.expected_physical_batches(large, np.array([rows]))[0]
+    assert rows * passes < 1.1 * 4_096
+    assert choose(1e9, 2.0**32 / 1_000) <= 1_000
+    assert choose(1e9, 1e12) == 8
+    # A tiny network: all at once.
+    assert choose(1e3, 1e3) == physical_batch.rows_for_most_draws(large, any_number=True)
 
 
 def test_the_choice_of_a_trainer():
@@ -140,9 +157,10 @@ def test_the_choice_of_a_trainer():
     assert physical_batch.rows_for_most_draws(mechanism(N, N, "full_batch")) == N + 8
     large = as_source(np.ones((2_000, 2**14), np.float32))  # too large for one pass
     fixed = mechanism(100, 2_000, "fixed_size")
-    assert physical_batch.rows_of_least_work(fixed, large, 1e4, WEIGHTS) == 50
+    assert physical_batch.rows_of_least_work(fixed, large, (1e4, 1.0), WEIGHTS) == 50
     for operations in (1.0, 1e5, 1e9):
-        assert physical_batch.rows_of_least_work(mechanism(32, N), large, operations, WEIGHTS) <= 32
+        given = mechanism(32, N), large, (operations, 1.0), WEIGHTS
+        assert physical_batch.rows_of_least_work(*given) <= 32
 
 
 def test_operations_are_counted_where_they_are():
@@ -157,7 +175,7 @@ def test_operations_are_counted_where_they_are():
         ("jit", jax.jit(lambda x: jnp.tanh(x)), [(4,)], 4),
     ):
         traced = jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes))
-        assert physical_batch.operations_of(traced) == count, name
+        assert physical_batch.operations_of(traced)[0] == count, name
 
 
 # Draws of one pass and of two; of nearly twice as many records as were declared.
