@@ -29,12 +29,18 @@ ROWS = {
     "512 texts, not private": ["--epsilon", "inf", *(few := ["--rate", "1e-2", "--steps", "50"])],
     "512 texts, epsilon 8": ["--epsilon", "8", *few],
 }
+# For an accelerator: hours on two cores.
+LARGE = {
+    f"batch 1,024, {name}": ["--batch", "1024", "--rows", "256", "--epsilon", epsilon]
+    for name, epsilon in {"epsilon 8": "8", "epsilon 3": "3", "not private": "inf"}.items()
+}
 
 
 def run(name, model, texts, folder):
     """One row: what `fine_tune.py` returned, minutes and peak memory of its process."""
     sys.path.insert(0, str(ROOT / "examples" / "language_model"))
     import fine_tune
+    import jax
 
     place = folder / name.replace(", ", "-").replace(" ", "-")
     private, (kind, *_) = texts / "reviews.jsonl", name.split(" #")
@@ -44,7 +50,8 @@ def run(name, model, texts, folder):
         private.write_bytes(b"".join(lines[:512]))
     files = [model, private, texts / "held_out.jsonl", place]
     started = time.monotonic()
-    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *ROWS[kind]]))
+    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *(ROWS | LARGE)[kind]]))
+    found["device"] = jax.devices()[0].device_kind
     found["minutes"] = (time.monotonic() - started) / 60
     used = resource.getrusage(resource.RUSAGE_SELF)
     found["processor_minutes"] = (used.ru_utime + used.ru_stime) / 60
