@@ -1,6 +1,6 @@
 """Correctness, speed and memory on whatever device JAX finds: `python -m benchmarks.gpu`.
 
-Pieces in the order of what they tell. Every figure is printed and written as it comes, and the
+Pieces in the order of what they tell. Every figure is written as it comes, every piece printed, and the
 command ends within ``--minutes`` (8); run again, it does what is left. A piece that fails, runs out
 of memory, or of time though it had half of the minutes, says so in its place; ``--again`` tries
 those once more. jax_privacy and Opacus take part where they are installed. On a CPU the networks
@@ -59,7 +59,7 @@ class Worker:
         environment = {
             # A user's default is 75 % of the memory; the largest batch is that of the device.
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
-            # A program that an earlier piece compiled; what is timed is compiled for the first time.
+            # Programs of earlier pieces; what is timed is compiled for the first time.
             "JAX_COMPILATION_CACHE_DIR": cache,
             **os.environ,
             "PYTHONUNBUFFERED": "1",
@@ -187,7 +187,8 @@ def measured(
                     known["unfinished"] = CUT if cut else why
                 known["seconds"] = round(time.monotonic() - began, 1)
             rows[piece] = known
-            print(f"{piece}: {json.dumps(known)}", flush=True)
+            if "done" in line:
+                print(f"{piece}: {json.dumps(known)}", flush=True)
             partial = out.with_suffix(".partial")  # never half a file
             partial.write_text(json.dumps(rows, indent=1) + "\n")
             partial.replace(out)

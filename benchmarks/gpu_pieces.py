@@ -453,9 +453,7 @@ def noise() -> Figures:
         distance = max(np.max(steps[1:] - above), np.max(above - steps[:-1]))
         found[label] = {
             "deviation": float(np.std(values)),
-            "Kolmogorov distance, times the root of the number": float(
-                distance * math.sqrt(count)
-            ),
+            "Kolmogorov distance, times the root of the number": float(distance * math.sqrt(count)),
         }
         if cpu is not None:
             with jax.default_device(cpu):

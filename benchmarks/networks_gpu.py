@@ -59,9 +59,7 @@ def _wrn(small: bool) -> Network:
 
 def _vit(small: bool) -> Network:
     shape = {"size": 32, "width": 32, "layers": 2, "heads": 2, "classes": 10} if small else {}
-    return Network(
-        *networks_large.vision_transformer(2 if small else 64, **shape, shapes=False)
-    )
+    return Network(*networks_large.vision_transformer(2 if small else 64, **shape, shapes=False))
 
 
 def _gpt2(small: bool, rank: int = 0) -> Network:
@@ -88,18 +86,17 @@ def _is_adapter(path: str) -> bool:
     return "lora" in path
 
 
-# Name -> (how it is made, what the page calls it at an accelerator's size).
-NETWORKS: dict[str, tuple[Callable[[bool], Network], str]] = {
-    "cnn": (_cnn, "MNIST CNN, 1,024 rows"),
-    "gpt2": (_gpt2, "GPT-2 small, 32 texts of 128"),
-    "wrn": (_wrn, "WRN-16-4, 64 rows in 16 views"),
-    "vit": (_vit, "ViT-B/16, 64 rows of 224 x 224"),
-    "gpt2-lora": (functools.partial(_gpt2, rank=RANK), "GPT-2 small by LoRA, 32 texts of 128"),
-    "smollm2-lora": (_smollm2, "SmolLM2-135M by LoRA, bfloat16 base, 32 texts of 128"),
+NETWORKS: dict[str, Callable[[bool], Network]] = {
+    "cnn": _cnn,
+    "gpt2": _gpt2,
+    "wrn": _wrn,
+    "vit": _vit,
+    "gpt2-lora": functools.partial(_gpt2, rank=RANK),
+    "smollm2-lora": _smollm2,
 }
 
 
 @functools.cache
 def made(name: str, small: bool) -> Network:
     """The network of that name, once in a process."""
-    return NETWORKS[name][0](small)
+    return NETWORKS[name](small)

@@ -62,9 +62,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(
-        self, vocabulary=1000, width=128, length=64, layers=2, heads=4, causal=False
-    ):
+    def __init__(self, vocabulary=1000, width=128, length=64, layers=2, heads=4, causal=False):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(length, width)
