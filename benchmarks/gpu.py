@@ -1,8 +1,8 @@
 """Correctness, speed and memory on whatever device JAX finds: `python -m benchmarks.gpu`.
 
-Pieces in the order of what they tell. Every figure is written as it comes, every piece printed, and the
-command ends within ``--minutes`` (8); run again, it does what is left. A piece that fails, runs out
-of memory, or of time though it had half of the minutes, says so in its place; ``--again`` tries
+Pieces in the order of what they tell. Every figure is written as it comes, every piece printed, and
+the command ends within ``--minutes`` (8); run again, it does what is left. A piece that fails, runs
+out of memory, or of time though it had half of the minutes, says so in its place; ``--again`` tries
 those once more. jax_privacy and Opacus take part where they are installed. On a CPU the networks
 are tiny, which checks the program. ``--page`` writes docs/gpu.md from what is stored.
 
@@ -11,8 +11,8 @@ are tiny, which checks the program. ``--page`` writes docs/gpu.md from what is s
                  time, temporary memory as XLA plans it, seconds to trace and to compile
     opacus X     ordinary and clipped gradients of the network in torch
     peak X       the most memory that was in use during ordinary and clipped gradient
-    bound        can one record add more than it may? Each record's clipped gradient, float64 norm
     noise        the law of both noises, and whether the CPU makes the same for a key
+    bound        can one record add more than it may? Each record's clipped gradient, float64 norm
     exact X      clipped sum and norms of network X against the vmap engine in float32
     largest X    the largest batch of one gradient, and its speed
     precision X  gradients in float32 and bfloat16, where the others are as the device likes it
@@ -40,7 +40,7 @@ KINDS = ("step", "gradient", "opacus", "peak", None, "exact", "largest", "precis
 PIECES = tuple(
     piece
     for kind in KINDS
-    for piece in ([f"{kind} {name}" for name in NETWORKS] if kind else ["bound", "noise"])
+    for piece in ([f"{kind} {name}" for name in NETWORKS] if kind else ["noise", "bound"])
 )
 CUT = "cut off by the end: run it again"
 LATE = "not done in its time"
