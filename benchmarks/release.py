@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, language_model, release_words, true_batch_audit
+from benchmarks import accuracy_page, gpu_page, language_model, release_words, true_batch_audit
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -252,6 +252,12 @@ def language_models() -> Differences:
             yield "docs/howto/language_model.md has other tables than language_model.json"
 
 
+def accelerators() -> Differences:
+    """The page of accelerators is what was measured on them."""
+    if _text(DOCS / "gpu.md") != gpu_page.page(gpu_page.stored()):
+        yield "docs/gpu.md; run: python -m benchmarks.gpu --page"
+
+
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
@@ -267,6 +273,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     illnesses,
     divisors,
     language_models,
+    accelerators,
     *release_words.CHECKS,
 )
 
