@@ -9,7 +9,7 @@ compiled program. So no record has a part in the choice.
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from scipy import special
 
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import sum_physical_batch
-from jaxdp.clipping.ghost.program import inner_jaxprs
+from jaxdp.clipping.ghost.program import REMAT, inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.sampling.text import BucketedText
@@ -31,15 +31,12 @@ from jaxdp.types import PyTree
 _SMALL = 2**19
 # The cost of a further physical batch besides its rows, in multiplications of an ordinary forward
 # pass, of which a row took 0.02 to 0.13 ns each with its gradient: 0.5 ms, and for every parameter
-# what adding its sum took in a network of dense layers (1.4 ns). Measured on two CPU cores with
-# networks of 26,010 to 795,010 parameters. The second number is for accelerators, by estimate: 0.2
-# ms at 5e12 a second, for what the host does and what a small batch leaves idle.
-_FURTHER, _FURTHER_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**30, 64.0
-# What one program saves that takes all of a step; likewise.
-_PROGRAM, _PROGRAM_ON_ACCELERATOR = 2.0**20, 2.0**28
-# Numbers that the forward passes of one physical batch may compute on a device that is no CPU: 16
-# GB of float32 if none were fused away, which most are.
-_RESULTS = 2.0**32
+# what writing its sum and adding it up took in a network of dense layers (1.4 ns). Measured on two
+# CPU cores with networks of 26,010 to 795,010 parameters. On an H100 a further physical batch took
+# 0.5 to 0.9 ms, in which small networks did 4e9 multiplications.
+_FURTHER, _FURTHER_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**32, 64.0
+# What one program for all of a step saves beside two, likewise: about 0.15 ms of the host.
+_PROGRAM, _PROGRAM_ON_ACCELERATOR = 2.0**20, 2.0**29
 # A draw's size is looked at within so many standard deviations, and as many records: all but 1e-13.
 _REACH = 12.0
 # Candidates are multiples of this many rows.
@@ -78,22 +75,25 @@ def default_rows(mechanism: Mechanism, source: Source) -> int:
     return whole if _is_small(whole, source) else min(usual, whole)
 
 
+class Work(NamedTuple):
+    """What the loss of one example takes, from its trace."""
+
+    operations: float = 0.0  # multiplications of a forward pass, as ``operations_of`` counts them
+    numbers: float = 0.0  # that its gradient holds at most, as ``numbers_of`` counts them
+
+
 def rows_of_least_work(
-    mechanism: Mechanism,
-    source: Source,
-    operations: tuple[float, float],
-    params: PyTree,
-    devices: int = 1,
+    mechanism: Mechanism, source: Source, work: Work, params: PyTree, devices: int = 1
 ) -> int:
     """The physical batch size whose expected work over the law of a draw's size is least.
 
     A draw that is one physical batch for certain, however many records there are of the declared
-    number, is one compiled call: networks for which that saves more than padding costs take it.
+    number, is one compiled call: networks of which that saves more than padding costs take it.
 
     Args:
         mechanism: with the sampling rule.
         source: whose records' shapes count.
-        operations: of one example, from ``operations_of``.
+        work: of one example.
         params: the parameters.
         devices: that share the rows.
     """
@@ -101,20 +101,31 @@ def rows_of_least_work(
     if hasattr(mechanism.sampling, "cap") or isinstance(source, BucketedText):
         return whole
     at_once = rows_for_most_draws(mechanism, any_number=True)
-    row, results = (each / devices for each in operations)
+    size = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
     if jax.default_backend() == "cpu":
         usual = default_physical_batch_size(mechanism.batch_size)
-        most, one = min(whole, 2 * usual), at_once <= usual or _is_small(at_once, source)
         further, program = _FURTHER, _PROGRAM
+        one, most = at_once <= usual or _is_small(at_once, source), min(whole, 2 * usual)
     else:
-        fit = max(_MULTIPLE, int(_RESULTS / results))
-        most, one = min(rows_for_most_draws(mechanism), fit), at_once <= fit
-        further, program = _FURTHER_ON_ACCELERATOR, _PROGRAM_ON_ACCELERATOR
-    further += _PARAMETER * sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
+        most = devices * _likely_to_fit(work.numbers, size)
+        one, further, program = at_once <= most, _FURTHER_ON_ACCELERATOR, _PROGRAM_ON_ACCELERATOR
+        most = min(most, rows_for_most_draws(mechanism))
+    row, further = work.operations / devices, further + _PARAMETER * size
     rows = _candidates(mechanism, most)
     batches = expected_physical_batches(mechanism, rows)
-    work = batches * rows * row + (batches - 1.0) * further
-    return at_once if one and at_once * row <= work.min() + program else int(rows[np.argmin(work)])
+    cost = batches * rows * row + (batches - 1.0) * further
+    return at_once if one and at_once * row <= cost.min() + program else int(rows[np.argmin(cost)])
+
+
+def _likely_to_fit(numbers: float, parameters: int) -> int:
+    """Rows whose gradients fit on an accelerator, each number of a loss held with its cotangent.
+
+    Of each parameter, too, where that leaves more than a few rows; else norms hold less.
+    """
+    if _memory() is None:
+        return 1_024
+    rows = memory_budget() // int(8.0 * numbers + 4.0 * parameters + 1.0)
+    return max(1, rows if rows >= _MULTIPLE else int(memory_budget() // (16.0 * numbers + 1.0)))
 
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:
@@ -146,31 +157,48 @@ def expected_physical_batches(mechanism: Mechanism, rows: np.ndarray) -> np.ndar
     )
 
 
-def operations_of(traced: Any) -> tuple[float, float]:
-    """(multiplications and other operations, numbers computed) of a traced loss of one example.
+def operations_of(traced: Any) -> float:
+    """Multiplications of a traced loss of one example, and a number for each other result.
 
     Args:
         traced: a (closed) jaxpr. Bodies of ``scan`` count as often as they run, those of ``while``
             once, and all branches of ``cond``, which ``vmap`` runs.
     """
-    total = results = 0.0
+    total = 0.0
     for eqn in getattr(traced, "jaxpr", traced).eqns:
         if inner := list(inner_jaxprs(eqn)):
-            times = eqn.params.get("length", 1)
-            for more, numbers in map(operations_of, inner):
-                total, results = total + times * more, results + times * numbers
+            total += eqn.params.get("length", 1) * sum(map(operations_of, inner))
             continue
         # Each result takes as many multiplications as there are numbers along what is contracted.
-        each, axes_of = 1.0, eqn.params.get("dimension_numbers")
+        each, numbers = 1.0, eqn.params.get("dimension_numbers")
         if eqn.primitive.name == "dot_general":
-            left, ((axes, _), _) = eqn.invars[0].aval.shape, axes_of
+            left, ((axes, _), _) = eqn.invars[0].aval.shape, numbers
             each = math.prod(left[axis] for axis in axes)
         elif eqn.primitive.name == "conv_general_dilated":
             kernel = eqn.invars[1].aval.shape
-            each = math.prod(kernel) / kernel[axes_of.rhs_spec[0]]
-        size = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
-        total, results = total + each * size, results + size
-    return total, max(results, 1.0)
+            each = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+        total += each * sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+    return total
+
+
+def numbers_of(traced: Any) -> tuple[float, float]:
+    """The results of a traced loss that its gradient keeps, and those that it makes again at once.
+
+    Args:
+        traced: a (closed) jaxpr. What is checkpointed is kept at its end, and made again part by
+            part; all iterations of a loop are kept.
+    """
+    kept = again = 0.0
+    for eqn in getattr(traced, "jaxpr", traced).eqns:
+        results = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+        inside = [numbers_of(body) for body in inner_jaxprs(eqn)]
+        if not inside or eqn.primitive.name in REMAT:
+            kept += results
+            again = max([again, *map(sum, inside)])
+        else:
+            kept += eqn.params.get("length", 1) * sum(each for each, _ in inside)
+            again = max([again, *(each for _, each in inside)])
+    return kept, again
 
 
 def _is_small(rows: int, source: Source) -> bool:
@@ -188,12 +216,17 @@ def memory_budget() -> int:
     if device.platform == "cpu":
         if hasattr(os, "sysconf"):
             return int(_SHARE_OF_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    elif found := (device.memory_stats() or {}).get("bytes_limit"):
+    elif found := _memory():
         return int(_SHARE * found)
     raise ValueError(
         "physical_batch_size must be a number where the device does not tell its memory, got "
         f'"auto" on {device.device_kind}'
     )
+
+
+def _memory() -> int | None:
+    """The bytes of an accelerator; None where it does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: Mechanism) -> int:
