@@ -29,7 +29,7 @@ Known = View | Joined | str | None
 Used = tuple[Node, Site]
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
 # entry, in the CPU's cache and out of it; measured on two CPU cores with convolutions of
-# 1,000 to 600,000 weights.
+# 1,000 to 600,000 weights, and with tables of 256 to 4,000 rows.
 _IN_CACHE, _IN_MEMORY = 8.0, 30.0
 _CACHE_BYTES = 8 * 2**20
 # Where per-example gradients are larger than the factors, the ghost norm may cost this share of
@@ -304,7 +304,7 @@ def plan_leaves(
             dense = sum(site.sizes[1] for _, site in used if not site.looks_up)
             looked_up = sum(site.sizes[1] for _, site in used if site.looks_up)
             if dense + looked_up > 1:
-                of_lookups = looked_up * (looked_up + 2 * dense) * q
+                of_lookups = looked_up * (_IN_CACHE + 2 * dense) * q
                 ghost += float(groups) * (dense * dense * (p + q) + of_lookups)
             else:
                 ghost += float(groups) * (p + q)
