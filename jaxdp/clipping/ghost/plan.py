@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
@@ -44,9 +45,12 @@ _CACHE_BYTES = 8 * 2**20
 # the parameter's part of an ordinary step before they are held for speed.
 _SHARE = 0.1
 # Of a loss with checkpoints: from so many bytes on rows are worked on in microbatches, which take
-# this multiple of an ordinary gradient's memory and have at least so many positions. With fewer
-# the products are small, and adding up the sums of microbatches counts (measured on two CPU cores).
-_MANY_BYTES, _OF_ORDINARY, _POSITIONS = 16 * 2**20, 1.25, 256
+# this multiple of an ordinary gradient's memory and have at least so many positions: with fewer
+# the products are small, and adding up the sums of microbatches counts. Measured on two CPU cores
+# (four blocks of width 256: 128 positions took 1.14 times the time of 256, which took that of all);
+# for accelerators it is an estimate.
+_MANY_BYTES, _OF_ORDINARY = 16 * 2**20, 1.25
+_POSITIONS, _POSITIONS_ON_ACCELERATOR = 256, 4096
 
 
 @dataclasses.dataclass(eq=False)
@@ -413,7 +417,8 @@ def rows_together(
     sums = sum(8 * math.prod(shape) for row, shape in trained if row.engine != "frozen")
     most = int((_OF_ORDINARY * rows * ordinary - sums) / ours)
     positions = max(math.prod(node.out_shape()) // site.sizes[3] for node, site in products)
-    most = max(most, -(-_POSITIONS // max(1, positions)))
+    least = _POSITIONS if jax.default_backend() == "cpu" else _POSITIONS_ON_ACCELERATOR
+    most = max(most, -(-least // max(1, positions)))
     together = rounding.even_size(rows, most)
     if most >= rows or together * ours + sums >= rows * ours:
         return rows, ""
