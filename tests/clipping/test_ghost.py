@@ -199,6 +199,22 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     assert {engine for engine, _ in plan("vmap").values()} == {"vmap"}
 
 
+def test_an_accelerator_writes_gradients_where_it_has_room(monkeypatch):
+    params, loss_fn, batch = ARCHITECTURES["plain"]()
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(params)) * len(jax.tree.leaves(batch)[0])
+
+    def found(room):
+        monkeypatch.setattr("jaxdp.clipping.ghost.plan.room_for_gradients", lambda: room)
+        grad_fn = jaxdp.clipped_grad(lambda p, *x: loss_fn(p, *x), jaxdp.clip(1.0))
+        engines = [leaf.engine for leaf in grad_fn.plan(params, batch)]
+        return engines, grad_fn(params, batch, "all").value
+
+    (few, one), (many, other) = found(size - 1), found(size)
+    assert few.count("layer") < many.count("layer")
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_of_thin_matrices_in_a_loop_no_factors_are_held():
     params = {"a": jnp.ones((3, 8, 2)), "b": jnp.ones((3, 2, 8)), "w": jnp.ones((3, 8, 8))}
 

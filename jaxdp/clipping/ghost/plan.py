@@ -44,13 +44,20 @@ _CACHE_BYTES = 8 * 2**20
 # Where per-example gradients are larger than the factors, the ghost norm may cost this share of
 # the parameter's part of an ordinary step before they are held for speed.
 _SHARE = 0.1
-# Of a loss with checkpoints: from so many bytes on rows are worked on in microbatches, which take
-# this multiple of an ordinary gradient's memory and have at least so many positions: with fewer
-# the products are small, and adding up the sums of microbatches counts. Measured on two CPU cores
-# (four blocks of width 256: 128 positions took 1.14 times the time of 256, which took that of all);
-# for accelerators it is an estimate.
+# Of a loss with checkpoints: from so many bytes on (on an accelerator, from what ``_HELD`` says)
+# rows are worked on in microbatches, which take this multiple of an ordinary gradient's memory and
+# have at least so many positions: with fewer the products are small, and adding up the sums of
+# microbatches counts. Measured on two CPU cores (four blocks of width 256: 128 positions took 1.14
+# times the time of 256, which took that of all); for accelerators it is an estimate.
 _MANY_BYTES, _OF_ORDINARY = 16 * 2**20, 1.25
 _POSITIONS, _POSITIONS_ON_ACCELERATOR = 256, 4096
+# On an accelerator: the same in its memory; and of a sum from factors, whose products are of full
+# float32, what a multiplication costs beside one of the user's precision, and of eight blocks of
+# rows at a time what adding them costs an entry, and what starting the programs for it costs. Of an
+# H100: 3 TB/s, 2e13 multiplications of float32 a second and 1.2e14 of tf32, 12 microseconds.
+_WRITTEN, _FULL, _ADDED, _STARTED = 64.0, 0.8, 120.0, 2.4e8
+# Of an accelerator's memory, what per-example gradients and factors may take.
+_HELD = 0.4
 
 
 @dataclasses.dataclass(eq=False)
@@ -300,6 +307,8 @@ def plan_leaves(
             never does.
     """
     found = []
+    held = sum(4 * math.prod(shape) for shape, why in zip(shapes, frozen, strict=True) if not why)
+    written = batch_size * held <= room_for_gradients()
     for leaf, (path, shape, assumed) in enumerate(zip(paths, shapes, frozen, strict=True)):
         if assumed:
             found.append(LeafPlan(path, "frozen", "not trained", assumed))
@@ -313,7 +322,8 @@ def plan_leaves(
         # the layer's gradient; those of an ordinary step; the bytes of inputs and cotangents, and
         # of the layer's gradients. The ghost norm costs T²(p + q) (Bu et al. 2022,
         # arXiv:2205.10683, table 2), of which a lookup needs T²q only, since its inputs are
-        # compared and not multiplied. The gradient of the layer costs its size.
+        # compared and not multiplied. The gradient of the layer costs its size;
+        # an accelerator writes it faster than it multiplies in full float32, where it has room.
         ghost = layer = ordinary = 0.0
         factors = gradients = 0
         alone = True  # in the loops around it every iteration has a slice of its own
@@ -328,7 +338,10 @@ def plan_leaves(
                 ghost += float(groups) * (p + q)
             entries = float(groups) * p * q
             cached = 4 * entries * batch_size <= _CACHE_BYTES
-            layer += entries * (_IN_CACHE if cached else _IN_MEMORY)
+            layer += entries * (_WRITTEN if written else _IN_CACHE if cached else _IN_MEMORY)
+            if written and dense > 1:
+                eight = 8 * rounding.rows_of_block(dense)
+                ghost += entries * (_FULL * dense + _ADDED / eight) + _STARTED / eight
             for node, site in used:
                 ordinary += 3.0 * groups * site.sizes[1] * p * q
                 sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
@@ -339,7 +352,8 @@ def plan_leaves(
         # The ghost norm where it costs no more; or not much more, and less memory.
         costs = f"{ghost:.2g} against {layer:.2g} operations"
         chosen = "ghost" if engine == "ghost" or ghost <= layer else "layer"
-        if chosen == "layer" and gradients > factors and ghost <= _SHARE * ordinary:
+        spared = not written and gradients > factors and ghost <= _SHARE * ordinary
+        if chosen == "layer" and spared:
             chosen = "ghost"
             costs += f", but {factors:,} against {gradients + factors:,} bytes"
         reason = "as asked" if engine == "ghost" else costs
@@ -408,7 +422,8 @@ def rows_together(
     for leaf, (row, shape) in enumerate(zip(plan, shapes, strict=True)):
         formed = 4 * math.prod(shape) if row.engine in ("layer", "vmap") else 0
         ours += row.bytes if leaf in factored else formed
-    if rows * ours < max(_MANY_BYTES, _OF_ORDINARY * rows * ordinary) or not products:
+    room = max(_MANY_BYTES, room_for_gradients())
+    if rows * ours < max(room, _OF_ORDINARY * rows * ordinary) or not products:
         return rows, ""
 
     # As many as hold, with the running sum and what it lost, no more than an ordinary gradient of
@@ -428,6 +443,13 @@ def rows_together(
 
 def _bytes(var: Any) -> int:
     return int(math.prod(var.aval.shape) * var.aval.dtype.itemsize)
+
+
+def room_for_gradients() -> float:
+    """The bytes that per-example gradients may take to be fast on an accelerator; 0 on a CPU."""
+    if jax.default_backend() == "cpu":
+        return 0.0
+    return _HELD * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _is_alone(node: Node, site: Site) -> bool:
