@@ -272,7 +272,7 @@ class Direction:
         parts = DiscretizedComposition(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
-        base = LawProfile(parts.law(chosen.c), epsilon)
+        base = LawProfile(parts.law(chosen.c))
         lost = parts.lost * math.exp(-unit)
 
         # Small losses of lower pairs weigh less than those of laws of total 1, by this factor.

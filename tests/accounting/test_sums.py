@@ -84,14 +84,15 @@ def plain(loss, mass, epsilon):
 def test_the_profile_of_a_sum(kinds, c, epsilon):
     loss, mass = convolved(kinds, 0.1)
     law = Law(kinds, 0.1, float(loss[0]) - 0.3, 256, c, (0.0, 0.0))
-    profile = LawProfile(law, epsilon)
-    for at in (epsilon, 0.8 * epsilon, 1.3 * epsilon):
+    profile = LawProfile(law)
+    for at in (epsilon, 0.5 * epsilon, 1.3 * epsilon, float(loss[0]) - 1):
         for unit in (0.0, -3.0):
             value, error = profile(at, unit)
             truth = plain(loss, mass, at) * math.exp(-unit)
             assert abs(value - truth) <= error + 1e-14 * truth + 1e-300
-            assert error <= 1e-11 * math.exp(law.log_scale - unit) + 1e-9 * truth
-    assert profile(0.5 * epsilon, 0.0) == (0.0, math.inf)
+            below = math.exp(-c * min(at, 0.0))
+            assert error <= 1e-11 * below * math.exp(law.log_scale - unit) + 1e-9 * truth
+    assert profile(-700 / c, 0.0) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-100, 3), (-3, 100), (-100, 100)])
@@ -114,7 +115,7 @@ def test_what_lies_outside_of_the_window_is_in_the_error(low, high, c):
     assert np.abs(law.weight - truth).sum() <= law.alias + 1e-13
     wrong = False
     for epsilon in (0.15, 0.65, 1.25):
-        value, error = LawProfile(law, epsilon)(epsilon, 0.0)
+        value, error = LawProfile(law)(epsilon, 0.0)
         off = abs(value - plain(loss, mass, epsilon))
         assert off <= error
         wrong |= off > 1e-10  # without the mass outside the error would not be one
@@ -165,7 +166,7 @@ def sums(steps, put, layout, c, lowest):
 
 def delta(put, layout, epsilon, kinds=KINDS, c=0.8, lowest=-32.0):
     law = sums(steps_of(put, kinds), put, layout, c, lowest)
-    return LawProfile(law, epsilon)(epsilon, 0.0)
+    return LawProfile(law)(epsilon, 0.0)
 
 
 def test_bunches_enclose_the_sum_by_one_transform():
