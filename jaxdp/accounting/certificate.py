@@ -49,6 +49,7 @@ from jaxdp.accounting.grid import (
     dominating_atoms,
     law_of_sum,
     log_moments,
+    low_frequencies,
     tilt,
 )
 from jaxdp.accounting.pairs import Pair, bracket_decreasing
@@ -62,6 +63,7 @@ _COARSE_TOLERANCE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE_INTERVAL = 3e-2  # relative: the width from which on moments alone may do better
 _CAP_FACTORS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
+_CELLS_OF_SUMS = 1 << 12  # in which sums beside one large loss are taken together
 _MANY_POINTS = 1 << 18  # points beyond which small losses are tried on a grid of their own
 
 
@@ -162,7 +164,8 @@ def _refine(
             return lower, upper
         # The width falls about as the tolerance does: by what is missing, within [5, 256].
         before = width
-        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)
+        # A grid is two times finer at a quarter.
+        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.25)
 
 
 @dataclass(eq=False)
@@ -337,45 +340,72 @@ class Direction:
 
 
 class _SingleLargeLoss:
-    """One step of a kind above its cap, beside the sum of all others below theirs."""
+    """One step of a kind above its cap, beside the sum of all others below theirs.
+
+    D, the profile of the large loss, is convex in e^-sum. So the sums in a cell count above as two
+    at its ends, with the same mean of e^-sum, and below by the tangent of D at the cell's middle
+    (docs/proofs/certificate.md, Theorem 12).
+    """
 
     def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
-        self._law = others
-        self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
-        # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
-        # together weigh no more than rounding may.
-        live = self._law.weight > max(self._law.error / math.sqrt(others.loss.size), 1e-25)
-        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(others.loss.size)
-        ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
-        self._inexact = 1e-15 * self._law.reach + pair.slack(ends)
-        self._missed = (self._law.alias + rare) * math.exp(self._law.log_scale)
-        self._loss, self._weight = self._law.loss[live], self._law.weight[live]
+        self._law, self._pair, self._count, self._sign, self._atom = others, pair, count, sign, atom
+        self._points = max(others.size // _CELLS_OF_SUMS, 1)
+        first, self._total, gain, self._doubt = others.cells(self._points)
+        ends = np.asarray([atom.top, max(others.last, atom.top)])
+        self._inexact = 1e-15 * others.reach + pair.slack(ends)
+        # e^-sum falls from 1 to ``fall`` less in a cell, relative to its first sum.
+        if sign > 0:
+            reach = self._points * others.width
+            self._sums = np.append(first, first[-1] + reach)
+            self._up = gain / -math.expm1(-reach)
+        else:
+            middle = -math.log1p(0.5 * math.expm1(-(self._points - 1) * others.width))
+            self._sums = first + middle
+            self._up = self._total * math.expm1(middle) - math.exp(middle) * gain
+        self._steep = 1 / -math.expm1(-self._points * others.width) if self._points > 1 else 0.0
 
     def __call__(self, epsilon: float) -> float:
         """Certified count * E[D(epsilon - sum of the others)], D the large losses' profile."""
         # D at epsilon less the sum of the others: below the cap every large loss is above it.
         p, q = self._atom.over
-        at = epsilon - self._loss
-        payoff = np.maximum(p - np.exp(np.minimum(at, 700.0)) * q, 0.0)
+        at = epsilon - self._sums
+        grown = np.exp(np.minimum(at, 700.0))
+        second = grown * q
+        payoff = np.maximum(p - second, 0.0)
         beyond = np.flatnonzero(at > self._atom.top)
         if beyond.size:
-            first, second = self._pair.tails(at[beyond])
+            far, other = self._pair.tails(at[beyond])
             r = 2 * self._pair.rounding * self._sign
-            grown = np.exp(np.minimum(at[beyond], 700.0))
             with np.errstate(over="ignore", invalid="ignore"):
-                far = first * (1 + r) - np.where(second > 0, grown * second, 0.0) * (1 - r)
+                second[beyond] = np.where(other > 0, grown[beyond] * other, 0.0)
+                far = far * (1 + r) - second[beyond] * (1 - r)
             if self._sign > 0:
                 # A cut that rounding moved is not the best one.
                 far = np.nan_to_num(far, nan=p) + p * self._inexact
             payoff[beyond] = np.clip(np.nan_to_num(far), 0.0, p)
         # Rounding of the difference, with the exponent's.
-        slack = 4e-16 * (2 + np.abs(at)) * (p + np.exp(np.minimum(at, 700.0)) * q)
+        slack = 4e-16 * (2 + np.abs(at)) * (p + grown * q)
         payoff = np.clip(payoff + self._sign * np.minimum(slack, p), 0.0, p)
         if self._sign < 0:
+            # The slope of the tangent is minus the second law's tail.
             payoff[at > 700] = 0.0
-        value, error = self._law.mean(self._weight, payoff)
-        error += self._missed * p
-        end = value + self._sign * error
+            slope = np.where(payoff > 0, np.minimum(np.nan_to_num(second), p), 0.0)
+            value = float(self._total @ payoff) - float(self._up @ slope)
+            turned = float(np.abs(self._up) @ slope)
+            size = float(np.abs(self._total) @ payoff) + turned * (1 + 4e14 * self._pair.rounding)
+            size += 0.1 * self._law.reach * float(np.abs(self._total) @ slope)
+            steep = float(np.linalg.norm(slope))
+        else:
+            rise = np.diff(payoff)
+            value = float(self._total @ payoff[:-1]) + float(self._up @ rise)
+            size = float(np.abs(self._total) @ payoff[1:])
+            steep = self._steep * float(np.linalg.norm(rise))
+        # Of all sums, no one pays more than the first of the next cell.
+        norm = math.sqrt(float(payoff @ payoff) + p * p)
+        law = self._law
+        error = law.inexact * math.sqrt(self._points) * norm + self._doubt * (norm + steep)
+        error += (2 * law.relative + 1e-14 + 4e-16 * self._total.size) * size + law.alias * p
+        end = (value + self._sign * error) * math.exp(law.log_scale)
         # The largest losses weigh p and no less than nothing, whatever is not a number.
         if self._sign > 0:
             return self._count * (end if end < p else p)
@@ -396,6 +426,7 @@ def _bracket_crossing(
         Unresolved: the end is not a number, or stays above 1.
     """
 
+    @functools.cache
     def excess(epsilon: float) -> float:
         """log of the end of delta over its target; decreasing."""
         value = delta(epsilon)
@@ -473,11 +504,16 @@ def choose_plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
     if epsilon < 1e-9 or log_delta > -3 or short:
         return found
+    largest = found.caps
     for factor in _CAP_FACTORS:
+        if all(factor * epsilon >= high for high in largest):
+            continue
+        # The lower a cap, the more losses are above it: no lower one is better than too low a one.
+        if not _saddle_point(kinds, epsilon, log_delta, factor)[-1] < found.chernoff + 2:
+            break
         other = plan_with_cap(kinds, epsilon, log_delta, factor)
         shorter = other.last - other.first <= 0.5 * (found.last - found.first)
-        clearer = other.chernoff < found.chernoff - 2
-        if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
+        if not other.split or not (shorter or other.chernoff < found.chernoff - 2):
             continue
         # What two steps above the cap may add beyond their P - e^epsilon Q must be little.
         spans = list(zip(other.lows, other.caps, strict=True))
@@ -737,6 +773,13 @@ def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
     width = plan.lattice / count if count else width
     best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
     if plan.lattice > width or size < 1 << 14:
+        return best
+    # Where few frequencies matter, a fine grid costs no more than its atoms.
+    kinds = [
+        (np.rint(a.index * (plan.grid / width)).astype(int), tilt(a, plan.c * plan.grid)[0], n)
+        for a, n in plan.atoms
+    ]
+    if needed <= SIZES[1] and low_frequencies(kinds, size):
         return best
     other = _bunched_layout(plan, True, 0.25 * tolerance)
     best = other if other and other.points < 0.6 * best.points else best

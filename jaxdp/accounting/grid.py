@@ -334,7 +334,9 @@ def log_moments(atoms: AtomCounts, width: float, orders: Array) -> Array:
         exponent = orders[:, None] * (width * atom.index) + log_mass
         peak = exponent.max(axis=1)
         total += n * (orders * atom.offset + peak)
-        total += n * np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
+        # Subnormal numbers are slow: no term is less than e^-700 of the largest.
+        terms = np.exp(np.maximum(exponent - peak[:, None], -700.0))
+        total += n * np.log(terms.sum(axis=1))
     return total
 
 
@@ -402,7 +404,7 @@ class Law:
             tilted.append((atom.index, law, n))
         # Only frequencies at which the product is not negligible are kept. Where a bound says that
         # those are few and the lowest, they are computed one by one.
-        few = _low_frequencies(tilted, size)
+        few = low_frequencies(tilted, size)
         live = np.arange(few or size // 2 + 1)
         logs, turned = np.zeros(live.size, dtype=complex), np.zeros(live.size)
         lines: list[tuple[int, Array, Array, float, float]] = []
@@ -455,12 +457,34 @@ class Law:
         weight = np.fft.irfft(self.values, self.size)
         return np.maximum(np.roll(weight, -(self.start % self.size)), 0.0)
 
-    def mean(self, weight: Array, payoff: Array) -> tuple[float, float]:
-        """(sum of weights times payoffs, its rounding error) of an untilted law."""
-        value = float(weight @ payoff)
-        error = self.error * math.sqrt(float(payoff @ payoff))
-        scale = math.exp(self.log_scale)
-        return value * scale, (error + (self.relative + 4 * _U * 20) * value) * scale
+    def cells(self, points: int) -> tuple[Array, Array, Array, float]:
+        """Sums over runs of ``points`` losses, a divisor of ``size``, without the tilt's scale.
+
+        Returns:
+            The first loss of each, [size/points]; the sums of weights; those of weights times
+            1 - e^-(loss - first); a bound on the l2 error that the last two add to ``inexact``.
+        """
+        count, k = self.size // points, np.arange(self.values.size)
+        turn = 2j * math.pi / self.size * k
+        # Geometric series, in a window that begins at its first loss.
+        moved = np.exp(2j * math.pi / self.size * (self.start % self.size * k % self.size))
+        moved *= self.values * np.where((k == 0) | (2 * k == self.size), 1.0, 2.0) / points
+        bottom = np.where(k == 0, 1.0, np.expm1(turn))
+        total = np.where(k == 0, points, np.expm1(points * turn) / bottom)
+        least = turn - self.width
+        second = np.expm1(points * least) / np.expm1(least) if points > 1 else total
+        found = []
+        for terms in (moved * total, moved * (total - second)):
+            # Frequencies that agree on the coarse points.
+            folded = np.pad(terms, (0, -k.size % count)).reshape(-1, count).sum(axis=0)
+            found.append(np.fft.ifft(folded).real)
+        weight, gain = found
+        first = self.offset + self.width * (self.start + points * np.arange(count))
+        # A few roundings of every term and those of the transform, by Parseval; a fold of r
+        # frequencies grows no norm by more than the root of r.
+        norm = points * float(np.linalg.norm(moved)) * math.sqrt(-(-k.size // count) / count)
+        doubt = (2 * self._transform + 200 * _U) * norm
+        return first, weight, gain, doubt
 
 
 _Tilted = Sequence[tuple[NDArray[np.int64], Array, int]]  # indices, a law on them, and how many
@@ -468,7 +492,7 @@ _FEW = 1 << 10  # frequencies that are computed one by one at most
 _BLOCK = 128  # terms of a sum
 
 
-def _low_frequencies(kinds: _Tilted, size: int) -> int:
+def low_frequencies(kinds: _Tilted, size: int) -> int:
     """A number of lowest frequencies beyond which the product is below e^-70; 0 if not few.
 
     Between two frequencies of a coarse transform |E e^(i y index)| rises by no more than the
@@ -478,7 +502,7 @@ def _low_frequencies(kinds: _Tilted, size: int) -> int:
     for index, law, _ in kinds:
         center = float(law @ index)
         spread.append(float(law @ np.abs(index - center)) * (1 + 1e-9))
-    points = 1 << min(max(math.ceil(math.log2(math.pi * max(spread) / 0.02 + 1)), 9), 30)
+    points = 1 << min(max(math.ceil(math.log2(math.pi * max(spread, default=0.0) / 0.02 + 1)), 9), 30)
     if 2 * points > size:
         return 0
     total: Array = np.zeros(points // 2 + 1)
@@ -499,20 +523,21 @@ def _transform_at(
     are a product of two matrices; every E_a keeps its digits where the angle is tiny.
     """
     angle = index * (2 * math.pi / size)
-    half = 0.5 * angle
-    one = -2 * np.sin(half) * (np.sin(half) + 1j * np.cos(half))
-    width = math.isqrt(count - 1) + 1
-    fine = _powers(one, width + 1)
-    coarse = _powers(fine[-1], -(-count // width))
-    fine, weighed = fine[:-1], coarse * law
-    # Sums of a block of terms, then of blocks: their rounding grows with either number.
-    pad = ((0, 0), (0, -index.size % _BLOCK))
-    left, right = (
-        np.pad(part, pad).reshape(part.shape[0], -1, _BLOCK).swapaxes(0, 1)
-        for part in (weighed, fine)
-    )
-    sums = (left @ right.swapaxes(1, 2)).sum(axis=0)
-    sums += weighed.sum(axis=1)[:, None] + (fine * law).sum(axis=1)
+    columns = math.isqrt(count - 1) + 1
+    sums = np.zeros((-(-count // columns), columns), dtype=complex)
+    for i in range(0, angle.size, 32 * _BLOCK):
+        some = angle[i : i + 32 * _BLOCK]
+        # Sums of blocks of terms, then of those: their rounding grows with either number.
+        pad = 0, -some.size % _BLOCK
+        some, mass = np.pad(some, pad), np.pad(law[i : i + some.size], pad)
+        half = 0.5 * some
+        fine = _powers(-2 * np.sin(half) * (np.sin(half) + 1j * np.cos(half)), columns + 1)
+        coarse = mass * _powers(fine[-1], sums.shape[0])
+        fine = fine[:-1]
+        left, right = (v.reshape(len(v), -1, _BLOCK).swapaxes(0, 1) for v in (coarse, fine))
+        sums += (left @ right.swapaxes(1, 2)).sum(axis=0)
+        sums += left.sum(axis=2).sum(axis=0)[:, None]
+        sums += (right @ mass.reshape(-1, _BLOCK, 1))[:, :, 0].sum(axis=0)
     terms = 8 * _BLOCK + index.size / 32 + 16 * math.log2(count + 1)
     doubt = np.arange(count) * (_U * terms * float(law @ np.abs(angle)))
     return sums.ravel()[:count], doubt
@@ -599,7 +624,7 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
     peak = float(exponent.max(initial=-math.inf))
     if not math.isfinite(peak):
         raise Unresolved("no loss on the grid, or one beyond all digits")
-    law = np.exp(exponent - peak)
+    law = np.exp(np.maximum(exponent - peak, -700.0))
     total = math.fsum(law)
     heavy = exponent >= peak - 50
     largest = float((np.abs(log_mass) + rate * np.abs(atom.index))[heavy].max())
