@@ -318,7 +318,7 @@ class Direction:
             q_above = [(float(p.tails(np.asarray([low]))[1][0]), n) for (p, n), low in ends]
             missing = sum(n * (1 - q) for q, n in q_above)
             second *= max(1 - missing, 0.0)
-            groups = parts.groups()
+            short_of = shortfall(parts.groups())
 
         def split(at: float) -> float:
             """Delta's end at epsilon: no loss above a cap, one, and several, added up."""
@@ -330,7 +330,7 @@ class Direction:
             # epsilon by; never more than the event's whole probability.
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
-                short = math.exp(shortfall(groups, at))
+                short = math.exp(short_of(at))
                 several = min(max(several, 0.0) + both * short, both + error_p)
             elif at > 700:
                 several = 0.0
@@ -519,7 +519,7 @@ def choose_plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
         spans = list(zip(other.lows, other.caps, strict=True))
         atoms, width = _coarse_atoms(kinds, epsilon, spans, other.caps)
         both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
-        several = math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
+        several = math.log(both + 1e-320) + shortfall([(atoms, width)])(epsilon)
         if several - log_delta < -12:
             found = other
     return found
@@ -647,22 +647,23 @@ def plan_with_cap(kinds: Kinds, epsilon: float, log_delta: float, factor: float)
     )
 
 
-def shortfall(groups: Sequence[tuple[AtomCounts, float]], epsilon: float) -> float:
+def shortfall(groups: Sequence[tuple[AtomCounts, float]]) -> Callable[[float], float]:
     """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
 
     Chernoff's, as in ``_saddle_point``, of the steps below it. How many these are is not known, so
     that only what raises a moment is counted. At most 0 is of use: then the event's probability
-    bounds what it adds. Groups are of atoms and the widths of their grids.
+    bounds what it adds. Groups are of atoms and the widths of their grids; the bound is a function
+    of epsilon.
     """
     tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
     if not tops or min(tops) < 0:
-        return -math.inf if not tops else 0.0
+        return lambda epsilon: 0.0 if tops else -math.inf
     b = np.geomspace(1e-3, 1e9, 49)
-    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops) - epsilon)
+    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops))
     for atom, n, width in ((a, n, width) for atoms, width in groups for a, n in atoms):
         one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
         bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
-    return min(float(np.nanmin(bound)) + 1e-3, 0.0)
+    return lambda epsilon: min(float(np.nanmin(bound + (1 + b) * epsilon)) + 1e-3, 0.0)
 
 
 class DiscretizedComposition:

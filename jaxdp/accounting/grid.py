@@ -488,7 +488,7 @@ class Law:
 
 
 _Tilted = Sequence[tuple[NDArray[np.int64], Array, int]]  # indices, a law on them, and how many
-_FEW = 1 << 10  # frequencies that are computed one by one at most
+_FEW = 1 << 12  # frequencies that are computed one by one at most
 _BLOCK = 128  # terms of a sum
 
 
