@@ -502,7 +502,9 @@ def low_frequencies(kinds: _Tilted, size: int) -> int:
     for index, law, _ in kinds:
         center = float(law @ index)
         spread.append(float(law @ np.abs(index - center)) * (1 + 1e-9))
-    points = 1 << min(max(math.ceil(math.log2(math.pi * max(spread, default=0.0) / 0.02 + 1)), 9), 30)
+    points = 1 << min(
+        max(math.ceil(math.log2(math.pi * max(spread, default=0.0) / 0.02 + 1)), 9), 30
+    )
     if 2 * points > size:
         return 0
     total: Array = np.zeros(points // 2 + 1)
