@@ -58,6 +58,7 @@ from jaxdp.accounting.tails import Kinds
 Intervals = tuple[tuple[float, float], ...]
 
 SIZES = (1 << 12, 1 << 21)
+_FINEST = 1 << 24  # points of a grid on which few frequencies matter
 GIVEN_UP = 1e-3  # of the tolerance, in delta: what a lower end may give up
 _COARSE_TOLERANCE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE_INTERVAL = 3e-2  # relative: the width from which on moments alone may do better
@@ -139,7 +140,7 @@ def _refine(
     lower, before = 0.0, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
-    tolerance, stalled = 0.7 * goal, 0
+    tolerance, stalled = 0.175 * goal, 0
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint or before == math.inf:
@@ -776,12 +777,14 @@ def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
     if plan.lattice > width or size < 1 << 14:
         return best
     # Where few frequencies matter, a fine grid costs no more than its atoms.
+    finer = max(size, 1 << math.ceil(math.log2(needed))) if needed < _FINEST else size
+    rate = plan.c * plan.grid
     kinds = [
-        (np.rint(a.index * (plan.grid / width)).astype(int), tilt(a, plan.c * plan.grid)[0], n)
+        (np.rint(a.index * (plan.grid * finer / reach)).astype(int), tilt(a, rate)[0], n)
         for a, n in plan.atoms
     ]
-    if needed <= SIZES[1] and low_frequencies(kinds, size):
-        return best
+    if needed < _FINEST and low_frequencies(kinds, finer):
+        return best if finer == size else Layout((reach / finer,), 1, finer, finer)
     other = _bunched_layout(plan, True, 0.25 * tolerance)
     best = other if other and other.points < 0.6 * best.points else best
     if best.points > _MANY_POINTS:
