@@ -473,13 +473,12 @@ class Law:
         total = np.where(k == 0, points, np.expm1(points * turn) / bottom)
         least = turn - self.width
         second = np.expm1(points * least) / np.expm1(least) if points > 1 else total
-        found = []
-        for terms in (moved * total, moved * (total - second)):
-            # Frequencies that agree on the coarse points.
-            folded = np.pad(terms, (0, -k.size % count)).reshape(-1, count).sum(axis=0)
-            found.append(np.fft.ifft(folded).real)
-        weight, gain = found
-        first = self.offset + self.width * (self.start + points * np.arange(count))
+        # Frequencies that agree on the coarse points are added up.
+        terms = np.pad(moved * np.asarray([total, total - second]), ((0, 0), (0, -k.size % count)))
+        weight, gain = np.fft.ifft(terms.reshape(2, -1, count).sum(axis=1)).real
+        first = self.offset + self.width * (
+            self.start + points * np.arange(count, dtype=np.float64)
+        )
         # A few roundings of every term and those of the transform, by Parseval; a fold of r
         # frequencies grows no norm by more than the root of r.
         norm = points * float(np.linalg.norm(moved)) * math.sqrt(-(-k.size // count) / count)
@@ -541,8 +540,8 @@ def _transform_at(
         sums += left.sum(axis=2).sum(axis=0)[:, None]
         sums += (right @ mass.reshape(-1, _BLOCK, 1))[:, :, 0].sum(axis=0)
     terms = 8 * _BLOCK + index.size / 32 + 16 * math.log2(count + 1)
-    doubt = np.arange(count) * (_U * terms * float(law @ np.abs(angle)))
-    return sums.ravel()[:count], doubt
+    doubt = np.arange(count, dtype=np.float64) * (_U * terms * float(law @ np.abs(angle)))
+    return np.asarray(sums.ravel()[:count], complex), doubt
 
 
 def _powers(one: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
