@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from benchmarks import gpu, gpu_page, gpu_pieces
@@ -39,6 +40,13 @@ STORED = {
         }
     },
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    """Networks are written as their authors write them, without this suite's strictness."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def test_the_page_shows_what_is_stored_and_names_what_is_not():

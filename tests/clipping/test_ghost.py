@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp.clipping.ghost import leaves
+from jaxdp.clipping.ghost import plan as plans
 from jaxdp.clipping.ghost.leaves import Arrays
 from tests.clipping import layers
 from tests.clipping.architectures import ARCHITECTURES, ROWS, jit, opened
@@ -228,6 +229,37 @@ def test_of_thin_matrices_in_a_loop_no_factors_are_held():
     assert plan["a"].reason == "a loop's, 192 against 2,592 bytes"
 
 
+def test_of_checkpoints_so_many_rows_are_worked_on_together_as_their_memory_allows(monkeypatch):
+    params = {"w": jnp.linspace(-1.0, 1.0, 3 * 64).reshape(3, 8, 8), "b": jnp.ones((3, 8))}
+    batch, rule = jax.random.normal(jax.random.key(0), (12, 20, 8)), jaxdp.clip(0.1)
+    noisy = lambda x, p, key: jnp.sin(x @ p["w"] + p["b"][None]) + jax.random.normal(key)  # noqa: E731
+
+    def loss_fn(params, x, rng):
+        step = lambda x, p: (jax.checkpoint(noisy)(x, p, rng), None)  # noqa: E731
+        return jax.lax.scan(step, x, params)[0].sum()
+
+    def sum_and_norms(**options):
+        grad_fn = jaxdp.clipped_grad(loss_fn, rule, **options)
+        run = opened(grad_fn)
+        summed, info = run(params, batch, None, jax.random.key(1))
+        alone, _ = run(params, batch, jnp.arange(12) == 7, jax.random.key(1))
+        assert AIM * 0.0999 <= norm64(alone) <= 0.1
+        return summed, info, str(grad_fn.plan(params, batch)).splitlines()[0]
+
+    whole, by_all, plan = sum_and_norms()
+    assert (by_all.plan.together, plan) == (12, "Of every example:")
+    monkeypatch.setattr(plans, "_MANY_BYTES", 0)
+    for positions, few in ((1, 6), (240, 12)):
+        monkeypatch.setattr(plans, "_POSITIONS", positions)
+        found, by_few, plan = sum_and_norms()
+        assert by_few.plan.together == few
+        assert ("checkpoints ask for memory" in plan) == (few < 12)
+        np.testing.assert_allclose(by_few.norms, by_all.norms, rtol=1e-5)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), found, whole)
+    monkeypatch.setattr(plans, "_POSITIONS", 1)
+    assert sum_and_norms(microbatch_size=12)[1].plan.together == 12  # as asked
+
+
 BFLOAT16 = [("tied", "ghost"), ("convolutions", "ghost"), ("convolutions", "vmap")]
 
 
@@ -309,3 +341,97 @@ def test_norms_and_clipped_sums_are_those_of_float64(start):
     assert {leaf.dtype for leaf in jax.tree.leaves(true.grads)} == {np.dtype(np.float64)}
     run = opened(jaxdp.clipped_grad(loss_fn, true.half(), "ghost"))
     agrees(run, true, true.half(), params, batch)
+
+
+# Lookups: merged by sorting, and what is measured is what is added. ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "records", "positions"),
+    [(7, 5, 1), (7, 5, 9), (1, 3, 6), (40, 32, 33), (2**28, 3, 40), (2**30, 4, 9)],
+)
+def test_each_row_is_there_once_and_its_cotangents_are_added_in_their_order(
+    size, records, positions
+):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, min(size, 12) + 1, (records, positions)).astype(np.int32)
+    rows = np.where(rows == min(size, 12), size, rows)
+    grads = rng.normal(size=(*rows.shape, 2)).astype(np.float32)
+    grads[rows == size] = np.nan  # of what has no row
+    merged = jax.jit(functools.partial(leaves.merge_lookups, size=size))
+    for row, grad, found, sums in zip(
+        rows, grads, *map(np.asarray, merged(rows, grads)), strict=True
+    ):
+        wanted = dict.fromkeys(row[row < size].tolist(), np.zeros(2, np.float32))
+        for at, one in zip(row.tolist(), grad, strict=True):
+            if at < size:
+                wanted[at] = wanted[at] + one
+        used = found[found < size].tolist()
+        assert len(used) == len(wanted)
+        assert not np.any(sums[found == size])
+        for at, one in zip(used, sums[found < size], strict=True):
+            np.testing.assert_array_equal(one, wanted[at])
+
+
+TABLE_ROWS, TEXT = 9, 48
+
+
+def texts(mode):
+    """Losses that look ids up, by a mode of JAX; a factor of each position."""
+
+    def loss_fn(p, e):
+        ids, factors = e
+        return jnp.sum(p["w"].at[ids].get(mode=mode, fill_value=0.0) * factors)
+
+    return loss_fn
+
+
+def adversaries():
+    """Ids [m, t] and factors [m, t, q]: equal, unlike, out of range; cancelling, huge, tiny."""
+    rng = np.random.default_rng(3)
+    ids = np.stack([
+        np.zeros(TEXT), np.arange(TEXT) % TABLE_ROWS, np.arange(TEXT) - 20,
+        *rng.integers(-30, 30, (13, TEXT)),
+    ]).astype(np.int32)  # fmt: skip
+    factors = rng.normal(size=(len(ids), TEXT, 3)).astype(np.float32)
+    factors[3:6, 1::2] = -factors[3:6, ::2] * np.float32(1 + 1e-6)
+    factors[6:8] *= np.float32(1e15)
+    factors[8:10] *= np.float32(1e-15)
+    factors[10, 0] = 1e18
+    factors[11] = np.nan
+    return ids, factors
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+def test_no_text_adds_more_than_the_bound_and_its_norm_is_that_of_float64(mode):
+    ids, factors = adversaries()
+    if mode == "promise_in_bounds":
+        ids %= TABLE_ROWS
+    run = opened(jaxdp.clipped_grad(texts(mode), jaxdp.normalize(1.0), "ghost"))
+    params = {"w": jnp.ones((TABLE_ROWS, 3))}
+    norms = run(params, (ids, factors))[1].norms
+    for at, (own, pull) in enumerate(zip(ids, factors.astype(np.float64), strict=True)):
+        own = np.where((own < 0) & (mode == "fill"), own + TABLE_ROWS, own)
+        own = np.where(own < 0, own + TABLE_ROWS, own) if mode == "clip" else own
+        own = np.clip(own, 0, TABLE_ROWS - 1) if mode == "clip" else own
+        inside = (own >= 0) & (own < TABLE_ROWS)
+        true = np.zeros((TABLE_ROWS, 3))
+        np.add.at(true, own[inside], pull[inside])
+        one = np.arange(len(ids)) == at
+        value = np.asarray(run(params, (ids, factors), one)[0]["w"])
+        if at == 11:
+            assert not np.any(value)
+            continue
+        assert norm64({"w": value}) <= 1.0
+        slack = 1e-5 * np.linalg.norm(np.abs(pull[inside]))
+        np.testing.assert_allclose(norms[at], np.linalg.norm(true), rtol=1e-5, atol=slack)
+
+
+def test_lookups_hold_nothing_that_is_quadratic_in_the_text():
+    def loss_fn(p, ids):
+        return jnp.sum(jnp.sin(p["w"][ids]))
+
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "ghost")
+    ids = jnp.zeros((16, 512), jnp.int32)
+    run = jit(lambda p, x: grad_fn(p, x, "all").value).lower({"w": jnp.zeros((50, 2))}, ids)
+    assert run.compile().memory_analysis().temp_size_in_bytes < 16 * 512 * 64
