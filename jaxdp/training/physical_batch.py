@@ -76,7 +76,7 @@ def default_rows(mechanism: Mechanism, source: Source) -> int:
 
 
 class Work(NamedTuple):
-    """What the loss of one example takes, from its trace."""
+    """The work of one example's loss, from its trace."""
 
     operations: float = 0.0  # multiplications of a forward pass, as ``operations_of`` counts them
     numbers: float = 0.0  # that its gradient holds at most, as ``numbers_of`` counts them
