@@ -1,324 +1,197 @@
 """Correctness, speed and memory on whatever device JAX finds: `python -m benchmarks.gpu`.
 
-Written for the first hour on an accelerator: pieces in the order of what they tell, each in a
-process of its own, each recorded when it ends. The command ends within ``--minutes`` (8); run
-again, it does what is left. A piece that runs out of memory, or of time though it had half of the
-minutes, says so in its place; ``--again`` tries those once more. Sizes are smaller on a CPU, where
-this checks the program.
+Pieces in the order of what they tell. Every figure is written as it comes, every piece printed, and
+the command ends within ``--minutes`` (8); run again, it does what is left. A piece that fails, runs
+out of memory, or of time though it had half of the minutes, says so in its place; ``--again`` tries
+those once more. jax_privacy and Opacus take part where they are installed. On a CPU the networks
+are tiny, which checks the program. ``--page`` writes docs/gpu.md from what is stored.
 
+    step X       a whole step of network X by `jaxdp.Trainer` beside an optax loop
+    gradient X   its clipped gradient beside the ordinary one, the vmap engine's and jax_privacy's:
+                 time, temporary memory as XLA plans it, seconds to trace and to compile
+    opacus X     ordinary and clipped gradients of the network in torch
+    peak X       the most memory that was in use during ordinary and clipped gradient
+    noise        the law of both noises, and whether the CPU makes the same for a key
     bound        can one record add more than it may? Each record's clipped gradient, float64 norm
-    noise        is the noise for a key the same as on the CPU, and of deviation 1?
-    exact X      clipped sum and norms of network X against the vmap engine on the CPU
-    gradient X   time of the clipped gradient of network X beside the ordinary one
-    step X       time of a whole step by `jaxdp.Trainer` beside an optax loop, and memory
-    memory X     temporary memory that XLA plans for, beside the ordinary gradient's
+    exact X      clipped sum and norms of network X against the vmap engine in float32
+    largest X    the largest batch of one gradient, and its speed
+    precision X  gradients in float32 and bfloat16, where the others are as the device likes it
 """
 
 import argparse
-import functools
+import importlib
 import json
+import os
 import platform
-import statistics
+import queue
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NETWORKS = ("cnn", "gpt2", "mlp", "wrn", "transformer")
-PIECES = (
-    "bound",
-    "noise",
-    *(f"{kind} {name}" for name in NETWORKS for kind in ("exact", "gradient", "step", "memory")),
+NETWORKS = ("cnn", "gpt2", "wrn", "vit", "gpt2-lora", "smollm2-lora")
+KINDS = ("step", "gradient", "opacus", "peak", None, "exact", "largest", "precision")
+PIECES = tuple(
+    piece
+    for kind in KINDS
+    for piece in ([f"{kind} {name}" for name in NETWORKS] if kind else ["noise", "bound"])
 )
-CLIP = 0.1
+CUT = "cut off by the end: run it again"
+LATE = "not done in its time"
 
 
-def made(name: str, records: int | None = None) -> Any:
-    """(params, loss of one example, batch or ``records`` records) at the device's size."""
-    import jax
-
-    from benchmarks import networks, networks_large
-
-    small = jax.default_backend() == "cpu"
-    short = {"length": 32, "vocabulary": 1_000, "width": 64, "layers": 2, "heads": 4}
-    make, batch = {
-        "cnn": (networks.cnn, 64 if small else 2_048),
-        "mlp": (networks.mlp, 64 if small else 4_096),
-        "transformer": (networks.language_model, 8 if small else 256),
-        "wrn": (networks.wide_resnet, 2 if small else 256),
-        "gpt2": (
-            functools.partial(networks_large.gpt, **(short if small else {})),
-            4 if small else 32,
-        ),
-    }[name]
-    return batch, make(batch if records is None else records)
+def process_of(piece: str) -> str:
+    """Pieces with the same answer share a process: two frameworks would share a device's memory."""
+    kind = piece.split()[0]
+    return "torch" if kind == "opacus" else piece if kind == "peak" else "jax"
 
 
-def bound() -> dict[str, Any]:
-    """The largest float64 norm of one record's clipped gradient, over what one record may add."""
-    import jax
-    import numpy as np
+class Worker:
+    """A process that imports at once, and measures pieces one after another as they are asked."""
 
-    import jaxdp
-
-    found = {}
-    for name in ("cnn", "mlp", "transformer"):
-        _, (params, loss_fn, batch) = made(name, 16)
-        for engine in ("ghost", "vmap"):
-            grad_fn = jaxdp.clipped_grad(
-                lambda p, b, f=loss_fn: 1e3 * f(p, b), jaxdp.clip(CLIP), engine
-            )
-            one = jax.jit(lambda p, b, m, g=grad_fn: _value(g(p, b, m)))
-            worst = 0.0
-            for record in range(16):
-                value, l2 = one(params, batch, np.arange(16) == record)
-                worst = max(worst, _norm(jax.tree.leaves(value)) / float(l2))
-            found[f"{name}, {engine}"] = worst
-    return {"norm over l2": found, "held": max(found.values()) <= 1.0}
-
-
-def noise() -> dict[str, Any]:
-    """The noise for one key on this device against the CPU's, and its deviation."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from jaxdp.noise import normals
-
-    words = np.asarray([7, 11], np.uint32)
-    make = jax.jit(
-        lambda w: normals.add_normals([jnp.zeros((1_000, 1_000)), jnp.zeros(33)], 1.0, w)
-    )
-    here = [np.asarray(leaf) for leaf in make(words)]
-    cpu = _cpu()
-    found = {"deviation": float(np.std(here[0], dtype=np.float64))}
-    if cpu is None:
-        return {**found, "beside the CPU": "no CPU backend in this process"}
-    with jax.default_device(cpu):
-        there = [np.asarray(leaf) for leaf in make(words)]
-    steps = [
-        np.abs(a.view(np.int32).astype(np.int64) - b.view(np.int32)).max()
-        for a, b in zip(here, there, strict=True)
-    ]
-    same = [float(np.mean(a == b)) for a, b in zip(here, there, strict=True)]
-    return {**found, "largest difference, float32 steps": int(max(steps)), "equal": min(same)}
-
-
-def exact(name: str) -> dict[str, Any]:
-    """Largest relative errors of norms and sum against the vmap engine on the CPU."""
-    import jax
-    import numpy as np
-
-    import jaxdp
-
-    _, (params, loss_fn, batch) = made(name, 4)
-    # GPT-2's gradients of four records, on a CPU: minutes, for nothing that smaller ones hide.
-    cpu = None if name == "gpt2" and jax.default_backend() != "cpu" else _cpu()
-    reference = _sum_and_norms(jaxdp.clipped_grad(loss_fn, jaxdp.clip(CLIP), "vmap"))
-    with jax.default_device(cpu):
-        total, norms = reference(*jax.device_put((params, batch), cpu))
-    found: dict[str, Any] = {"reference": f"vmap, {'same device' if cpu is None else 'CPU'}"}
-    for engine in ("auto", "ghost", "vmap"):
-        other, again = _sum_and_norms(jaxdp.clipped_grad(loss_fn, jaxdp.clip(CLIP), engine))(
-            params, batch
-        )
-        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(total)]
-        gap = [a - b for a, b in zip(jax.tree.leaves(other), leaves, strict=True)]
-        found[engine] = {
-            "norms": float(np.max(np.abs(np.asarray(again, np.float64) / norms - 1.0))),
-            "sum": _norm(gap) / _norm(leaves),
+    def __init__(self, kind: str, cache: str):
+        environment = {
+            # A user's default is 75 % of the memory; the largest batch is that of the device.
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
+            # Programs of earlier pieces; what is timed is compiled for the first time.
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
         }
-    return found
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu", "--work", kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+        )  # fmt: skip
+        self.told: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
 
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.told.put(line)
+        self.told.put(None)
 
-def gradient(name: str) -> dict[str, Any]:
-    """Milliseconds of the ordinary and the clipped gradients of a batch, run in turn."""
-    import jax
-
-    from benchmarks import gradients
-
-    batch, (params, loss_fn, data) = made(name)
-    contenders = {
-        "jax, ordinary": lambda: ordinary(params, data),
-        "jaxdp, auto": lambda: auto(params, data),
-    }
-    ordinary, auto = gradients.mean_gradient(loss_fn), gradients.clipped(loss_fn)
-    contenders.update(
-        {label: lambda run=run: run(params, data) for label, run in _others(name, loss_fn)}
-    )
-    found, failed = {}, {}
-    for label, run in contenders.items():
+    def figures(self, piece: str, end: float) -> Iterator[dict[str, Any]]:
+        """The figures of a piece as they come: {"found": ...}, at last {"done": why it failed}."""
         try:
-            jax.block_until_ready(run())
-        except Exception as error:  # out of memory: that is the figure
-            failed[label] = str(error).splitlines()[0][:200]
-    rounds = 5 if jax.default_backend() == "cpu" else 30
-    fit = {label: run for label, run in contenders.items() if label not in failed}
-    found = gradients.medians(fit, rounds)
-    base = found["jax, ordinary"]
-    return {
-        "batch": batch,
-        "milliseconds": found,
-        "over ordinary": {label: round(ms / base, 3) for label, ms in found.items()},
-        **({"failed": failed} if failed else {}),
-    }
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{piece}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its end is told below
+        while True:
+            try:
+                line = self.told.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                self.close()
+                yield {"done": LATE}
+                return
+            if line is None:
+                yield {"done": f"the process ended with {self.process.wait()}"}
+                return
+            if line.startswith("{"):
+                yield (found := json.loads(line))
+                if "done" in found:
+                    return
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def step(name: str) -> dict[str, Any]:
-    """Milliseconds of a whole private step by the front door, beside an optax loop, in turn."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import optax
-
-    import jaxdp
-
-    batch, (params, loss_fn, data) = made(name)
-    records, steps = 8 * batch, 5 if jax.default_backend() == "cpu" else 50
-    data = jax.tree.map(lambda x: jnp.tile(x, (8,) + (1,) * (x.ndim - 1)), data)
-    mechanism = jaxdp.dp_sgd(
-        noise_multiplier=1.0, l2_clip_norm=CLIP, batch_size=batch, dataset_size=records
-    )
-    trainer = jaxdp.Trainer(loss_fn, mechanism, optax.adam(1e-3), data)
-    state = trainer.init(params)
-
-    def private(state: Any, count: int) -> Any:
-        for drawn in trainer.batches(count):
-            state, _ = trainer.step(state, drawn)
-        return jax.block_until_ready(state)
-
-    state = private(state, 3)
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    tx = optax.adam(1e-3)
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def usual(params: Any, opt_state: Any, indices: Any) -> Any:
-        rows = jax.tree.map(lambda x: x[indices], data)
-        grad = jax.grad(lambda p: jax.vmap(loss_fn, (None, 0))(p, rows).mean())(params)
-        updates, opt_state = tx.update(grad, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    rng = np.random.default_rng(0)
-    pair = jax.tree.map(jnp.copy, params), tx.init(params)
-
-    def plain(pair: Any, count: int) -> Any:
-        for _ in range(count):
-            pair = usual(*pair, rng.integers(0, records, batch).astype(np.int32))
-        return jax.block_until_ready(pair)
-
-    pair = plain(pair, 3)
-    ours, theirs = [], []
-    for _ in range(5):
-        began = time.perf_counter()
-        state = private(state, steps)
-        middle = time.perf_counter()
-        pair = plain(pair, steps)
-        ours.append(middle - began)
-        theirs.append(time.perf_counter() - middle)
-    found = [1e3 * statistics.median(seconds) / steps for seconds in (ours, theirs)]
-    return {
-        "batch": batch,
-        "jaxdp.Trainer, ms": round(found[0], 3),
-        "optax loop, ms": round(found[1], 3),
-        "ratio": round(found[0] / found[1], 3),
-        "records a second": round(1e3 * batch / found[0]),
-        "peak MB of the private steps": None if peak is None else round(peak / 2**20, 1),
-    }
-
-
-def memory(name: str) -> dict[str, Any]:
-    """Megabytes of temporary memory that XLA plans for; nothing runs."""
-    from benchmarks import gradients
-
-    batch, (params, loss_fn, data) = made(name)
-    found: dict[str, Any] = {"batch": batch}
-    for label, fn in {
-        "ordinary": gradients.mean_gradient(loss_fn),
-        "auto": gradients.clipped(loss_fn),
-        "vmap": gradients.clipped(loss_fn, "vmap"),
-    }.items():
+def work(kind: str) -> None:
+    """What a worker does: a line of JSON for every figure, and one for the end of each piece."""
+    torch = kind == "torch"
+    importlib.import_module("benchmarks.networks_torch" if torch else "benchmarks.networks_gpu")
+    for line in sys.stdin:  # the imports above touch no device, what follows does
+        module = importlib.import_module(
+            "benchmarks.gpu_torch" if torch else "benchmarks.gpu_pieces"
+        )
+        why = None
         try:
-            found[label] = round(gradients.temporary(fn, params, data), 1)
+            for found in module.figures(line.strip()):
+                print(json.dumps({"found": found}), flush=True)
         except Exception as error:
-            found[label] = str(error).splitlines()[0][:200]
-    return found
+            first = (str(error).splitlines() or [""])[0]
+            why = f"{type(error).__name__}: {first}"[:300]
+        print(json.dumps({"done": why}), flush=True)
 
 
-def _others(name: str, loss_fn: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """The vmap engine, and jax_privacy where it is installed."""
-    import importlib.util
+class Workers:
+    """The process of each piece, and one that imports meanwhile for the piece after it."""
 
-    import jax
+    def __init__(self) -> None:
+        self.cache = tempfile.mkdtemp()
+        self.now: tuple[str, Worker] | None = None
+        self.next: tuple[str, Worker] | None = None
 
-    from benchmarks import gradients
+    def of(self, piece: str, later: list[str]) -> Worker:
+        """The worker of a piece; what follows it may need another one."""
+        wanted = process_of(piece)
+        if not self.now or self.now[0] != wanted or self.now[1].process.poll() is not None:
+            self._close(self.now)  # before another one takes the device's memory
+            kind = "torch" if wanted == "torch" else "jax"
+            ready, self.next = self.next, None
+            if not ready or ready[0] != kind:
+                self._close(ready)
+                ready = kind, Worker(kind, self.cache)
+            self.now = wanted, ready[1]
+        others = [process_of(after) for after in later if process_of(after) != wanted]
+        if others and not self.next:
+            kind = "torch" if others[0] == "torch" else "jax"
+            self.next = kind, Worker(kind, self.cache)
+        return self.now[1]
 
-    found = [("jaxdp, vmap", gradients.clipped(loss_fn, "vmap"))]
-    if importlib.util.find_spec("jax_privacy"):
-        import jax_privacy
+    def close(self) -> None:
+        self._close(self.now)
+        self._close(self.next)
+        shutil.rmtree(self.cache, ignore_errors=True)
 
-        fn = jax_privacy.clipped_grad(loss_fn, l2_clip_norm=CLIP, keep_batch_dim=False)
-        found.append(("jax_privacy", jax.jit(fn)))
-    return found
-
-
-def _norm(leaves: list[Any]) -> float:
-    """The Euclidean norm over arrays, in float64."""
-    import numpy as np
-
-    return float(np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in leaves)))
-
-
-def _value(summed: Any) -> Any:
-    return summed.value, summed.l2
-
-
-def _sum_and_norms(grad_fn: Any) -> Any:
-    import jax
-
-    def of(params: Any, batch: Any) -> Any:
-        summed, info = grad_fn.with_info(params, batch, "all")
-        return summed.value, info.norms
-
-    return jax.jit(of)
+    def _close(self, worker: tuple[str, Worker] | None) -> None:
+        if worker:
+            worker[1].close()
 
 
-def _cpu() -> Any:
-    import jax
+def measured(
+    pieces: list[str], rows: dict[str, Any], out: Path, workers: Workers, until: float, most: float
+) -> None:
+    """Adds the figures of these pieces to ``rows`` and to the file, one by one as they come.
 
-    try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:
-        return None
-
-
-def run(piece: str) -> dict[str, Any]:
-    """One piece, in this process."""
-    kind, _, name = piece.partition(" ")
-    if kind == "device":
-        import jax
-
-        import jaxdp
-
-        found = {"device": jax.devices()[0].device_kind, "count": len(jax.devices())}
-        return {**found, "jax": jax.__version__, "jaxdp": jaxdp.__version__}
-    parts = {"bound": bound, "noise": noise}
-    named = {"exact": exact, "gradient": gradient, "step": step, "memory": memory}
-    return parts[kind]() if kind in parts else named[kind](name)
-
-
-def _apart(piece: str, seconds: float) -> dict[str, Any]:
-    """One piece in a process of its own; {"unfinished": why} where it gives no figure."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--only", piece]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"unfinished": f"not done after {seconds:.0f} s", "timed out": True}
-    if done.returncode:
-        return {"unfinished": (done.stderr.strip().splitlines() or ["no word"])[-1][:300]}
-    return json.loads(done.stdout.splitlines()[-1])
+    Args:
+        pieces: in order.
+        rows: what is known.
+        out: the file.
+        workers: who measures.
+        until: when all ends, by the monotonic clock.
+        most: seconds of a piece.
+    """
+    for number, piece in enumerate(pieces):
+        began = time.monotonic()
+        if until - began < 5:
+            print(f"left: {', '.join(pieces[number:])}: run it again", flush=True)
+            return
+        worker = workers.of(piece, pieces[number + 1 :])
+        known = rows.pop(piece, {})
+        for line in worker.figures(piece, min(until, began + most)):
+            if "found" in line:
+                known = line["found"] | {"unfinished": CUT}
+            else:
+                known.pop("unfinished", None)
+                if why := line["done"]:
+                    cut = why == LATE and began + most > until
+                    known["unfinished"] = CUT if cut else why
+                known["seconds"] = round(time.monotonic() - began, 1)
+            rows[piece] = known
+            if "done" in line:
+                print(f"{piece}: {json.dumps(known)}", flush=True)
+            partial = out.with_suffix(".partial")  # never half a file
+            partial.write_text(json.dumps(rows, indent=1) + "\n")
+            partial.replace(out)
 
 
 def main() -> None:
@@ -329,42 +202,53 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--again", action="store_true", help="try unfinished pieces once more")
     parser.add_argument("--out", type=Path, help="results/gpu_DEVICE.json where it is not given")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--page", action="store_true", help="write docs/gpu.md; measure nothing")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.only:
-        print(json.dumps(run(given.only)))
-        return
+    if given.work:
+        return work(given.work)
+    if given.page:
+        from benchmarks import gpu_page
+
+        return gpu_page.write()
     if unknown := [piece for piece in given.pieces if piece not in PIECES]:
         parser.error(f"pieces must be among {', '.join(PIECES)}, got {unknown[0]!r}")
-    began = time.monotonic()
-    left = lambda: 60 * given.minutes - (time.monotonic() - began)  # noqa: E731
-    machine = {**_apart("device", left()), "processor": platform.machine()}
-    if "unfinished" in machine:
-        parser.error(f"no device: {machine['unfinished']}")
+    began, workers = time.monotonic(), Workers()
+    try:
+        run(given, parser, workers, began + 60 * given.minutes)
+    finally:
+        workers.close()
+
+
+def run(
+    given: argparse.Namespace, parser: argparse.ArgumentParser, workers: Workers, until: float
+) -> None:
+    """Measures what is asked for, or what is left."""
+    told = list(workers.of("device", []).figures("device", until))
+    if why := told[-1]["done"]:
+        parser.error(f"no device: {why}")
+    machine = told[0]["found"] | {"processor": platform.machine()}
     slug = "".join(c if c.isalnum() else "_" for c in machine["device"].lower())
     out = given.out or RESULTS / f"gpu_{slug}.json"
     rows = json.loads(out.read_text()) if out.exists() else {}
     if rows.get("machine", machine) != machine:
         parser.error(
-            f"{out} holds figures of {rows['machine']}, this is {machine}: name another --out"
+            f"{out} has figures of {rows['machine']}, this is {machine}: give another --out"
         )
     rows["machine"] = machine
-    print(machine, flush=True)
-    for piece in given.pieces or PIECES:
-        known = rows.get(piece)
-        if known and not given.pieces and not (given.again and "unfinished" in known):
-            continue
-        if left() < 20:
-            print(f"{piece} and what follows are left: run it again", flush=True)
-            break
-        given_s = left()
-        found = _apart(piece, given_s)
-        if "timed out" in found and given_s < 30 * given.minutes:
-            print(f"{piece} was cut off by the end: run it again", flush=True)
-            break
-        rows[piece] = found
-        print(piece, json.dumps(rows[piece], indent=1), flush=True)
-        out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"machine: {json.dumps(machine)}", flush=True)
+    absent = [name for name in ("jax_privacy", "opacus") if name not in machine]
+    for name in absent:
+        print(f"{name} is left out: it is not installed", flush=True)
+
+    def left(piece: str) -> bool:
+        why = rows.get(piece, {"unfinished": CUT}).get("unfinished")
+        return why == CUT or bool(why and given.again)
+
+    pieces = [piece for piece in PIECES if (piece in given.pieces if given.pieces else left(piece))]
+    if "opacus" in absent:
+        pieces = [piece for piece in pieces if process_of(piece) != "torch"]
+    measured(pieces, rows, out, workers, until, max(30.0, 30 * given.minutes))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Clipped gradients side by side with the peers: `python -m benchmarks.gradients [part ...]`.
 
-Parts: cnn, mlp, transformer (speed), exact, memory, compile. The contenders of a row run in turn,
-round by round (Opacus after them, in a process of its own); figures are medians over the rounds.
+Parts: cnn, mlp, transformer (speed), slow (processor time and memory of networks that were slow),
+exact, memory, compile. The contenders of a row run in turn, round by round (Opacus after them, in a
+process of its own); figures are medians over the rounds.
 jax_privacy and Opacus take part where they are installed (`pip install jax_privacy==2.0.0
 opacus==1.6.0`); a row says who is missing.
 """
@@ -19,12 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
-from benchmarks import networks
+from benchmarks import networks, networks_large, networks_more
 from jaxdp.types import Draw
 
 CLIP = 0.1
@@ -179,6 +181,46 @@ def memory() -> dict[str, Any]:
     return rows
 
 
+SLOW = {
+    "U-Net, diffusion, 16": networks_more.unet,
+    "ViT-tiny, 64 positions, 32": lambda: networks_more.of_images(networks_more.ViT()),
+    "MLP 784-1000-10, 600": networks.mlp,
+    "mixer, 32": lambda: networks_more.of_images(networks_more.Mixer()),
+    "6 blocks, scan and remat, 48": lambda: networks_large.gpt(48, 96, 1000, 128, 6, 4),
+    "GRU, 32": lambda: networks_large.recurrent(nn.GRUCell),
+    "LSTM, 32": networks_large.recurrent,
+    "table, 256": networks_more.tabular,
+    "scanned CNN, 32": networks_more.scanned_cnn,
+}
+
+
+def slow(rounds: int) -> dict[str, Any]:
+    """Processor time, which other programs disturb less, and temporary memory."""
+    rows = {}
+    for name, make in SLOW.items():
+        params, loss_fn, batch = make()
+        runs = {"ordinary": mean_gradient(loss_fn), "auto": clipped(loss_fn)}
+        compiled = {label: run.lower(params, batch).compile() for label, run in runs.items()}
+        spent: dict[str, list[float]] = {label: [] for label in runs}
+        for _ in range(rounds + 1):
+            for label, run in compiled.items():
+                began = time.process_time()
+                jax.block_until_ready(run(params, batch))
+                spent[label].append(1e3 * (time.process_time() - began))
+        each = zip(spent["auto"][1:], spent["ordinary"][1:], strict=True)
+        held = {k: c.memory_analysis().temp_size_in_bytes / 2**20 for k, c in compiled.items()}
+        rows[name] = {
+            "processor, ms": {k: round(statistics.median(ms[1:]), 1) for k, ms in spent.items()},
+            "temporary, MiB": {k: round(mb, 1) for k, mb in held.items()},
+            "auto over ordinary": {
+                "processor": round(statistics.median(a / b for a, b in each), 2),
+                "temporary": round(held["auto"] / held["ordinary"], 2),
+            },
+        }
+        print(name, rows[name], flush=True)
+    return rows
+
+
 def compile_times(repeats: int = 3) -> dict[str, Any]:
     """Seconds to compile, medians; the compilation cache is off."""
     rows = {}
@@ -233,7 +275,7 @@ def exactness() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=[*ROWS, "exact", "memory", "compile"])
+    parser.add_argument("parts", nargs="*", default=[*ROWS, "slow", "exact", "memory", "compile"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -246,6 +288,7 @@ def main() -> None:
         "missing": missing,
     }
     others = {"exact": exactness, "memory": memory, "compile": compile_times}
+    others["slow"] = functools.partial(slow, args.rounds)
     for part in args.parts:
         rows[part] = others[part]() if part in others else speed(part, args.rounds)
         print(part, json.dumps(rows[part], indent=1), flush=True)

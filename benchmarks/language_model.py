@@ -29,12 +29,18 @@ ROWS = {
     "512 texts, not private": ["--epsilon", "inf", *(few := ["--rate", "1e-2", "--steps", "50"])],
     "512 texts, epsilon 8": ["--epsilon", "8", *few],
 }
+# For an accelerator: hours on two cores.
+LARGE = {
+    f"batch 1,024, {name}": ["--batch", "1024", "--rows", "256", "--epsilon", epsilon]
+    for name, epsilon in {"epsilon 8": "8", "epsilon 3": "3", "not private": "inf"}.items()
+}
 
 
 def run(name, model, texts, folder):
     """One row: what `fine_tune.py` returned, minutes and peak memory of its process."""
     sys.path.insert(0, str(ROOT / "examples" / "language_model"))
     import fine_tune
+    import jax
 
     place = folder / name.replace(", ", "-").replace(" ", "-")
     private, (kind, *_) = texts / "reviews.jsonl", name.split(" #")
@@ -44,7 +50,8 @@ def run(name, model, texts, folder):
         private.write_bytes(b"".join(lines[:512]))
     files = [model, private, texts / "held_out.jsonl", place]
     started = time.monotonic()
-    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *ROWS[kind]]))
+    found = fine_tune.main(fine_tune.parser.parse_args([*map(str, files), *(ROWS | LARGE)[kind]]))
+    found["device"] = jax.devices()[0].device_kind
     found["minutes"] = (time.monotonic() - started) / 60
     used = resource.getrusage(resource.RUSAGE_SELF)
     found["processor_minutes"] = (used.ru_utime + used.ru_stime) / 60
@@ -60,29 +67,44 @@ def table(rows):
     """
     groups = {}
     for name, row in rows.items():
-        if not name.startswith("512"):
+        if name.split(" #")[0] in ROWS and not name.startswith("512"):
             groups.setdefault(name.split(" #")[0], []).append(row)
-
-    def cell(values, form):
-        mean = statistics.mean(values)
-        spread = f" ± {max(abs(x - mean) for x in values):{form}}" if len(values) > 1 else ""
-        return f"{mean:{form}}{spread}"
-
-    def learnt(found):
-        right = [100 * each["accuracy"] for each in found]
-        return f"{cell(right, '.1f')} | {cell([each['perplexity'] for each in found], '.1f')}"
-
+    before = [next(iter(groups.values()))[0]["before"]]
     lines = [
         "| | runs | right answers, % | perplexity | audited epsilon, at least | memory, GB |",
         "|---|---|---|---|---|---|",
-        f"| before | | {learnt([next(iter(rows.values()))['before']])} | | |",
+        f"| before | | {_learnt(before)} | | |",
     ]
     for name, group in groups.items():
-        audited = cell([row["audited"] for row in group], ".2f")
+        audited = _cell([row["audited"] for row in group], ".2f")
         memory = max(row["gigabytes"] for row in group)
-        each = learnt([row["after"] for row in group])
+        each = _learnt([row["after"] for row in group])
         lines.append(f"| {name} | {len(group)} | {each} | {audited} | {memory:.1f} |")
     return "\n".join(lines)
+
+
+def of_large_batches(rows):
+    """The table of the page of the rows on an accelerator."""
+    lines = [
+        "| | right answers, % | perplexity | audited epsilon, at least | minutes |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        if name in LARGE:
+            end = f"{row['audited']:.2f} | {row['minutes']:.1f} |"
+            lines.append(f"| {name} | {_learnt([row['after']])} | {end}")
+    return "\n".join(lines)
+
+
+def _learnt(found):
+    right = [100 * each["accuracy"] for each in found]
+    return f"{_cell(right, '.1f')} | {_cell([each['perplexity'] for each in found], '.1f')}"
+
+
+def _cell(values, form):
+    mean = statistics.mean(values)
+    spread = f" ± {max(abs(x - mean) for x in values):{form}}" if len(values) > 1 else ""
+    return f"{mean:{form}}{spread}"
 
 
 def extracted(rows):
@@ -113,4 +135,5 @@ if __name__ == "__main__":
             )
             process.start()
             process.join()
-    print(table(json.loads(RESULTS.read_text())))
+    found = json.loads(RESULTS.read_text())
+    print(table(found), of_large_batches(found), sep="\n\n")

@@ -25,14 +25,17 @@ from benchmarks.gradients import CLIP, clipped, mean_gradient, opacus, temporary
 RESULTS = Path(__file__).parent / "results" / "large.json"
 HALF = jnp.bfloat16
 
-# What is compiled and not run: name -> (maker, microbatch that is asked for).
+# What is compiled and not run: name -> (maker, microbatch that is asked for; all rows of those
+# that take microbatches by themselves).
 MEMORY = {
     "GPT-2 small, scan and remat, 64 rows of 128": (
-        lambda: networks_large.gpt(64, 128, shapes=True), 16),
+        lambda: networks_large.gpt(64, 128, shapes=True), 64),
     "GPT-2 small, scan and remat, 16 rows of 1,024": (
-        lambda: networks_large.gpt(16, 1024, shapes=True), 4),
+        lambda: networks_large.gpt(16, 1024, shapes=True), 16),
     "GPT 3.4 M, scan and remat, 8 rows of 128": (
-        lambda: networks_large.gpt(8, 128, 1000, 256, 4, 4, shapes=True), 1),
+        lambda: networks_large.gpt(8, 128, 1000, 256, 4, 4, shapes=True), 8),
+    "6 blocks, scan and remat, 48 rows of 96": (
+        lambda: networks_large.gpt(48, 96, 1000, 128, 6, 4, shapes=True), 48),
     "WRN-16-4, 64 rows": (lambda: networks.wide_resnet(64), 16),
     "WRN-16-4, 64 rows, 16 augmentations": (
         lambda: networks_large.with_views(networks.wide_resnet(64)), 8),
@@ -51,6 +54,8 @@ SPEED = {
     "RNN text, 32 rows of 64": lambda: networks_large.recurrent(nn.SimpleCell),
     "GPT 3.4 M, scan and remat, 8 rows of 128": lambda: networks_large.gpt(
         8, 128, 1000, 256, 4, 4),
+    "6 blocks, scan and remat, 48 rows of 96": lambda: networks_large.gpt(
+        48, 96, 1000, 128, 6, 4),
     "GPT 3.4 M, written out, 8 rows of 128": lambda: networks_large.gpt(
         8, 128, 1000, 256, 4, 4, scanned=False, remat=False),
 }  # fmt: skip

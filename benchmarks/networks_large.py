@@ -43,7 +43,8 @@ def _layer_norm(p, x):
 
 
 def _affine(p, x):
-    return x @ p["w"] + p["b"]
+    out = x @ p["w"] + p["b"]
+    return out + (x @ p["lora_a"]) @ p["lora_b"] if "lora_a" in p else out
 
 
 def _block(heads, x, p, causal=True):
@@ -56,12 +57,21 @@ def _block(heads, x, p, causal=True):
 
 def gpt(
     batch=64, length=128, vocabulary=50_257, width=768, layers=12, heads=12,
-    scanned=True, remat=True, dtype=jnp.float32, shapes=False,
+    scanned=True, remat=True, dtype=jnp.float32, shapes=False, rank=0,
 ):  # fmt: skip
-    """GPT-2 (small, as it stands): stacked blocks under ``scan`` or written out, tied head."""
+    """GPT-2 (small, as it stands): stacked blocks under ``scan`` or written out, tied head.
+
+    With a ``rank`` queries, keys and values have adapters of it (LoRA).
+    """
 
     def make():
         params = _gpt_params(jax.random.key(0), vocabulary, length, width, layers)
+        if rank:
+            one, other = jax.random.split(jax.random.key(2))
+            params["blocks"]["qkv"] |= {
+                "lora_a": _normal(one, layers, width, rank),
+                "lora_b": _normal(other, layers, rank, 3 * width),
+            }
         tokens = jax.random.randint(jax.random.key(1), (batch, length + 1), 0, vocabulary)
         return jax.tree.map(lambda p: p.astype(dtype), params), tokens
 
@@ -141,8 +151,10 @@ def recurrent(cell=nn.OptimizedLSTMCell, batch=32, length=64, width=128):
     return networks._classifier(Recurrent(cell, width), tokens)
 
 
-def vision_transformer(batch=64, size=224, patch=16, width=768, layers=12, heads=12, classes=1000):
-    """ViT-B/16 (as it stands): 86 million parameters, blocks written out; shapes alone."""
+def vision_transformer(
+    batch=64, size=224, patch=16, width=768, layers=12, heads=12, classes=1000, shapes=True
+):
+    """ViT-B/16 (as it stands): 86 million parameters, blocks written out."""
     places = (size // patch) ** 2 + 1
 
     def make():
@@ -152,7 +164,8 @@ def vision_transformer(batch=64, size=224, patch=16, width=768, layers=12, heads
         params["blocks"] = [jax.tree.map(lambda p, i=i: p[i], blocks) for i in range(layers)]
         params["patch"] = {"w": _normal(next(keys), patch, patch, 3, width), "b": jnp.zeros(width)}
         params["head"] = {"w": _normal(next(keys), width, classes), "b": jnp.zeros(classes)}
-        return params, (jnp.zeros((batch, size, size, 3)), jnp.zeros(batch, jnp.int32))
+        images = jax.random.normal(next(keys), (batch, size, size, 3))
+        return params, (images, jnp.arange(batch, dtype=jnp.int32) % classes)
 
     def loss_fn(params, example):
         image, label = example
@@ -168,7 +181,7 @@ def vision_transformer(batch=64, size=224, patch=16, width=768, layers=12, heads
         logits = _affine(params["head"], _layer_norm(params["ln"], x)[0])
         return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
-    params, batch = jax.eval_shape(make)
+    params, batch = jax.eval_shape(make) if shapes else make()
     return params, loss_fn, batch
 
 

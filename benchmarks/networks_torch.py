@@ -32,24 +32,28 @@ class Shift(nn.Module):
 class Attention(nn.Module):
     """Self-attention from dense layers, which every mode of Opacus supports."""
 
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, causal=False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x):
         rows, length, width = x.shape
         split = lambda y: y.view(rows, length, self.heads, -1).transpose(1, 2)  # noqa: E731
         q, k, v = (split(part(x)) for part in self.parts[:3])
-        weights = torch.softmax(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5, -1)
+        scores = q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        weights = torch.softmax(scores, -1)
         return self.parts[3]((weights @ v).transpose(1, 2).reshape(rows, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, heads=4, causal=False):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention = Attention(width, 4)
+        self.attention = Attention(width, heads, causal)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
@@ -58,15 +62,15 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, vocabulary=1000, width=128, length=64, layers=2):
+    def __init__(self, vocabulary=1000, width=128, length=64, layers=2, heads=4, causal=False):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, causal) for _ in range(layers))
         self.out = nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
-        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         x = self.tokens(tokens) + self.places(places)
         for block in self.blocks:
             x = block(x)
@@ -124,6 +128,84 @@ class ResNet18(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.out(x.mean((2, 3)))
+
+
+class WideBlock(nn.Module):
+    """GroupNorm before each of two convolutions, and the input or a projection of it."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(16, n) for n in (inputs, width))
+        self.one = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.two = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.short = None
+        if stride > 1 or inputs != width:
+            self.short = nn.Conv2d(inputs, width, 1, stride, bias=False)
+
+    def forward(self, x):
+        h = torch.relu(self.norms[0](x))
+        short = x if self.short is None else self.short(h)
+        return short + self.two(torch.relu(self.norms[1](self.one(h))))
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-widen with GroupNorm."""
+
+    def __init__(self, depth=16, widen=4):
+        super().__init__()
+        self.first, width, blocks = nn.Conv2d(3, 16, 3, padding=1, bias=False), 16, []
+        for stage, base in enumerate((16, 32, 64)):
+            for block in range((depth - 4) // 6):
+                blocks.append(WideBlock(width, base * widen, 2 if stage and not block else 1))
+                width = base * widen
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.GroupNorm(16, width)
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.norm(self.blocks(self.first(x)))).mean((2, 3)))
+
+
+class VisionTransformer(nn.Module):
+    """ViT-B/16; what is added to the input comes from embeddings, which Opacus knows."""
+
+    def __init__(self, size=224, patch=16, width=768, layers=12, heads=12, classes=1000):
+        super().__init__()
+        self.patch, places = nn.Conv2d(3, width, patch, patch), (size // patch) ** 2 + 1
+        self.first, self.places = nn.Embedding(1, width), nn.Embedding(places, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        one = torch.zeros(len(x), 1, dtype=torch.long, device=x.device)
+        x = torch.cat([self.first(one), x], 1)
+        x = x + self.places(torch.arange(x.shape[1], device=x.device).repeat(len(x), 1))
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x)[:, 0])
+
+
+class Adapted(nn.Module):
+    """A frozen dense layer with a float32 adapter beside it (LoRA)."""
+
+    def __init__(self, base, rank):
+        super().__init__()
+        self.base = base
+        self.a = nn.Linear(base.in_features, rank, bias=False)
+        self.b = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x.float())).to(x.dtype)
+
+
+def with_lora(model, rank, adapted):
+    """The model, frozen but for adapters of the dense layers with these names."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear) and name in adapted:
+                setattr(parent, name, Adapted(layer, rank))
+    return model
 
 
 class Recurrent(nn.Module):

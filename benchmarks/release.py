@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page, language_model, release_words, true_batch_audit
+from benchmarks import accuracy_page, gpu_page, language_model, release_words, true_batch_audit
 from benchmarks.illnesses import __main__ as planted
 from benchmarks.illnesses import noise, stories
 from benchmarks.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
@@ -247,9 +247,15 @@ def divisors() -> Differences:
 def language_models() -> Differences:
     """The page of a language model has the tables that its rows give."""
     rows, page = _kept("language_model.json"), _text(DOCS / "howto/language_model.md")
-    for table in (language_model.table(rows), language_model.extracted(rows)):
-        if table not in page:
+    for made in (language_model.table, language_model.of_large_batches, language_model.extracted):
+        if made(rows) not in page:
             yield "docs/howto/language_model.md has other tables than language_model.json"
+
+
+def accelerators() -> Differences:
+    """The page of accelerators is what was measured on them."""
+    if _text(DOCS / "gpu.md") != gpu_page.page(gpu_page.stored()):
+        yield "docs/gpu.md; run: python -m benchmarks.gpu --page"
 
 
 CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
@@ -267,6 +273,7 @@ CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     illnesses,
     divisors,
     language_models,
+    accelerators,
     *release_words.CHECKS,
 )
 

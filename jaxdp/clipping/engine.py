@@ -15,7 +15,14 @@ from jax.typing import ArrayLike
 from jaxdp import arguments
 from jaxdp.clipping import across, losses, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run
-from jaxdp.clipping.ghost.plan import LeafPlan, Plan, Uses, find_uses, plan_leaves
+from jaxdp.clipping.ghost.plan import (
+    LeafPlan,
+    Plan,
+    Uses,
+    find_uses,
+    plan_leaves,
+    rows_together,
+)
 from jaxdp.clipping.rules import Rule, limit_of
 from jaxdp.devices import placement, shards
 from jaxdp.devices.placement import Placement
@@ -333,12 +340,13 @@ class ClippedGrad:
                 examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
                 batch = examples, None if rng is None else record_keys(rng, indices)
 
+            # The plan: the engine of each parameter, and how many rows are worked on together.
+            size = mask.shape[0]
+            loss, uses, engines = self._planned(params, options.example_shapes(batch), size)
+            together = engines.together
+
             def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
-                # The plan, then every row's gradients in the form that it says, then the sum of
-                # them clipped.
-                loss, uses, engines = self._planned(
-                    params, options.example_shapes(rows), mask.shape[0]
-                )
+                # Every row's gradients in the form that the plan says, then their clipped sum.
                 leaves, structure = jax.tree.flatten(params)
                 sharded = {} if place is None else across.sharded_leaves(place)
                 values, rest, grads = run.per_example_gradients(
@@ -353,10 +361,6 @@ class ClippedGrad:
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
-            together = size = mask.shape[0]
-            if self.microbatch_size is not None:
-                devices = 1 if place is None else place.devices
-                together = min(size, -(-self.microbatch_size // devices))
             if together == size:
                 return microbatch(batch, mask)
             # Microbatches one after another. The last is filled up with a record that the mask
@@ -419,7 +423,7 @@ class ClippedGrad:
             else None
         )
         devices = 1 if self.placement is None else self.placement.devices
-        rows = -(-min(size, self.microbatch_size or size) // devices)
+        rows = -(-size // devices)
         with losses.comparing(data):
             return self._planned(params, (options.example_shapes(data), key), rows)[2]
 
@@ -446,7 +450,7 @@ class ClippedGrad:
         Args:
             params: the parameters.
             rows: shapes of one example and of its key, or None.
-            size: rows that are worked on together.
+            size: the rows of one device.
 
         Raises:
             ValueError: the loss cannot be used with these arguments.
@@ -471,8 +475,18 @@ class ClippedGrad:
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         used = Uses() if self.engine == "vmap" else find_uses(traced, shapes)
         frozen = [""] * len(flags) if all(flags) else options.describe_frozen(params, flags)
-        each = plan_leaves(options.paths(params), shapes, frozen, used, size, self.engine)
-        return traced, used, Plan((*each, *constants))
+
+        def planned(together: int) -> tuple[LeafPlan, ...]:
+            return plan_leaves(options.paths(params), shapes, frozen, used, together, self.engine)
+
+        # The rows that are worked on together: as asked, or as the plan of all of them says.
+        why = ""
+        if self.microbatch_size is None:
+            together, why = rows_together(traced, used, planned(size), shapes, size)
+        else:
+            devices = 1 if self.placement is None else self.placement.devices
+            together = min(size, -(-self.microbatch_size // devices))
+        return traced, used, Plan((*planned(together), *constants), together, why)
 
 
 def clipped_grad(
@@ -512,7 +526,8 @@ def clipped_grad(
             gradients by automatic differentiation, the reference. "ghost": without them, wherever
             the parameter is used in a way that allows it. "auto": whatever costs least, for every
             parameter by itself; ``ClippedGrad.plan`` says what that is.
-        microbatch_size: rows worked on at a time inside one call, to bound the memory; None: all.
+        microbatch_size: rows worked on at a time inside one call, to bound the memory. None: all,
+            or of a loss with ``jax.checkpoint`` as many as ``ClippedGrad.plan`` says.
         trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
             leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
             everything. Frozen leaves are **assumed public**, or made from noisy releases.

@@ -210,12 +210,15 @@ def blocked_einsum(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, in
     return pairwise_sum(blocks), _INNER + _PRODUCT + math.ceil(math.log2(blocks.shape[0])) + 1
 
 
-def exact_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def exact_einsum(
+    spec: str, a: jax.Array, b: jax.Array, precision: Any = jax.lax.Precision.HIGHEST
+) -> jax.Array:
     """``einsum`` in float32 or wider, without the rounding of reduced-precision units.
 
-    Products of two bfloat16 numbers are exact in float32, so their units may take those.
+    Products of two bfloat16 numbers are exact in float32, so their units may take those. Another
+    precision is for what norm and sum read as it comes out, never for either of them.
     """
-    full = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    full = None if a.dtype == jnp.bfloat16 else precision
     kind = a.dtype if a.dtype == jnp.float64 else jnp.float32
     return jnp.einsum(spec, a, b, precision=full, preferred_element_type=kind)
 

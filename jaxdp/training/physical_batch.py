@@ -9,7 +9,7 @@ compiled program. So no record has a part in the choice.
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from scipy import special
 
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import add_physical_batch, zero_totals
-from jaxdp.clipping.ghost.program import inner_jaxprs
+from jaxdp.clipping.ghost.program import REMAT, inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.sampling.text import BucketedText
@@ -32,9 +32,9 @@ _SMALL = 2**19
 # The cost of a physical batch besides its rows, in multiplications of an ordinary forward pass, of
 # which a row took 0.02 to 0.13 ns each with its gradient: 0.5 ms, and for every parameter what
 # writing its sum and adding it up took in a network of dense layers (1.4 ns). Measured on two CPU
-# cores with networks of 26,010 to 795,010 parameters. The number for accelerators is an estimate:
-# what a small batch leaves idle there was not measured.
-_BATCH, _BATCH_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**35, 64.0
+# cores with networks of 26,010 to 795,010 parameters. On an H100 a further physical batch took 0.5
+# to 0.9 ms, in which small networks did 4e9 multiplications.
+_BATCH, _BATCH_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**32, 64.0
 # A draw's size is looked at within so many standard deviations, and as many records: all but 1e-13.
 _REACH = 12.0
 # Candidates are multiples of this many rows.
@@ -73,8 +73,15 @@ def default_rows(mechanism: Mechanism, source: Source) -> int:
     return whole if _is_small(whole, source) else min(usual, whole)
 
 
+class Work(NamedTuple):
+    """What the loss of one example takes, from its trace."""
+
+    operations: float = 0.0  # multiplications of a forward pass, as ``operations_of`` counts them
+    numbers: float = 0.0  # that its gradient holds at most, as ``numbers_of`` counts them
+
+
 def rows_of_least_work(
-    mechanism: Mechanism, source: Source, operations: float, params: PyTree, devices: int = 1
+    mechanism: Mechanism, source: Source, work: Work, params: PyTree, devices: int = 1
 ) -> int:
     """The physical batch size whose expected work over the law of a draw's size is least.
 
@@ -84,7 +91,7 @@ def rows_of_least_work(
     Args:
         mechanism: with the sampling rule.
         source: whose records' shapes count.
-        operations: of one example, from ``operations_of``.
+        work: of one example.
         params: the parameters.
         devices: that share the rows.
     """
@@ -92,16 +99,31 @@ def rows_of_least_work(
     if hasattr(mechanism.sampling, "cap") or isinstance(source, BucketedText):
         return whole
     at_once = rows_for_most_draws(mechanism, any_number=True)
-    usual = default_physical_batch_size(mechanism.batch_size)
-    one = at_once <= usual or _is_small(at_once, source)
-    row = operations / devices
-    each = _BATCH if jax.default_backend() == "cpu" else _BATCH_ON_ACCELERATOR
-    each += _PARAMETER * sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
+    size = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
+    if jax.default_backend() == "cpu":
+        usual, each = default_physical_batch_size(mechanism.batch_size), _BATCH
+        one, most = at_once <= usual or _is_small(at_once, source), min(whole, 2 * usual)
+    else:
+        most = devices * _likely_to_fit(work.numbers, size)
+        one, each = at_once <= most, _BATCH_ON_ACCELERATOR
+        most = min(most, rows_for_most_draws(mechanism))
+    row, each = work.operations / devices, each + _PARAMETER * size
     if one and at_once * row <= each:
         return at_once
-    rows = _candidates(mechanism, min(whole, 2 * usual))
-    work = expected_physical_batches(mechanism, rows) * (rows * row + each)
-    return at_once if one and at_once * row <= work.min() else int(rows[np.argmin(work)])
+    rows = _candidates(mechanism, most)
+    least = expected_physical_batches(mechanism, rows) * (rows * row + each)
+    return at_once if one and at_once * row <= least.min() else int(rows[np.argmin(least)])
+
+
+def _likely_to_fit(numbers: float, parameters: int) -> int:
+    """Rows whose gradients fit on an accelerator, each number of a loss held with its cotangent.
+
+    Of each parameter, too, where that leaves more than a few rows; else norms hold less.
+    """
+    if _memory() is None:
+        return 1_024
+    rows = memory_budget() // int(8.0 * numbers + 4.0 * parameters + 1.0)
+    return max(1, rows if rows >= _MULTIPLE else int(memory_budget() // (16.0 * numbers + 1.0)))
 
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:
@@ -157,6 +179,26 @@ def operations_of(traced: Any) -> float:
     return total
 
 
+def numbers_of(traced: Any) -> tuple[float, float]:
+    """The results of a traced loss that its gradient keeps, and those that it makes again at once.
+
+    Args:
+        traced: a (closed) jaxpr. What is checkpointed is kept at its end, and made again part by
+            part; all iterations of a loop are kept.
+    """
+    kept = again = 0.0
+    for eqn in getattr(traced, "jaxpr", traced).eqns:
+        results = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+        inside = [numbers_of(body) for body in inner_jaxprs(eqn)]
+        if not inside or eqn.primitive.name in REMAT:
+            kept += results
+            again = max([again, *map(sum, inside)])
+        else:
+            kept += eqn.params.get("length", 1) * sum(each for each, _ in inside)
+            again = max([again, *(each for _, each in inside)])
+    return kept, again
+
+
 def _is_small(rows: int, source: Source) -> bool:
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
     return rows * size <= _SMALL
@@ -172,12 +214,17 @@ def memory_budget() -> int:
     if device.platform == "cpu":
         if hasattr(os, "sysconf"):
             return int(_SHARE_OF_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    elif found := (device.memory_stats() or {}).get("bytes_limit"):
+    elif found := _memory():
         return int(_SHARE * found)
     raise ValueError(
         "physical_batch_size must be a number where the device does not tell its memory, got "
         f'"auto" on {device.device_kind}'
     )
+
+
+def _memory() -> int | None:
+    """The bytes of an accelerator; None where it does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: Mechanism) -> int:

@@ -21,7 +21,7 @@ from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource, holds, named
 from jaxdp.sampling.users import Users
 from jaxdp.training.lines import line_of_use
-from jaxdp.training.physical_batch import operations_of
+from jaxdp.training.physical_batch import Work, numbers_of, operations_of
 from jaxdp.types import PyTree
 
 MadeOf = Callable[[PyTree], statistics.Match | None]
@@ -35,7 +35,7 @@ def inspect_loss(
     rows: int,
     first: bool = False,
     ledger: Ledger | None = None,
-) -> tuple[Plan | tuple[()], float, "Guard"]:
+) -> tuple[Plan | tuple[()], Work, "Guard"]:
     """The plan of the gradients, the operations of one example's loss, and the guard.
 
     Nothing is charged, and the loss is traced once.
@@ -65,13 +65,13 @@ def inspect_loss(
         )
     guard = Guard(source, ledger)
     if not isinstance(grad_fn, ClippedGrad):
-        return (), 0.0, guard
+        return (), Work(), guard
     check_rule(grad_fn.rule, grad_fn.trained(params))
-    made_of, operations = guard.comparison(), 0.0
+    made_of, work = guard.comparison(), Work()
 
     def look(traced: core.ClosedJaxpr, public: losses.Constants) -> None:
-        nonlocal operations
-        operations = operations_of(traced)
+        nonlocal work
+        work = Work(operations_of(traced), sum(numbers_of(traced)))
         guard.look(traced, public, made_of)
 
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
@@ -89,7 +89,7 @@ def inspect_loss(
             f"{made.words}. Whatever is released of the model then depends on these records, which "
             f"are neither clipped nor noised there: {losses.OF_RECORDS if made.whole else way_out}"
         )
-    return plan, operations, guard
+    return plan, work, guard
 
 
 class Guard:

@@ -280,13 +280,13 @@ class Trainer:
             return
         with using_mesh(self._place.mesh if self._place else None):
             size = self._sampler.physical_batch_size
-            self._plan, operations, self._guard = inspect_loss(
+            self._plan, work, self._guard = inspect_loss(
                 self._grad_fn, params, self.source, size, first, self.ledger
             )
         if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
             trained, place = self._grad_fn.trained(params), self._place
             devices = 1 if place is None else place.devices
-            rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
+            rows = rows_of_least_work(self.mechanism, self.source, work, trained, devices)
             self._sampler.set_physical_batch_size(rows if place is None else place.round_up(rows))
         # One program takes every step where one physical batch holds every draw, however many
         # records there are of the declared number: that of the records is private.

@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp.clipping.ghost import leaves
+from jaxdp.clipping.ghost import plan as plans
 from jaxdp.clipping.ghost.leaves import Arrays
 from tests.clipping import layers
 from tests.clipping.architectures import ARCHITECTURES, ROWS, jit, opened
@@ -198,6 +199,22 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     assert {engine for engine, _ in plan("vmap").values()} == {"vmap"}
 
 
+def test_an_accelerator_writes_gradients_where_it_has_room(monkeypatch):
+    params, loss_fn, batch = ARCHITECTURES["plain"]()
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(params)) * len(jax.tree.leaves(batch)[0])
+
+    def found(room):
+        monkeypatch.setattr("jaxdp.clipping.ghost.plan.room_for_gradients", lambda: room)
+        grad_fn = jaxdp.clipped_grad(lambda p, *x: loss_fn(p, *x), jaxdp.clip(1.0))
+        engines = [leaf.engine for leaf in grad_fn.plan(params, batch)]
+        return engines, grad_fn(params, batch, "all").value
+
+    (few, one), (many, other) = found(size - 1), found(size)
+    assert few.count("layer") < many.count("layer")
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_of_thin_matrices_in_a_loop_no_factors_are_held():
     params = {"a": jnp.ones((3, 8, 2)), "b": jnp.ones((3, 2, 8)), "w": jnp.ones((3, 8, 8))}
 
@@ -210,6 +227,37 @@ def test_of_thin_matrices_in_a_loop_no_factors_are_held():
     assert [(plan[name].engine, plan[name].whole) for name in "abw"] == [("layer", True)] * 3
     assert [plan[name].bytes for name in "abw"] == [192, 192, 768]
     assert plan["a"].reason == "a loop's, 192 against 2,592 bytes"
+
+
+def test_of_checkpoints_so_many_rows_are_worked_on_together_as_their_memory_allows(monkeypatch):
+    params = {"w": jnp.linspace(-1.0, 1.0, 3 * 64).reshape(3, 8, 8), "b": jnp.ones((3, 8))}
+    batch, rule = jax.random.normal(jax.random.key(0), (12, 20, 8)), jaxdp.clip(0.1)
+    noisy = lambda x, p, key: jnp.sin(x @ p["w"] + p["b"][None]) + jax.random.normal(key)  # noqa: E731
+
+    def loss_fn(params, x, rng):
+        step = lambda x, p: (jax.checkpoint(noisy)(x, p, rng), None)  # noqa: E731
+        return jax.lax.scan(step, x, params)[0].sum()
+
+    def sum_and_norms(**options):
+        grad_fn = jaxdp.clipped_grad(loss_fn, rule, **options)
+        run = opened(grad_fn)
+        summed, info = run(params, batch, None, jax.random.key(1))
+        alone, _ = run(params, batch, jnp.arange(12) == 7, jax.random.key(1))
+        assert AIM * 0.0999 <= norm64(alone) <= 0.1
+        return summed, info, str(grad_fn.plan(params, batch)).splitlines()[0]
+
+    whole, by_all, plan = sum_and_norms()
+    assert (by_all.plan.together, plan) == (12, "Of every example:")
+    monkeypatch.setattr(plans, "_MANY_BYTES", 0)
+    for positions, few in ((1, 6), (240, 12)):
+        monkeypatch.setattr(plans, "_POSITIONS", positions)
+        found, by_few, plan = sum_and_norms()
+        assert by_few.plan.together == few
+        assert ("checkpoints ask for memory" in plan) == (few < 12)
+        np.testing.assert_allclose(by_few.norms, by_all.norms, rtol=1e-5)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), found, whole)
+    monkeypatch.setattr(plans, "_POSITIONS", 1)
+    assert sum_and_norms(microbatch_size=12)[1].plan.together == 12  # as asked
 
 
 BFLOAT16 = [("tied", "ghost"), ("convolutions", "ghost"), ("convolutions", "vmap")]

@@ -17,6 +17,7 @@ from jaxdp.clipping import augmented
 from jaxdp.sampling import as_source
 from jaxdp.sampling.rules import TruncatedPoisson
 from jaxdp.training import physical_batch
+from jaxdp.training.physical_batch import Work
 from tests.ledger.small import trained
 from tests.mechanisms import sgd_of
 from tests.refusing import refused
@@ -97,10 +98,10 @@ def test_the_rows_are_those_of_least_expected_work():
         }
         best = min(by_passes, key=by_passes.get)
         expected = whole if whole * operations <= by_passes[best] else best
-        found = physical_batch.rows_of_least_work(mech, source, operations, WEIGHTS)
+        found = physical_batch.rows_of_least_work(mech, source, Work(operations), WEIGHTS)
         assert found == expected, (batch, operations)
     # Devices that share rows make a pass dearer beside them.
-    given = mechanism(32, N), source, 5e6, WEIGHTS
+    given = mechanism(32, N), source, Work(5e6), WEIGHTS
     one, few, many = (physical_batch.rows_of_least_work(*given, devices) for devices in (1, 8, 512))
     assert one < few < many == 120
     # Candidates are never more than allowed.
@@ -140,9 +141,36 @@ def test_the_choice_of_a_trainer():
     assert physical_batch.rows_for_most_draws(mechanism(N, N, "full_batch")) == N + 8
     large = as_source(np.ones((2_000, 2**14), np.float32))  # too large for one pass
     fixed = mechanism(100, 2_000, "fixed_size")
-    assert physical_batch.rows_of_least_work(fixed, large, 1e4, WEIGHTS) == 50
-    for operations in (1.0, 1e5, 1e9):
-        assert physical_batch.rows_of_least_work(mechanism(32, N), large, operations, WEIGHTS) <= 32
+    assert physical_batch.rows_of_least_work(fixed, large, Work(1e4), WEIGHTS) == 50
+    for work in (Work(1.0), Work(1e5), Work(1e9)):
+        assert physical_batch.rows_of_least_work(mechanism(32, N), large, work, WEIGHTS) <= 32
+
+
+def test_the_rows_of_an_accelerator_fit_and_hold_most_draws(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(physical_batch, "memory_budget", lambda: 2**30)
+    monkeypatch.setattr(physical_batch, "_memory", lambda: 2**30)
+    source, mech = as_source(np.ones((10**6, 8), np.float32)), mechanism(4_096, 10**6)
+
+    def rows(operations, numbers):
+        work = Work(operations, numbers)
+        return physical_batch.rows_of_least_work(mech, source, work, WEIGHTS)
+
+    # Of a small network all of nearly twice as many records, of a large one few more than expected.
+    assert rows(1e3, 1e3) == physical_batch.rows_for_most_draws(mech, any_number=True)
+    assert 4_096 < rows(1e8, 1e3) < 4_600
+    # As many as fit: a number and its cotangent take eight bytes.
+    assert 4_096 // 5 <= rows(1e8, 2**17) <= 1_024
+
+
+def test_numbers_that_a_gradient_keeps():
+    def loss(x, checkpoint):
+        body = lambda c, _: (jnp.tanh(jnp.sin(c)), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body) if checkpoint else body, x, None, 9)[0].sum()
+
+    for checkpoint, expected in ((False, (9 * 2 * 5 + 1, 0)), (True, (9 * 5 + 1, 2 * 5))):
+        traced = jax.make_jaxpr(lambda x, c=checkpoint: loss(x, c))(jnp.zeros(5))
+        assert physical_batch.numbers_of(traced) == expected
 
 
 def test_operations_are_counted_where_they_are():

@@ -137,12 +137,15 @@ class Use:
         stacked: the same input and cotangent with the rows after the iterations of a loop, as it
             stacks them, and the axis of the rows. To move them is to copy them, so blocks are
             taken there.
+        precision: of the products of ``gradients``, which are numbers that norm and sum both read,
+            on an accelerator: as the user's operation has it.
     """
 
     site: Site
     data: jax.Array
     cotangent: jax.Array
     stacked: tuple[jax.Array, jax.Array, int] | None = None
+    precision: Any = jax.lax.Precision.HIGHEST
 
     def rows_from(self, start: jax.Array, size: int) -> "Use":
         """The use by the ``size`` rows that begin at ``start``."""
@@ -151,7 +154,7 @@ class Use:
         def block(x: jax.Array) -> jax.Array:
             return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
 
-        return Use(self.site, block(data), block(cotangent))
+        return Use(self.site, block(data), block(cotangent), None, self.precision)
 
     def masked(self, keep: jax.Array) -> "Use":
         """The use with zeros in the rows not to keep."""
@@ -169,9 +172,12 @@ class Use:
     def gradients(self) -> jax.Array:
         """Per-example gradients, float32 [m, g, p, q]."""
         if not self.site.looks_up:
-            sizes = map(self._rows_per_block, (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE))
-            cpu, default = (functools.partial(self._products, size) for size in sizes)
-            return jax.lax.platform_dependent(cpu=cpu, default=default)
+            full = dataclasses.replace(self, precision=jax.lax.Precision.HIGHEST)
+            cpu = functools.partial(full._products, self._rows_per_block(_PATCH_BYTES))
+            size = self._rows_per_block(_PATCH_BYTES_ELSEWHERE)
+            return jax.lax.platform_dependent(
+                cpu=cpu, default=functools.partial(self._products, size)
+            )
         b = self.site.cotangent(self.cotangent).astype(jnp.float32)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
         scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
@@ -181,7 +187,8 @@ class Use:
         """Per-example gradients, the factors of ``size`` rows at a time."""
         rows = self.data.shape[0]
         if size == rows:
-            return exact_einsum("mgtp,mgtq->mgpq", *self.factors(self.site.key))
+            pair = self.factors(self.site.key)
+            return exact_einsum("mgtp,mgtq->mgpq", *pair, precision=self.precision)
         starts = jnp.arange(0, rows, size)
         found = jax.lax.map(lambda start: self.rows_from(start, size)._products(size), starts)
         return found.reshape(rows, *found.shape[2:])

@@ -3,13 +3,24 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import sites
-from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, reached_in_body
+from jaxdp.clipping.ghost.program import (
+    COND,
+    SCAN,
+    Node,
+    Program,
+    Traced,
+    all_nodes,
+    depends,
+    reached_in_body,
+)
 from jaxdp.clipping.ghost.sites import Joined, Site, View
 
 # What a value is known for, besides parameters that are followed in it.
@@ -33,6 +44,20 @@ _CACHE_BYTES = 8 * 2**20
 # Where per-example gradients are larger than the factors, the ghost norm may cost this share of
 # the parameter's part of an ordinary step before they are held for speed.
 _SHARE = 0.1
+# Of a loss with checkpoints: from so many bytes on (on an accelerator, from what ``_HELD`` says)
+# rows are worked on in microbatches, which take this multiple of an ordinary gradient's memory and
+# have at least so many positions: with fewer the products are small, and adding up the sums of
+# microbatches counts. Measured on two CPU cores (four blocks of width 256: 128 positions took 1.14
+# times the time of 256, which took that of all); for accelerators it is an estimate.
+_MANY_BYTES, _OF_ORDINARY = 16 * 2**20, 1.25
+_POSITIONS, _POSITIONS_ON_ACCELERATOR = 256, 4096
+# On an accelerator: the same in its memory; and of a sum from factors, whose products are of full
+# float32, what a multiplication costs beside one of the user's precision, and of eight blocks of
+# rows at a time what adding them costs an entry, and what starting the programs for it costs. Of an
+# H100: 3 TB/s, 2e13 multiplications of float32 a second and 1.2e14 of tf32, 12 microseconds.
+_WRITTEN, _FULL, _ADDED, _STARTED = 64.0, 0.8, 120.0, 2.4e8
+# Of an accelerator's memory, what per-example gradients and factors may take.
+_HELD = 0.4
 
 
 @dataclasses.dataclass(eq=False)
@@ -236,9 +261,20 @@ class LeafPlan:
 
 
 class Plan(tuple[LeafPlan, ...]):
-    """The rows of a plan; printed, a table."""
+    """The rows of a plan; printed, a table.
 
-    __slots__ = ()
+    Attributes:
+        together: the number of examples that are worked on together.
+        why: why these are fewer than there are; "" if they are all.
+    """
+
+    together: int
+    why: str
+
+    def __new__(cls, rows: Iterable[LeafPlan], together: int = 0, why: str = "") -> "Plan":
+        plan = super().__new__(cls, rows)
+        plan.together, plan.why = together, why
+        return plan
 
     def __str__(self) -> str:
         rows = [("parameter", "engine", "bytes", "operations", "reason")]
@@ -247,7 +283,8 @@ class Plan(tuple[LeafPlan, ...]):
         rows.append(("all", "", f"{held:,}", f"{sum(row.operations for row in self):.2g}", ""))
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(n) for cell, n in zip(r, wide, strict=True)) for r in rows]
-        return "Of every example:\n" + "\n".join(line.rstrip() for line in lines)
+        few = f", {self.together} of which are worked on together ({self.why})" if self.why else ""
+        return f"Of every example{few}:\n" + "\n".join(line.rstrip() for line in lines)
 
 
 def plan_leaves(
@@ -270,6 +307,8 @@ def plan_leaves(
             never does.
     """
     found = []
+    held = sum(4 * math.prod(shape) for shape, why in zip(shapes, frozen, strict=True) if not why)
+    written = batch_size * held <= room_for_gradients()
     for leaf, (path, shape, assumed) in enumerate(zip(paths, shapes, frozen, strict=True)):
         if assumed:
             found.append(LeafPlan(path, "frozen", "not trained", assumed))
@@ -283,7 +322,8 @@ def plan_leaves(
         # the layer's gradient; those of an ordinary step; the bytes of inputs and cotangents, and
         # of the layer's gradients. The ghost norm costs T²(p + q) (Bu et al. 2022,
         # arXiv:2205.10683, table 2), of which a lookup needs T²q only, since its inputs are
-        # compared and not multiplied. The gradient of the layer costs its size.
+        # compared and not multiplied. The gradient of the layer costs its size;
+        # an accelerator writes it faster than it multiplies in full float32, where it has room.
         ghost = layer = ordinary = 0.0
         factors = gradients = 0
         alone = True  # in the loops around it every iteration has a slice of its own
@@ -298,7 +338,10 @@ def plan_leaves(
                 ghost += float(groups) * (p + q)
             entries = float(groups) * p * q
             cached = 4 * entries * batch_size <= _CACHE_BYTES
-            layer += entries * (_IN_CACHE if cached else _IN_MEMORY)
+            layer += entries * (_WRITTEN if written else _IN_CACHE if cached else _IN_MEMORY)
+            if written and dense > 1:
+                eight = 8 * rounding.rows_of_block(dense)
+                ghost += entries * (_FULL * dense + _ADDED / eight) + _STARTED / eight
             for node, site in used:
                 ordinary += 3.0 * groups * site.sizes[1] * p * q
                 sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
@@ -309,7 +352,8 @@ def plan_leaves(
         # The ghost norm where it costs no more; or not much more, and less memory.
         costs = f"{ghost:.2g} against {layer:.2g} operations"
         chosen = "ghost" if engine == "ghost" or ghost <= layer else "layer"
-        if chosen == "layer" and gradients > factors and ghost <= _SHARE * ordinary:
+        spared = not written and gradients > factors and ghost <= _SHARE * ordinary
+        if chosen == "layer" and spared:
             chosen = "ghost"
             costs += f", but {factors:,} against {gradients + factors:,} bytes"
         reason = "as asked" if engine == "ghost" else costs
@@ -322,6 +366,90 @@ def plan_leaves(
         else:
             found.append(LeafPlan(path, chosen, reason, "", factors + gradients, layer))
     return tuple(found)
+
+
+def rows_together(
+    traced: Traced,
+    uses: Uses,
+    plan: Sequence[LeafPlan],
+    shapes: Sequence[tuple[int, ...]],
+    rows: int,
+) -> tuple[int, str]:
+    """The number of rows to work on together, and the reason where that is not all of them, or "".
+
+    With ``jax.checkpoint`` an ordinary gradient holds what enters the parts that it is put around,
+    and of one part at a time what is computed there. The clipped one holds the factors of all
+    parts until the norms are known, so it takes microbatches. Nothing is computed twice for them,
+    and norm and sum are made of the same factors. (A second backward pass with the weights known,
+    Li et al. 2021, arXiv:2110.05679, holds less of one example, but runs every checkpoint again,
+    three quarters of a step, and its cotangents are not those that the norms are of.)
+
+    Args:
+        traced: the loss; ``uses`` and ``plan`` belong to it.
+        uses: where the parameters meet data.
+        plan: the engine of each leaf.
+        shapes: of each leaf.
+        rows: that could be worked on together.
+    """
+    inside: set[Node] = set()  # the operations in checkpoints
+
+    def held(program: Program) -> tuple[int, int]:
+        """The bytes that an ordinary gradient holds of an example, and those of one part besides.
+
+        That is what enters a checkpoint, and elsewhere the operands and results of products.
+        """
+        all_along = part = 0
+        for node in program.nodes:
+            known = zip(node.ins, node.eqn.invars, strict=True)
+            entered = sum(_bytes(var) for ref, var in known if depends(ref, traced.of_example))
+            within = [held(body) for body in node.bodies]
+            if node.bodies and node.name not in (SCAN, COND):
+                inside.update(itertools.chain(*map(all_nodes, node.bodies)))
+                all_along += entered
+                part = max(part, *map(sum, within))
+            elif node.bodies:
+                all_along += node.eqn.params.get("length", 1) * sum(each for each, _ in within)
+                part = max(part, *(each for _, each in within))
+            elif node.name in ("dot_general", "conv_general_dilated") and entered:
+                all_along += entered + sum(map(_bytes, node.eqn.outvars))
+        return all_along, part
+
+    # The bytes of an example: what ordinary and clipped gradients hold. Outside of checkpoints both
+    # hold factors, and the clipped one gradients where its engine forms them.
+    ours = ordinary = sum(held(traced.program))
+    products = [each for each in itertools.chain(*uses.of_leaf.values()) if each[0] in inside]
+    factored = {site.view.leaf for _, site in products}
+    for leaf, (row, shape) in enumerate(zip(plan, shapes, strict=True)):
+        formed = 4 * math.prod(shape) if row.engine in ("layer", "vmap") else 0
+        ours += row.bytes if leaf in factored else formed
+    room = max(_MANY_BYTES, room_for_gradients())
+    if rows * ours < max(room, _OF_ORDINARY * rows * ordinary) or not products:
+        return rows, ""
+
+    # As many as hold, with the running sum and what it lost, no more than an ordinary gradient of
+    # all rows does.
+    trained = zip(plan, shapes, strict=True)
+    sums = sum(8 * math.prod(shape) for row, shape in trained if row.engine != "frozen")
+    most = int((_OF_ORDINARY * rows * ordinary - sums) / ours)
+    positions = max(math.prod(node.out_shape()) // site.sizes[3] for node, site in products)
+    least = _POSITIONS if jax.default_backend() == "cpu" else _POSITIONS_ON_ACCELERATOR
+    most = max(most, -(-least // max(1, positions)))
+    together = rounding.even_size(rows, most)
+    if most >= rows or together * ours + sums >= rows * ours:
+        return rows, ""
+    held_by = f"{together * ours + sums:,} against {rows * ours:,} bytes"
+    return together, f"checkpoints ask for memory, {held_by}"
+
+
+def _bytes(var: Any) -> int:
+    return int(math.prod(var.aval.shape) * var.aval.dtype.itemsize)
+
+
+def room_for_gradients() -> float:
+    """The bytes that per-example gradients may take to be fast on an accelerator; 0 on a CPU."""
+    if jax.default_backend() == "cpu":
+        return 0.0
+    return _HELD * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _is_alone(node: Node, site: Site) -> bool:

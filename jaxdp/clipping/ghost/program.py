@@ -16,7 +16,7 @@ from jaxdp.types import PyTree
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 # What remains of them where the gradient is already taken: their rules are used up.
 _RULED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-_REMAT = ("remat2", "checkpoint", "remat")
+REMAT = ("remat2", "checkpoint", "remat")
 SCAN, COND = "scan", "cond"
 _RAGGED = "ragged_dot_general"
 
@@ -145,7 +145,7 @@ def trace(
 
             numbers.update({var: next(fresh) for var in eqn.outvars})
             # Programs inside stay so: of a checkpoint or a loop, and the branches of a cond.
-            bodies: list[Any] = [eqn.params["jaxpr"]] if name in (*_REMAT, SCAN) else []
+            bodies: list[Any] = [eqn.params["jaxpr"]] if name in (*REMAT, SCAN) else []
             if name == COND and not differentiated:
                 bodies = list(eqn.params["branches"])
             each = [program_of(getattr(b, "jaxpr", b), getattr(b, "consts", ())) for b in bodies]

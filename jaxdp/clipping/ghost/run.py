@@ -126,7 +126,8 @@ def per_example_gradients(
         tap, axis = taps[node], len(site.iterations)
         pair = seen[tap.data_key], cotangents[tap.key]
         data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
-        return Use(site, data, cotangent, (*pair, axis) if axis else None)
+        precision = node.eqn.params.get("precision", jax.lax.Precision.HIGHEST)
+        return Use(site, data, cotangent, (*pair, axis) if axis else None, precision)
 
     found_of: list[LeafGradients | None] = [None] * len(params)
     for key, grads in of_leaves.items():
