@@ -271,23 +271,27 @@ def merge_lookups(rows: jax.Array, grads: jax.Array, size: int) -> tuple[jax.Arr
     equal = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] < size)
     again = jnp.pad(equal, [(0, 0), (1, 0)])
     first = jax.lax.cummax(jnp.where(again, 0, at), axis=1)
-    # Where each is added to, and which leave; of the first of a row none, which is out of range.
-    into = jnp.where(again, jnp.take_along_axis(order, first, axis=1, mode="clip"), positions)
-    leaving = jnp.where(again, order, positions)
-    rows = jax.vmap(lambda row, at: row.at[at].set(size, mode="drop"))(rows, leaving)
+    # Where each is added to, in the order of the text; the first of a row nowhere.
+    places = jnp.take_along_axis(order, first, axis=1, mode="clip")
+    nowhere, later = jnp.full_like(order, positions), jnp.where(again, order, positions)
+    into = jax.vmap(lambda into, at, place: into.at[at].set(place, mode="drop"))(
+        nowhere, later, places
+    )
+    rows = jnp.where(into < positions, size, rows)
 
     def merged(block: int, grads: jax.Array) -> jax.Array:
         """``grads``, changed in their place, ``block`` records at a time."""
 
         def one(number: jax.Array | int, grads: jax.Array) -> jax.Array:
             start = number * block
-            own, kept, places, into_ = (
-                jax.lax.dynamic_slice_in_dim(x, start, block)
-                for x in (grads, rows < size, order, into)
+            each, kept, places = (
+                jax.lax.dynamic_slice_in_dim(x, start, block) for x in (grads, rows < size, into)
             )
-            each = jnp.take_along_axis(own, places[:, :, None], axis=1, mode="clip")
-            own = jnp.where(kept[:, :, None], own, 0.0)
-            own = jax.vmap(lambda x, at, add: x.at[at].add(add, mode="drop"))(own, into_, each)
+            own = jnp.where(kept[:, :, None], each, 0.0)
+            # As one table, one record's places behind another's: half the time of one axis more.
+            before = positions * jax.lax.broadcasted_iota(jnp.int32, places.shape, 0)
+            places = jnp.where(places < positions, before + places, own.size)
+            own = _scattered(own.reshape(-1, own.shape[-1]), places, each).reshape(own.shape)
             return jax.lax.dynamic_update_slice_in_dim(grads, own, start, 0)
 
         return jax.lax.fori_loop(0, records // block, one, grads)
