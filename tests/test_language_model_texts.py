@@ -76,11 +76,13 @@ def test_a_text_is_cut_and_ends_and_an_answer_is_whole(tokenizer, tmp_path):
         {"text": "good film"},
         {"text": "g" * 99},
     ]
-    file = lines_to(tmp_path / "texts.jsonl", given)
+    file = lines_to(tmp_path / "texts.jsonl", given[:1])
     file.write_text(file.read_text("utf-8").replace("\\u2028", "\u2028") + "\n\r\n", "utf-8")
+    plain = lines_to(tmp_path / "plain.jsonl", given[1:])
     ids = lambda text: tokenizer.encode(text).ids  # noqa: E731
     for length in (40, 5):
-        first, second, third = texts.read(file, tokenizer, length)
+        (first,) = texts.read(file, tokenizer, length)
+        second, third = texts.read(plain, tokenizer, length)
         said, asked = ids(" yes"), ids(given[0]["text"])[: length - len(ids(" yes"))]
         assert first["tokens"] == (asked + said + ids(END))[:length]
         assert first["tokens"][slice(*first["answer"])] == said
@@ -111,6 +113,7 @@ def test_a_text_is_cut_and_ends_and_an_answer_is_whole(tokenizer, tmp_path):
         ('{"text": "secret"}', r"line 1: expected an object with \['user'\]"),
         ('{"text": 3, "user": 0}', "line 1: 'text' and 'answer' must be strings"),
         ('{"text": "secret", "answer": "xyzuv", "user": 7}', "must have 1 to 4 tokens.*got 5"),
+        ('{"text": "a", "answer": "b", "user": 7}\n{"text": "a", "user": 7}', "line 2 without"),
     ],
 )
 def test_other_lines_are_refused_with_their_number(tokenizer, tmp_path, line, words):

@@ -22,18 +22,18 @@ parser.add_argument("model", type=Path, help="a folder of Hugging Face's, or a .
 parser.add_argument("private", type=Path, help="private texts")
 parser.add_argument("held_out", type=Path, help="public texts of the kind, to judge by")
 parser.add_argument("folder", type=Path, help="of the run, where one of this name goes on")
-parser.add_argument("--epsilon", type=float, default=8, help="inf trains without privacy")
-parser.add_argument("--delta", type=float, default=1e-5, help="below one over their number")
+parser.add_argument("--epsilon", type=float, default=8, help="8; inf: no privacy")
+parser.add_argument("--delta", type=float, default=1e-5, help="1e-5; below one over --size")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
-parser.add_argument("--size", type=int, help="their number, or users'; public, also if counted")
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--batch", type=int, default=64, help="the expected number of records a step")
-parser.add_argument("--rate", type=float, help="of Adam, at first")
-parser.add_argument("--length", type=int, default=64, help="tokens of the longest text; public")
+parser.add_argument("--size", type=int, help="of texts, or users; counted if not given; public")
+parser.add_argument("--steps", type=int, default=100, help="100")
+parser.add_argument("--batch", type=int, default=64, help="64, expected records a step")
+parser.add_argument("--rate", type=float, help="of Adam, at first; 2e-3, in full 1e-4")
+parser.add_argument("--length", type=int, default=64, help="64, tokens of the longest; public")
 parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
-parser.add_argument("--rows", type=int, default=16, help="records of a physical batch")
-parser.add_argument("--canaries", type=int, default=128, help="of each of two kinds")
+parser.add_argument("--rows", type=int, default=16, help="16, of a physical batch")
+parser.add_argument("--canaries", type=int, default=128, help="128, of each of two kinds")
 parser.add_argument("--prompt", default="Review:", help="what new texts begin with")
 
 
@@ -80,7 +80,7 @@ def main(args):
     )
     models = {"before": params, "after": run.fit(args.steps)}
     if not args.full:
-        weights.save_adapters(args.folder / "adapters", models["after"], f"{args.model}")
+        weights.save_adapters(args.folder / "adapters", models["after"], args.model.name)
     end = next(iter(texts.end_of(tokenizer)), None)
     weights.save_merged(args.folder / "merged", config, models["after"], tokenizer, end)
     shown = {when: judge(found) for when, found in models.items()}

@@ -32,7 +32,7 @@ def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    records = []
+    records, silent = [], []
     for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
@@ -60,6 +60,7 @@ def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
                 f"{where}{answer!r} must have 1 to {length - 1} tokens, one less than a record, "
                 f"got {len(said_ids)}"
             )
+        silent += [] if said else [number]
         ids = ids[: length - len(said_ids)]
         span = np.array([len(ids), len(ids) + len(said_ids)], np.int32)
         # Where there is room, the token that ends a text: so the model learns to stop.
@@ -67,6 +68,10 @@ def read(file, tokenizer, length, needs=(), text="text", answer="answer"):
         records.append({"tokens": tokens, "answer": span, "user": f"{given.get('user')}"})
     if not records:
         raise ValueError(f"{file} must hold texts, one a line, got none")
+    if 0 < len(silent) < len(records):
+        raise ValueError(
+            f"{file}: all lines must have {answer!r}, or none, got line {silent[0]} without"
+        )
     return records
 
 

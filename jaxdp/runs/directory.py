@@ -20,8 +20,9 @@ from jaxdp.runs.written import Written
 SECRET_NOTE = """This folder is SECRET.
 
 It holds the secret of a private training run's draws and noise, and checkpoints not shown yet.
-Whoever reads it can subtract the noise, and the guarantee is void. Publish only what
-`jaxdp export` writes. Delete this folder once the run is finished and needs no resuming.
+Whoever reads it can subtract the noise, and the guarantee is void. Of models publish only what
+the run returned, or `jaxdp export` writes. Delete this folder once the run is finished and needs
+no resuming.
 Where canaries.json is here, it holds which audit canaries took part: `jaxdp audit` needs it.
 """
 SENSITIVE_NOTE = (
