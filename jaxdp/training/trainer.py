@@ -287,6 +287,8 @@ class Trainer:
             trained, place = self._grad_fn.trained(params), self._place
             devices = 1 if place is None else place.devices
             rows = rows_of_least_work(self.mechanism, self.source, work, trained, devices)
+            # Of process 0: other processes' devices may hold more or less.
+            rows = int(processes.from_process_0(lambda: str(rows)))
             self._sampler.set_physical_batch_size(rows if place is None else place.round_up(rows))
         # One program takes every step where one physical batch holds every draw, however many
         # records there are of the declared number: that of the records is private.

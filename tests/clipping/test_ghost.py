@@ -435,3 +435,11 @@ def test_lookups_hold_nothing_that_is_quadratic_in_the_text():
     ids = jnp.zeros((16, 512), jnp.int32)
     run = jit(lambda p, x: grad_fn(p, x, "all").value).lower({"w": jnp.zeros((50, 2))}, ids)
     assert run.compile().memory_analysis().temp_size_in_bytes < 16 * 512 * 64
+
+
+def test_lookups_of_more_numbers_than_32_bits_count():
+    rows, grads = (
+        jax.ShapeDtypeStruct((2048, 1024, *q), k) for q, k in (((), "i"), ((1024,), "f"))
+    )
+    _, merged = jax.eval_shape(lambda *each: leaves.merge_lookups(*each, 50_257), rows, grads)
+    assert merged.shape == grads.shape

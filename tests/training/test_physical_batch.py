@@ -163,6 +163,13 @@ def test_the_rows_of_an_accelerator_fit_and_hold_most_draws(monkeypatch):
     assert 4_096 // 5 <= rows(1e8, 2**17) <= 1_024
 
 
+def test_process_0_chooses_the_rows_for_all(monkeypatch):
+    monkeypatch.setattr("jaxdp.devices.processes.from_process_0", lambda make: "23")
+    train = trainer()
+    train.init(WEIGHTS)
+    assert train.physical_batch_size == 23
+
+
 def test_numbers_that_a_gradient_keeps():
     def loss(x, checkpoint):
         body = lambda c, _: (jnp.tanh(jnp.sin(c)), None)  # noqa: E731

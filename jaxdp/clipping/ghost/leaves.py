@@ -290,8 +290,9 @@ def merge_lookups(rows: jax.Array, grads: jax.Array, size: int) -> tuple[jax.Arr
             own = jnp.where(kept[:, :, None], each, 0.0)
             # As one table, one record's places behind another's: half the time of one axis more.
             before = positions * jax.lax.broadcasted_iota(jnp.int32, places.shape, 0)
-            places = jnp.where(places < positions, before + places, own.size)
-            own = _scattered(own.reshape(-1, own.shape[-1]), places, each).reshape(own.shape)
+            places = jnp.where(places < positions, before + places, places.size)
+            table = own.reshape(places.size, own.shape[-1])
+            own = _scattered(table, places, each).reshape(own.shape)
             return jax.lax.dynamic_update_slice_in_dim(grads, own, start, 0)
 
         return jax.lax.fori_loop(0, records // block, one, grads)
@@ -308,7 +309,7 @@ def _blocks_of(records: int) -> tuple[int, int]:
 
 
 def _scattered(total: jax.Array, rows: jax.Array, grads: jax.Array) -> jax.Array:
-    return total.at[rows.reshape(-1)].add(grads.reshape(-1, grads.shape[-1]), mode="drop")
+    return total.at[rows.reshape(-1)].add(grads.reshape(rows.size, grads.shape[-1]), mode="drop")
 
 
 def _scattered_in_blocks(
