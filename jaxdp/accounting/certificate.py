@@ -49,7 +49,6 @@ from jaxdp.accounting.grid import (
     dominating_atoms,
     law_of_sum,
     log_moments,
-    low_frequencies,
     tilt,
 )
 from jaxdp.accounting.pairs import Pair, bracket_decreasing
@@ -58,13 +57,11 @@ from jaxdp.accounting.tails import Kinds
 Intervals = tuple[tuple[float, float], ...]
 
 SIZES = (1 << 12, 1 << 21)
-_FINEST = 1 << 24  # points of a grid on which few frequencies matter
 GIVEN_UP = 1e-3  # of the tolerance, in delta: what a lower end may give up
 _COARSE_TOLERANCE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE_INTERVAL = 3e-2  # relative: the width from which on moments alone may do better
 _CAP_FACTORS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
-_CELLS_OF_SUMS = 1 << 12  # in which sums beside one large loss are taken together
 _MANY_POINTS = 1 << 18  # points beyond which small losses are tried on a grid of their own
 
 
@@ -140,7 +137,7 @@ def _refine(
     lower, before = 0.0, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
-    tolerance, stalled = 0.175 * goal, 0
+    tolerance, stalled = 0.7 * goal, 0
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint or before == math.inf:
@@ -165,8 +162,7 @@ def _refine(
             return lower, upper
         # The width falls about as the tolerance does: by what is missing, within [5, 256].
         before = width
-        # A grid is two times finer at a quarter.
-        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.25)
+        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)
 
 
 @dataclass(eq=False)
@@ -276,7 +272,7 @@ class Direction:
         parts = DiscretizedComposition(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
-        base = LawProfile(parts.law(chosen.c))
+        base = LawProfile(parts.law(chosen.c), epsilon)
         lost = parts.lost * math.exp(-unit)
 
         # Small losses of lower pairs weigh less than those of laws of total 1, by this factor.
@@ -319,7 +315,7 @@ class Direction:
             q_above = [(float(p.tails(np.asarray([low]))[1][0]), n) for (p, n), low in ends]
             missing = sum(n * (1 - q) for q, n in q_above)
             second *= max(1 - missing, 0.0)
-            short_of = shortfall(parts.groups())
+            groups = parts.groups()
 
         def split(at: float) -> float:
             """Delta's end at epsilon: no loss above a cap, one, and several, added up."""
@@ -331,7 +327,7 @@ class Direction:
             # epsilon by; never more than the event's whole probability.
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
-                short = math.exp(short_of(at))
+                short = math.exp(shortfall(groups, at))
                 several = min(max(several, 0.0) + both * short, both + error_p)
             elif at > 700:
                 several = 0.0
@@ -341,72 +337,45 @@ class Direction:
 
 
 class _SingleLargeLoss:
-    """One step of a kind above its cap, beside the sum of all others below theirs.
-
-    D, the profile of the large loss, is convex in e^-sum. So the sums in a cell count above as two
-    at its ends, with the same mean of e^-sum, and below by the tangent of D at the cell's middle
-    (docs/proofs/certificate.md, Theorem 12).
-    """
+    """One step of a kind above its cap, beside the sum of all others below theirs."""
 
     def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
-        self._law, self._pair, self._count, self._sign, self._atom = others, pair, count, sign, atom
-        self._points = max(others.size // _CELLS_OF_SUMS, 1)
-        first, self._total, gain, self._doubt = others.cells(self._points)
-        ends = np.asarray([atom.top, max(others.last, atom.top)])
-        self._inexact = 1e-15 * others.reach + pair.slack(ends)
-        # e^-sum falls from 1 to ``fall`` less in a cell, relative to its first sum.
-        if sign > 0:
-            reach = self._points * others.width
-            self._sums = np.append(first, first[-1] + reach)
-            self._up = gain / -math.expm1(-reach)
-        else:
-            middle = -math.log1p(0.5 * math.expm1(-(self._points - 1) * others.width))
-            self._sums = first + middle
-            self._up = self._total * math.expm1(middle) - math.exp(middle) * gain
-        self._steep = 1 / -math.expm1(-self._points * others.width) if self._points > 1 else 0.0
+        self._law = others
+        self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
+        # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
+        # together weigh no more than rounding may.
+        live = self._law.weight > max(self._law.error / math.sqrt(others.loss.size), 1e-25)
+        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(others.loss.size)
+        ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
+        self._inexact = 1e-15 * self._law.reach + pair.slack(ends)
+        self._missed = (self._law.alias + rare) * math.exp(self._law.log_scale)
+        self._loss, self._weight = self._law.loss[live], self._law.weight[live]
 
     def __call__(self, epsilon: float) -> float:
         """Certified count * E[D(epsilon - sum of the others)], D the large losses' profile."""
         # D at epsilon less the sum of the others: below the cap every large loss is above it.
         p, q = self._atom.over
-        at = epsilon - self._sums
-        grown = np.exp(np.minimum(at, 700.0))
-        second = grown * q
-        payoff = np.maximum(p - second, 0.0)
+        at = epsilon - self._loss
+        payoff = np.maximum(p - np.exp(np.minimum(at, 700.0)) * q, 0.0)
         beyond = np.flatnonzero(at > self._atom.top)
         if beyond.size:
-            far, other = self._pair.tails(at[beyond])
+            first, second = self._pair.tails(at[beyond])
             r = 2 * self._pair.rounding * self._sign
+            grown = np.exp(np.minimum(at[beyond], 700.0))
             with np.errstate(over="ignore", invalid="ignore"):
-                second[beyond] = np.where(other > 0, grown[beyond] * other, 0.0)
-                far = far * (1 + r) - second[beyond] * (1 - r)
+                far = first * (1 + r) - np.where(second > 0, grown * second, 0.0) * (1 - r)
             if self._sign > 0:
                 # A cut that rounding moved is not the best one.
                 far = np.nan_to_num(far, nan=p) + p * self._inexact
             payoff[beyond] = np.clip(np.nan_to_num(far), 0.0, p)
         # Rounding of the difference, with the exponent's.
-        slack = 4e-16 * (2 + np.abs(at)) * (p + grown * q)
+        slack = 4e-16 * (2 + np.abs(at)) * (p + np.exp(np.minimum(at, 700.0)) * q)
         payoff = np.clip(payoff + self._sign * np.minimum(slack, p), 0.0, p)
         if self._sign < 0:
-            # The slope of the tangent is minus the second law's tail.
             payoff[at > 700] = 0.0
-            slope = np.where(payoff > 0, np.minimum(np.nan_to_num(second), p), 0.0)
-            value = float(self._total @ payoff) - float(self._up @ slope)
-            turned = float(np.abs(self._up) @ slope)
-            size = float(np.abs(self._total) @ payoff) + turned * (1 + 4e14 * self._pair.rounding)
-            size += 0.1 * self._law.reach * float(np.abs(self._total) @ slope)
-            steep = float(np.linalg.norm(slope))
-        else:
-            rise = np.diff(payoff)
-            value = float(self._total @ payoff[:-1]) + float(self._up @ rise)
-            size = float(np.abs(self._total) @ payoff[1:])
-            steep = self._steep * float(np.linalg.norm(rise))
-        # Of all sums, no one pays more than the first of the next cell.
-        norm = math.sqrt(float(payoff @ payoff) + p * p)
-        law = self._law
-        error = law.inexact * math.sqrt(self._points) * norm + self._doubt * (norm + steep)
-        error += (2 * law.relative + 1e-14 + 4e-16 * self._total.size) * size + law.alias * p
-        end = (value + self._sign * error) * math.exp(law.log_scale)
+        value, error = self._law.mean(self._weight, payoff)
+        error += self._missed * p
+        end = value + self._sign * error
         # The largest losses weigh p and no less than nothing, whatever is not a number.
         if self._sign > 0:
             return self._count * (end if end < p else p)
@@ -427,7 +396,6 @@ def _bracket_crossing(
         Unresolved: the end is not a number, or stays above 1.
     """
 
-    @functools.cache
     def excess(epsilon: float) -> float:
         """log of the end of delta over its target; decreasing."""
         value = delta(epsilon)
@@ -505,22 +473,17 @@ def choose_plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
     if epsilon < 1e-9 or log_delta > -3 or short:
         return found
-    largest = found.caps
     for factor in _CAP_FACTORS:
-        if all(factor * epsilon >= high for high in largest):
-            continue
-        # The lower a cap, the more losses are above it: no lower one is better than too low a one.
-        if not _saddle_point(kinds, epsilon, log_delta, factor)[-1] < found.chernoff + 2:
-            break
         other = plan_with_cap(kinds, epsilon, log_delta, factor)
         shorter = other.last - other.first <= 0.5 * (found.last - found.first)
-        if not other.split or not (shorter or other.chernoff < found.chernoff - 2):
+        clearer = other.chernoff < found.chernoff - 2
+        if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
             continue
         # What two steps above the cap may add beyond their P - e^epsilon Q must be little.
         spans = list(zip(other.lows, other.caps, strict=True))
         atoms, width = _coarse_atoms(kinds, epsilon, spans, other.caps)
         both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
-        several = math.log(both + 1e-320) + shortfall([(atoms, width)])(epsilon)
+        several = math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
         if several - log_delta < -12:
             found = other
     return found
@@ -648,23 +611,22 @@ def plan_with_cap(kinds: Kinds, epsilon: float, log_delta: float, factor: float)
     )
 
 
-def shortfall(groups: Sequence[tuple[AtomCounts, float]]) -> Callable[[float], float]:
+def shortfall(groups: Sequence[tuple[AtomCounts, float]], epsilon: float) -> float:
     """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
 
     Chernoff's, as in ``_saddle_point``, of the steps below it. How many these are is not known, so
     that only what raises a moment is counted. At most 0 is of use: then the event's probability
-    bounds what it adds. Groups are of atoms and the widths of their grids; the bound is a function
-    of epsilon.
+    bounds what it adds. Groups are of atoms and the widths of their grids.
     """
     tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
     if not tops or min(tops) < 0:
-        return lambda epsilon: 0.0 if tops else -math.inf
+        return -math.inf if not tops else 0.0
     b = np.geomspace(1e-3, 1e9, 49)
-    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops))
+    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops) - epsilon)
     for atom, n, width in ((a, n, width) for atoms, width in groups for a, n in atoms):
         one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
         bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
-    return lambda epsilon: min(float(np.nanmin(bound + (1 + b) * epsilon)) + 1e-3, 0.0)
+    return min(float(np.nanmin(bound)) + 1e-3, 0.0)
 
 
 class DiscretizedComposition:
@@ -776,15 +738,6 @@ def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
     best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
     if plan.lattice > width or size < 1 << 14:
         return best
-    # Where few frequencies matter, a fine grid costs no more than its atoms.
-    finer = max(size, 1 << math.ceil(math.log2(needed))) if needed < _FINEST else size
-    rate = plan.c * plan.grid
-    kinds = [
-        (np.rint(a.index * (plan.grid * finer / reach)).astype(int), tilt(a, rate)[0], n)
-        for a, n in plan.atoms
-    ]
-    if needed < _FINEST and low_frequencies(kinds, finer):
-        return best if finer == size else Layout((reach / finer,), 1, finer, finer)
     other = _bunched_layout(plan, True, 0.25 * tolerance)
     best = other if other and other.points < 0.6 * best.points else best
     if best.points > _MANY_POINTS:
