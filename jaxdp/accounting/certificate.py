@@ -152,13 +152,18 @@ def _refine(
         # A plan serves all that is about it.
         if end == direction.epsilon_end and not abs(upper - near) < 1e-3 * near:
             near = max(upper, 1e-12)
-        if direction.lower is None:
-            return 0.0, upper
-        if not 0 <= hint - lower <= enough * hint:
+        both = direction.lower is not None
+        if both and not 0 <= hint - lower <= enough * hint:
             lower = max(lower, end(False, near, tolerance))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
         width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
+        if direction.exhausted and before == math.inf and width > goal:
+            # No grid is so fine: the goal itself may ask for one that is.
+            direction.exhausted, tolerance, before, stalled = False, 0.7 * goal, width, 1
+            continue
+        if not both:
+            return 0.0, upper
         # Ends that do not approach are those of different pairs, or rounding's.
         stalled += width > 0.9 * before
         if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:

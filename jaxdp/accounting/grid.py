@@ -557,9 +557,9 @@ def _powers(one: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
 class LawProfile:
     """delta(epsilon) = E[(1 - e^(epsilon - sum))+], from the transform of a tilted law.
 
-    The payoff on the grid is a difference of two geometric series from the first loss above
-    epsilon to the last of the window, so that its transform is known in closed form; the sum of
-    products of two laws is that of products of their transforms.
+    The payoff on the grid is a sum of geometric series from the first loss above epsilon to the
+    last of the window, so that its transform is known in closed form; the sum of products of two
+    laws is that of products of their transforms.
     """
 
     def __init__(self, law: Law) -> None:
@@ -570,11 +570,12 @@ class LawProfile:
         self._digits = k[:, 0], k[0]
         both = np.where((k == 0) | (2 * k == law.size), 1.0, 2.0) / law.size
         weighed = np.where(k < count, both, 0.0) * np.resize(law.values, k.shape)
-        turn = 2j * math.pi / law.size * k
-        self._terms = [
-            (rate, weighed / -np.expm1(turn - rate * law.width)) for rate in (law.c, 1 + law.c)
-        ]
-        self._moduli = [float(np.abs(terms).sum()) for _, terms in self._terms]
+        c, width, turn = law.c, law.width, 2j * math.pi / law.size * k
+        series = weighed / -np.expm1(turn - c * width)
+        # What 1 - e^-x grows by in a step of the grid, and the same for all later ones.
+        rise = np.exp(turn - c * width) * -math.expm1(-width)
+        self._terms = series, series * rise / -np.expm1(turn - (1 + c) * width)
+        self._moduli = [float(np.abs(terms).sum()) for terms in self._terms]
         self._slack = 2 * _U * (sum(k.shape) + 50)
 
     def __call__(self, epsilon: float, log_unit: float) -> tuple[float, float]:
@@ -587,24 +588,32 @@ class LawProfile:
         # The first point above epsilon, and that beyond the last one.
         start = max(math.floor((epsilon - law.offset) / law.width) + 1, law.start)
         end = law.start + law.size
-        value, size, sign = 0.0, 0.0, 1
+        value = error = 0.0
+        # What the rounding of losses and epsilon may move a distance by.
+        off = 8 * _U * max(law.reach, abs(epsilon))
         if start < end:
-            near, far = (law.offset + law.width * point - epsilon for point in (start, end))
-            first, last = self._turned(start), self._turned(end)
-            for (rate, terms), modulus in zip(self._terms, self._moduli, strict=True):
-                begun, ended = (math.exp(-rate * max(at, 0.0)) for at in (near, far))
-                series = (terms * (begun * first - ended * last)).real
-                value += sign * float(series.sum(axis=1).sum())
-                size, sign = size + modulus * (begun + ended), -1
-        # The rounding of losses, epsilon and the unit, as of a relative error.
-        inexact = 4 * _U * ((1 + c) * law.reach + abs(log_unit))
+            for point, sign in ((start, 1), (end, -1)):
+                x = max(law.offset + law.width * point - epsilon, 0.0)
+                turned, damped = self._turned(point), math.exp(-c * x)
+                late = damped * math.exp(-x)
+                # Two factors that depend on the distance, and their slopes.
+                parts = damped * -math.expm1(-x), late
+                slopes = late + c * parts[0], (1 + c) * late
+                for i, terms in enumerate(self._terms):
+                    series = float((terms * turned).real.sum(axis=1).sum())
+                    value += sign * parts[i] * series
+                    error += self._slack * parts[i] * self._moduli[i]
+                    error += off * slopes[i] * abs(series)
+                # A point on the wrong side of epsilon.
+                if sign > 0 and not off < x < law.width - off:
+                    error += 4 * off * damped * self._moduli[0]
         value = max(value, 0.0)
-        error = (self._slack + inexact) * size + law.relative * value
+        error += (4 * _U * abs(log_unit) + c * off + law.relative) * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
         norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
-        late = math.exp(-c * max(law.last - epsilon, 0.0))
-        error += law.inexact * norm + law.alias * peak + law.above * late
+        beyond = math.exp(-c * max(law.last - epsilon, 0.0))
+        error += law.inexact * norm + law.alias * peak + law.above * beyond
         scale = math.exp(log_scale)
         return value * scale, error * scale + 1e-300
 

@@ -96,6 +96,19 @@ def test_the_profile_of_a_sum(kinds, c, epsilon):
     assert profile(-700 / c, 0.0) == (0.0, math.inf)
 
 
+@pytest.mark.parametrize(("c", "width", "middle"), [(4e4, 1e-7, 0.0), (5e-4, 5.0, 3e5)])
+def test_beyond_the_largest_sum_of_a_lattice_hardly_anything_is_in_doubt(c, width, middle):
+    """No frequency is negligible, the tilt is steep or the losses are large."""
+    kinds = [(atoms([-1000, 0, 1000], [0.3, 0.3, 0.4], offset=middle / 3), 3)]
+    law = Law(kinds, width, middle - 4000 * width, 1 << 13, c, (0.0, 0.0))
+    profile, top = LawProfile(law), middle + 3000 * width
+    value, error = profile(top + 0.3 * width, law.log_scale - c * top)
+    assert value + error < 2e-15 / min(c, 1)
+    value, error = profile(top - 2.3 * width, law.log_scale - c * top)
+    truth = 0.4**3 * -math.expm1(-2.3 * width) / math.exp(law.log_scale - c * top)
+    assert abs(value - truth) <= error <= 1e-8 * truth
+
+
 @pytest.mark.parametrize(("low", "high"), [(-100, 3), (-3, 100), (-100, 100)])
 @pytest.mark.parametrize("c", [0.3, 1.0])
 def test_what_lies_outside_of_the_window_is_in_the_error(low, high, c):
