@@ -277,7 +277,9 @@ class ClippedGrad:
         # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
         losses.note_assumed(draw.ticket, engines, params)
         options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
-        assert totals is not None  # a draw has a physical batch at least
+        if totals is None:  # a draw without physical batches
+            none = None if bound is None else jnp.zeros([], jnp.float32)
+            totals = _zeros(grad_fn, grad_fn.trained(there)), none
         total, votes = totals
         if lost is not None:
             with placement.using_mesh(mesh):
@@ -389,10 +391,7 @@ class ClippedGrad:
                 more = rounding.add_compensated(total, lost, clipped.total)
                 return (*more, votes + clipped.votes), info
 
-            zeros = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, jnp.float32), self.trained(params)
-            )
-            zeros = _sharded(self, zeros)
+            zeros = _zeros(self, self.trained(params))
             start = zeros, zeros, jnp.zeros([], jnp.float32)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
             info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
@@ -642,7 +641,7 @@ def _add(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _zeros(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
-    return _sharded(grad_fn, jax.tree.map(jnp.zeros_like, total))
+    return _sharded(grad_fn, jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), total))
 
 
 def _sharded(grad_fn: ClippedGrad, total: PyTree) -> PyTree:
