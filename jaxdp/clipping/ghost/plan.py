@@ -435,8 +435,8 @@ def rows_together(
     least = _POSITIONS if jax.default_backend() == "cpu" else _POSITIONS_ON_ACCELERATOR
     most = max(most, -(-least // max(1, positions)))
     together = rounding.even_size(rows, most)
-    if most >= rows or together * ours + sums >= rows * ours:
-        return rows, ""
+    if most >= rows or 2 * (together * ours + sums) > rows * ours:
+        return rows, ""  # less than half is saved
     held_by = f"{together * ours + sums:,} against {rows * ours:,} bytes"
     return together, f"checkpoints ask for memory, {held_by}"
 
