@@ -20,6 +20,7 @@ from scipy import special
 
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import sum_physical_batch
+from jaxdp.clipping.ghost.plan import device_memory
 from jaxdp.clipping.ghost.program import REMAT, inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.source import ArraySource, Source
@@ -122,7 +123,7 @@ def _likely_to_fit(numbers: float, parameters: int) -> int:
 
     Of each parameter, too, where that leaves more than a few rows; else norms hold less.
     """
-    if _memory() is None:
+    if device_memory() is None:
         return 1_024
     rows = memory_budget() // int(8.0 * numbers + 4.0 * parameters + 1.0)
     return max(1, rows if rows >= _MULTIPLE else int(memory_budget() // (16.0 * numbers + 1.0)))
@@ -216,17 +217,12 @@ def memory_budget() -> int:
     if device.platform == "cpu":
         if hasattr(os, "sysconf"):
             return int(_SHARE_OF_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    elif found := _memory():
+    elif found := device_memory():
         return int(_SHARE * found)
     raise ValueError(
         "physical_batch_size must be a number where the device does not tell its memory, got "
         f'"auto" on {device.device_kind}'
     )
-
-
-def _memory() -> int | None:
-    """The bytes of an accelerator; None where it does not say."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: Mechanism) -> int:

@@ -149,7 +149,7 @@ def test_the_choice_of_a_trainer():
 def test_the_rows_of_an_accelerator_fit_and_hold_most_draws(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(physical_batch, "memory_budget", lambda: 2**30)
-    monkeypatch.setattr(physical_batch, "_memory", lambda: 2**30)
+    monkeypatch.setattr(physical_batch, "device_memory", lambda: 2**30)
     source, mech = as_source(np.ones((10**6, 8), np.float32)), mechanism(4_096, 10**6)
 
     def rows(operations, numbers):

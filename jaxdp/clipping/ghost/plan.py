@@ -447,9 +447,12 @@ def _bytes(var: Any) -> int:
 
 def room_for_gradients() -> float:
     """The bytes that per-example gradients may take to be fast on an accelerator; 0 on a CPU."""
-    if jax.default_backend() == "cpu":
-        return 0.0
-    return _HELD * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    return 0.0 if jax.default_backend() == "cpu" else _HELD * (device_memory() or 0)
+
+
+def device_memory() -> int | None:
+    """The bytes of a device's own memory; None where it does not say, as a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def _is_alone(node: Node, site: Site) -> bool:
