@@ -15,7 +15,7 @@ From an event to ``Bound(lower, estimate, upper)``, in the order in which it hap
    ``choose_plan`` chooses a tilt, a window for the sum and a cap on the losses, ``choose_layout``
    the widths of the grids, ``DiscretizedComposition`` puts every kind of step on them
    (``grid.dominating_atoms``, ``grid.dominated_atoms``) and sums them (``grid.law_of_sum``).
-5. ``grid.LawProfile`` reads delta off the sum, with a bound on all rounding. Where one step may
+5. ``grid.profile_of`` reads delta off the sum, with a bound on all rounding. Where one step may
    lose far more than the others together, its losses end at a cap: no step above the cap is the
    FFT's part, one step above it is ``_SingleLargeLoss``, several enter by ``two_or_more``.
 6. Where rounding drowns the sum, ``tails`` gives both ends from its moments alone.
@@ -41,7 +41,6 @@ from jaxdp.accounting.grid import (
     AtomsOfWidth,
     LargeLosses,
     Law,
-    LawProfile,
     Layout,
     SmallLosses,
     TiltedMoments,
@@ -49,6 +48,8 @@ from jaxdp.accounting.grid import (
     dominating_atoms,
     law_of_sum,
     log_moments,
+    low_frequencies,
+    profile_of,
     tilt,
 )
 from jaxdp.accounting.pairs import Pair, bracket_decreasing
@@ -57,11 +58,13 @@ from jaxdp.accounting.tails import Kinds
 Intervals = tuple[tuple[float, float], ...]
 
 SIZES = (1 << 12, 1 << 21)
+_FINEST = 1 << 22  # points of a grid on which few frequencies matter
 GIVEN_UP = 1e-3  # of the tolerance, in delta: what a lower end may give up
 _COARSE_TOLERANCE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE_INTERVAL = 3e-2  # relative: the width from which on moments alone may do better
 _CAP_FACTORS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
+_CELLS_OF_SUMS = 1 << 14  # in which sums beside one large loss are taken together
 _MANY_POINTS = 1 << 18  # points beyond which small losses are tried on a grid of their own
 
 
@@ -272,7 +275,7 @@ class Direction:
         parts = DiscretizedComposition(kinds, chosen, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms, sign = parts.kinds, parts.atoms, 1 if high else -1
-        base = LawProfile(parts.law(chosen.c), epsilon)
+        base = profile_of(parts.law(chosen.c), epsilon)
         lost = parts.lost * math.exp(-unit)
 
         # Small losses of lower pairs weigh less than those of laws of total 1, by this factor.
@@ -315,7 +318,7 @@ class Direction:
             q_above = [(float(p.tails(np.asarray([low]))[1][0]), n) for (p, n), low in ends]
             missing = sum(n * (1 - q) for q, n in q_above)
             second *= max(1 - missing, 0.0)
-            groups = parts.groups()
+            short_of = shortfall(parts.groups())
 
         def split(at: float) -> float:
             """Delta's end at epsilon: no loss above a cap, one, and several, added up."""
@@ -327,7 +330,7 @@ class Direction:
             # epsilon by; never more than the event's whole probability.
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
-                short = math.exp(shortfall(groups, at))
+                short = math.exp(short_of(at))
                 several = min(max(several, 0.0) + both * short, both + error_p)
             elif at > 700:
                 several = 0.0
@@ -337,45 +340,72 @@ class Direction:
 
 
 class _SingleLargeLoss:
-    """One step of a kind above its cap, beside the sum of all others below theirs."""
+    """One step of a kind above its cap, beside the sum of all others below theirs.
+
+    D, the profile of the large loss, is convex in e^-sum. So the sums in a cell count above as two
+    at its ends, with the same mean of e^-sum, and below by the tangent of D at the cell's middle
+    (docs/proofs/certificate.md, Theorem 12).
+    """
 
     def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
-        self._law = others
-        self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
-        # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
-        # together weigh no more than rounding may.
-        live = self._law.weight > max(self._law.error / math.sqrt(others.loss.size), 1e-25)
-        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(others.loss.size)
-        ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
-        self._inexact = 1e-15 * self._law.reach + pair.slack(ends)
-        self._missed = (self._law.alias + rare) * math.exp(self._law.log_scale)
-        self._loss, self._weight = self._law.loss[live], self._law.weight[live]
+        self._law, self._pair, self._count, self._sign, self._atom = others, pair, count, sign, atom
+        self._points = max(others.size // _CELLS_OF_SUMS, 1)
+        first, self._total, gain, self._doubt = others.cells(self._points)
+        ends = np.asarray([atom.top, max(others.last, atom.top)])
+        self._inexact = 1e-15 * others.reach + pair.slack(ends)
+        # e^-sum falls from 1 to ``fall`` less in a cell, relative to its first sum.
+        if sign > 0:
+            reach = self._points * others.width
+            self._sums = np.append(first, first[-1] + reach)
+            self._up = gain / -math.expm1(-reach)
+        else:
+            middle = -math.log1p(0.5 * math.expm1(-(self._points - 1) * others.width))
+            self._sums = first + middle
+            self._up = self._total * math.expm1(middle) - math.exp(middle) * gain
+        self._steep = 1 / -math.expm1(-self._points * others.width) if self._points > 1 else 0.0
 
     def __call__(self, epsilon: float) -> float:
         """Certified count * E[D(epsilon - sum of the others)], D the large losses' profile."""
         # D at epsilon less the sum of the others: below the cap every large loss is above it.
         p, q = self._atom.over
-        at = epsilon - self._loss
-        payoff = np.maximum(p - np.exp(np.minimum(at, 700.0)) * q, 0.0)
+        at = epsilon - self._sums
+        grown = np.exp(np.minimum(at, 700.0))
+        second = grown * q
+        payoff = np.maximum(p - second, 0.0)
         beyond = np.flatnonzero(at > self._atom.top)
         if beyond.size:
-            first, second = self._pair.tails(at[beyond])
+            far, other = self._pair.tails(at[beyond])
             r = 2 * self._pair.rounding * self._sign
-            grown = np.exp(np.minimum(at[beyond], 700.0))
             with np.errstate(over="ignore", invalid="ignore"):
-                far = first * (1 + r) - np.where(second > 0, grown * second, 0.0) * (1 - r)
+                second[beyond] = np.where(other > 0, grown[beyond] * other, 0.0)
+                far = far * (1 + r) - second[beyond] * (1 - r)
             if self._sign > 0:
                 # A cut that rounding moved is not the best one.
                 far = np.nan_to_num(far, nan=p) + p * self._inexact
             payoff[beyond] = np.clip(np.nan_to_num(far), 0.0, p)
         # Rounding of the difference, with the exponent's.
-        slack = 4e-16 * (2 + np.abs(at)) * (p + np.exp(np.minimum(at, 700.0)) * q)
+        slack = 4e-16 * (2 + np.abs(at)) * (p + grown * q)
         payoff = np.clip(payoff + self._sign * np.minimum(slack, p), 0.0, p)
         if self._sign < 0:
+            # The slope of the tangent is minus the second law's tail.
             payoff[at > 700] = 0.0
-        value, error = self._law.mean(self._weight, payoff)
-        error += self._missed * p
-        end = value + self._sign * error
+            slope = np.where(payoff > 0, np.minimum(np.nan_to_num(second), p), 0.0)
+            value = float(self._total @ payoff) - float(self._up @ slope)
+            turned = float(np.abs(self._up) @ slope)
+            size = float(np.abs(self._total) @ payoff) + turned * (1 + 4e14 * self._pair.rounding)
+            size += 0.1 * self._law.reach * float(np.abs(self._total) @ slope)
+            steep = float(np.linalg.norm(slope))
+        else:
+            rise = np.diff(payoff)
+            value = float(self._total @ payoff[:-1]) + float(self._up @ rise)
+            size = float(np.abs(self._total) @ payoff[1:])
+            steep = self._steep * float(np.linalg.norm(rise))
+        # Of all sums, no one pays more than the first of the next cell.
+        norm = math.sqrt(float(payoff @ payoff) + p * p)
+        law = self._law
+        error = law.inexact * math.sqrt(self._points) * norm + self._doubt * (norm + steep)
+        error += (2 * law.relative + 1e-14 + 4e-16 * self._total.size) * size + law.alias * p
+        end = (value + self._sign * error) * math.exp(law.log_scale)
         # The largest losses weigh p and no less than nothing, whatever is not a number.
         if self._sign > 0:
             return self._count * (end if end < p else p)
@@ -396,6 +426,7 @@ def _bracket_crossing(
         Unresolved: the end is not a number, or stays above 1.
     """
 
+    @functools.cache
     def excess(epsilon: float) -> float:
         """log of the end of delta over its target; decreasing."""
         value = delta(epsilon)
@@ -473,17 +504,22 @@ def choose_plan(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
     if epsilon < 1e-9 or log_delta > -3 or short:
         return found
+    largest = found.caps
     for factor in _CAP_FACTORS:
+        if all(factor * epsilon >= high for high in largest):
+            continue
+        # The lower a cap, the more losses are above it: no lower one is better than too low a one.
+        if not _saddle_point(kinds, epsilon, log_delta, factor)[-1] < found.chernoff + 2:
+            break
         other = plan_with_cap(kinds, epsilon, log_delta, factor)
         shorter = other.last - other.first <= 0.5 * (found.last - found.first)
-        clearer = other.chernoff < found.chernoff - 2
-        if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
+        if not other.split or not (shorter or other.chernoff < found.chernoff - 2):
             continue
         # What two steps above the cap may add beyond their P - e^epsilon Q must be little.
         spans = list(zip(other.lows, other.caps, strict=True))
         atoms, width = _coarse_atoms(kinds, epsilon, spans, other.caps)
         both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
-        several = math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
+        several = math.log(both + 1e-320) + shortfall([(atoms, width)])(epsilon)
         if several - log_delta < -12:
             found = other
     return found
@@ -611,22 +647,23 @@ def plan_with_cap(kinds: Kinds, epsilon: float, log_delta: float, factor: float)
     )
 
 
-def shortfall(groups: Sequence[tuple[AtomCounts, float]], epsilon: float) -> float:
+def shortfall(groups: Sequence[tuple[AtomCounts, float]]) -> Callable[[float], float]:
     """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
 
     Chernoff's, as in ``_saddle_point``, of the steps below it. How many these are is not known, so
     that only what raises a moment is counted. At most 0 is of use: then the event's probability
-    bounds what it adds. Groups are of atoms and the widths of their grids.
+    bounds what it adds. Groups are of atoms and the widths of their grids; the bound is a function
+    of epsilon.
     """
     tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
     if not tops or min(tops) < 0:
-        return -math.inf if not tops else 0.0
+        return lambda epsilon: 0.0 if tops else -math.inf
     b = np.geomspace(1e-3, 1e9, 49)
-    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops) - epsilon)
+    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops))
     for atom, n, width in ((a, n, width) for atoms, width in groups for a, n in atoms):
         one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
         bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
-    return min(float(np.nanmin(bound)) + 1e-3, 0.0)
+    return lambda epsilon: min(float(np.nanmin(bound + (1 + b) * epsilon)) + 1e-3, 0.0)
 
 
 class DiscretizedComposition:
@@ -648,6 +685,9 @@ class DiscretizedComposition:
         added = factor * float(weight @ distance**2) / 6
         self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
         self._inner: list[tuple[SmallLosses, int]] = []
+        self._found: dict[float, list[Atoms]] = {}  # by the width of the grid
+        if self.layout.few and not self._few_matter():
+            self.layout = choose_layout(plan, tolerance, few=False)
         if self.layout.small:
             each = zip(kinds, self.layout.small, strict=True)
             self._inner = [(SmallLosses(pair, *ends), n) for (pair, n), ends in each]
@@ -659,7 +699,6 @@ class DiscretizedComposition:
                     count = binomial_upper_bound(n, LargeLosses(inner).chance(), log_lost)
                     self._inner[i] = inner, n - count
                     self.lost += math.exp(log_lost) if count < n else 0.0
-        self._found: dict[float, list[Atoms]] = {}  # by the width of the grid
         self.atoms = self._atoms_on(self.layout.widths[-1 if self._inner else 0])
 
     def groups(self) -> list[tuple[AtomCounts, float]]:
@@ -676,6 +715,18 @@ class DiscretizedComposition:
         steps: AtomsOfWidth = self._small_loss_atoms if self._inner else outer
         large = (outer, tilted_moments(plan, c, grids.small)) if self._inner else None
         return law_of_sum(steps, self._put, grids, tilted_moments(plan, c), plan.first, large)
+
+    def _few_matter(self) -> bool:
+        """True if few frequencies matter to the atoms of the only grid, as they do to coarse ones.
+
+        Losses on a lattice of their own come back at other frequencies.
+        """
+        (width,), size = self.layout.widths, self.layout.size
+        atoms = self._atoms_on(width)
+        return all(
+            low_frequencies([(a.index, tilt(a, c * width)[0], n) for a, n in atoms], size)
+            for c in ((self._plan.c, 0.0) if self._plan.split else (self._plan.c,))
+        )
 
     def _atoms_on(self, width: float, without: int | None = None) -> AtomCounts:
         """The atoms of ``kinds`` on a grid with their numbers, ``without`` one step of a kind."""
@@ -720,11 +771,12 @@ def binomial_upper_bound(n: int, chance: float, log_target: float) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
+def choose_layout(plan: SumPlan, tolerance: float, few: bool = True) -> Layout:
     """The grids with the fewest points on which both ends differ by about ``tolerance`` of epsilon.
 
     One grid; or one for bunches of steps and a coarser one for their sum; or one for small losses
-    and a coarser one, to which large losses go at once.
+    and a coarser one, to which large losses go at once. Where ``few`` frequencies matter to coarse
+    atoms, a fine grid costs no more than its atoms: then it is one, however long.
     """
     reach = plan.last - plan.first
     needed = reach / _widest_grid(plan, tolerance)
@@ -738,6 +790,13 @@ def choose_layout(plan: SumPlan, tolerance: float) -> Layout:
     best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
     if plan.lattice > width or size < 1 << 14:
         return best
+    if few and 2 * needed <= _FINEST:
+        # One half as wide as needed spares a second, finer one for a lower end.
+        finer = 2 << math.ceil(math.log2(needed))
+        scale, rate = plan.grid * finer / reach, plan.c * plan.grid
+        kinds = [(np.rint(a.index * scale).astype(int), tilt(a, rate)[0], n) for a, n in plan.atoms]
+        if low_frequencies(kinds, finer):
+            return Layout((reach / finer,), 1, finer, finer, few=True)
     other = _bunched_layout(plan, True, 0.25 * tolerance)
     best = other if other and other.points < 0.6 * best.points else best
     if best.points > _MANY_POINTS:

@@ -276,12 +276,12 @@ def _log_characteristic(log_weight: Array, loss: Array, y: Array) -> Complex:
     weight, loss = np.exp(log_weight[keep] - log_weight.max()), loss[keep]
     weight /= weight.sum()
     mean = float(weight @ loss)
-    excess, width = np.zeros(y.size, dtype=complex), math.isqrt(y.size) + 1
+    excess, width, spacing = np.zeros(y.size, dtype=complex), math.isqrt(y.size) + 1, float(y[1])
     part = 60_000 // y.size  # products so small that no library starts threads for them
     for i in range(0, loss.size, 1024):
         points, some = loss[i : i + 1024] - mean, weight[i : i + 1024]
-        half = (0.5 * steps[:, None] * points for steps in (y[:width], y[::width]))
-        fine, coarse = (2 * sin * (1j * np.cos(h) - sin) for h in half for sin in (np.sin(h),))
+        fine = _turns(points * spacing, width)
+        coarse = _turns(points * (spacing * width), -(-y.size // width))
         weighed = coarse * some
         sums = weighed.sum(axis=1)[:, None] + (fine * some).sum(axis=1)
         for j in range(0, points.size, part):
@@ -291,6 +291,19 @@ def _log_characteristic(log_weight: Array, loss: Array, y: Array) -> Complex:
     square = 2 * excess.real + excess.real**2 + excess.imag**2
     turn = np.arctan2(excess.imag, 1 + excess.real) + mean * y
     return np.asarray(0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * turn)
+
+
+def _turns(angle: Array, count: int) -> Complex:
+    """[count, m] e^(i k angle) - 1, by doubling: (1 + a)^2 - 1 = a (a + 2)."""
+    turns = np.zeros((count, angle.size), dtype=complex)
+    sin, cos = np.sin(0.5 * angle), np.cos(0.5 * angle)
+    turns[1:2] = 2 * sin * (1j * cos - sin)
+    for k in range(2, count):
+        half = turns[k // 2]
+        turns[k] = half * (half + 2)
+        if k % 2:
+            turns[k] += turns[1] * (turns[k] + 1)
+    return turns
 
 
 def epsilon(run: "FlatRun", relation: Relation, delta: float) -> float:

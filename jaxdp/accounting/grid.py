@@ -13,9 +13,10 @@ docs/proofs/certificate.md holds the argument; ``certificate`` asks for what is 
 3. ``law_of_sum`` adds up all steps. ``Law`` is one tilted FFT whose rounding is bounded (Theorems 6
    and 7). Many steps are summed in bunches, whose law is a pair again (``BunchPair``) and is put on
    a coarser grid (Theorem 8).
-4. ``LawProfile`` reads delta off the law, with its error.
+4. ``profile_of`` reads delta off the law, or off its transform, with its error.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -333,7 +334,9 @@ def log_moments(atoms: AtomCounts, width: float, orders: Array) -> Array:
         exponent = orders[:, None] * (width * atom.index) + log_mass
         peak = exponent.max(axis=1)
         total += n * (orders * atom.offset + peak)
-        total += n * np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
+        # Subnormal numbers are slow: no term is less than e^-700 of the largest.
+        terms = np.exp(np.maximum(exponent - peak[:, None], -700.0))
+        total += n * np.log(terms.sum(axis=1))
     return total
 
 
@@ -341,12 +344,16 @@ class Law:
     """The law of a sum of losses, tilted by exp(c loss), on ``size`` points of a grid.
 
     Attributes:
-        loss: [size] increasing.
+        first: the least loss.
+        last: the largest.
         width: of their grid.
-        weight: [size] the tilted probability of each loss, over exp(log_scale - c reference).
+        size: number of its points.
+        values: [k] complex; the law's transform at its lowest frequencies. It is negligible at
+            the others.
         c: the tilt.
         log_scale: log E[exp(c sum)], the sum without the tilt.
-        error: bound on the l2 norm of the error of ``weight`` by rounding.
+        inexact: bound on the l2 norm of the error by rounding of the law with these ``values``.
+        error: the same of ``weight``.
         relative: bound on a relative error of all weights together.
         alias: bound on the tilted probability outside the window, which is wrapped into it.
         above: bound on the part of that which lies above the window.
@@ -375,69 +382,250 @@ class Law:
             Unresolved: a step has no loss on so coarse a grid, or one beyond all digits.
         """
         self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
-        self.width = width
-        offset = math.fsum(n * a.offset for a, n in atoms)
-        start = math.floor((first - offset) / width)
-        self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
-        reach = abs(float(self.loss[0])) + abs(float(self.loss[-1]))
-        reach += sum(n * abs(a.offset) for a, n in atoms)
-        self.reach = reach
-        self.log_scale, self.relative = c * offset, 16 * _U * (1 + c * reach)
+        self.width, self.size = width, size
+        self.offset = math.fsum(n * a.offset for a, n in atoms)
+        self.start = math.floor((first - self.offset) / width)
+        self.first = self.offset + width * self.start
+        self.last = self.offset + width * (self.start + size - 1)
+        self.reach = abs(self.first) + abs(self.last) + sum(n * abs(a.offset) for a, n in atoms)
+        self.log_scale, self.relative = c * self.offset, 16 * _U * (1 + c * self.reach)
         # Error of an FFT of a power of two, over the input's norm: l2 of l2, or largest of l1.
         # Higham 2002, "Accuracy and Stability of Numerical Algorithms", Theorem 24.2, with twiddle
         # factors good to an ulp; each output is a sum over paths of log2(size) factors, hence also
         # by l1.
-        transform = math.log2(size) * 8 * _U
-        # Only frequencies at which the product is not negligible are kept.
-        live = np.arange(size // 2 + 1)
-        logs, turned = np.zeros(live.size, dtype=complex), np.zeros(live.size)
-        lines: list[tuple[int, Array, float, float]] = []
+        self._transform = math.log2(size) * 8 * _U
+        tilted = []
         for atom, n in atoms:
             if n == 0:
                 continue
             law, log_total, largest = tilt(atom, c * width)
             self.log_scale += n * log_total
-            self.relative += n * 4 * _U * (largest + abs(log_total) + 8)
+            self.relative += n * (4 * _U * (largest + abs(log_total) + 8) + 1e-30 * law.size)
+            tilted.append((atom.index, law, n))
+        # Only frequencies at which the product is not negligible are kept. Where a bound says that
+        # those are few and the lowest, they are computed one by one.
+        few = low_frequencies(tilted, size)
+        live = np.arange(few or size // 2 + 1)
+        logs, turned = np.zeros(live.size, dtype=complex), np.zeros(live.size)
+        lines: list[tuple[int, Array, Array, float, float]] = []
+        for index, law, n in tilted:
             # Without the mass at 0, whose transform is 1: what is left may be tiny.
-            index, values = np.append(atom.index % size, 0), np.append(law, -1.0)
-            line = np.bincount(index, values, size)
-            moved = np.fft.rfft(line)[live]
+            if few:
+                moved, doubt = _transform_at(index, law, size, few)
+                moved, doubt, l2, largest = moved[live], doubt[live], math.inf, float(doubt[-1])
+            else:
+                line = np.bincount(np.append(index % size, 0), np.append(law, -1.0), size)
+                moved, l1 = np.fft.rfft(line)[live], float(np.abs(line).sum())
+                l2 = self._transform * math.sqrt(float(line @ line))
+                doubt = np.full(live.size, self._transform * l1)
+                largest = min(self._transform * l1, l2 * math.sqrt(size))
+                self.relative += n * _U * int(np.bincount(index % size).max())
             square = 2 * moved.real + moved.real**2 + moved.imag**2
             kept = n * square / 2 + logs.real > -70
-            live, moved, square = live[kept], moved[kept], square[kept]
+            live, moved, square, doubt = live[kept], moved[kept], square[kept], doubt[kept]
             modulus = np.log(np.maximum(np.abs(1 + moved), 1e-300))
             real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), modulus)
             imag = np.arctan2(moved.imag, 1 + moved.real)
             logs = logs[kept] + n * (real + 1j * imag)
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
-            lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
-            shared = int(np.bincount(atom.index % size).max())
-            self.relative += n * _U * shared + 1e-30 * n * law.size
-            lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
+            lines = [(m, r[kept], d[kept], *rest) for m, r, d, *rest in lines]
+            lines.append((n, real, doubt, l2, largest))
         self.relative = expm1_or_inf(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
-        spectrum = np.zeros(size // 2 + 1, dtype=complex)
-        spectrum[live] = values
-        both = np.where((live == 0) | (live == size // 2), 1.0, 2.0)
-        # Parseval: l2 norms of what the inverse transform returns and of how far off it may be.
-        norm = math.sqrt(float(both @ np.abs(values) ** 2) / size)
-        off = math.sqrt(float(both @ (np.abs(values) * (16 + 16 * turned)) ** 2) / size) * _U
-        weight = np.fft.irfft(spectrum, size)
-        self.error = off + 2 * transform * norm + 1e-28
-        for n, real, l2, l1 in lines:
+        self.values = np.zeros(int(live.max(initial=0)) + 1, dtype=complex)
+        self.values[live] = values
+        both = np.where((live == 0) | (2 * live == size), 1.0, 2.0) / size
+        # Parseval: l2 norms of the law and of how far off it may be.
+        self._norm = math.sqrt(float(both @ np.abs(values) ** 2))
+        off = math.sqrt(float(both @ (np.abs(values) * (16 + 16 * turned)) ** 2)) * _U
+        self.inexact = off + 1e-28
+        for n, real, doubt, l2, largest in lines:
             # One factor of the product less, and a modulus above 1 by rounding grows with n.
-            rest = np.exp(np.minimum(logs.real - real, 0.0))
-            others = math.sqrt(float(both @ (rest * rest)) / size)
-            growth = 1 + expm1_or_inf(2 * n * transform * min(l1, l2 * math.sqrt(size)))
-            self.error += n * transform * min(l2, l1 * others) * growth
-        self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
+            rest = np.exp(np.minimum(logs.real - real, 0.0)) * doubt
+            growth = 1 + expm1_or_inf(2 * n * largest)
+            self.inexact += n * min(l2, math.sqrt(float(both @ (rest * rest)))) * growth
+        self.error = self.inexact + 2 * self._transform * self._norm
 
-    def mean(self, weight: Array, payoff: Array) -> tuple[float, float]:
-        """(sum of weights times payoffs, its rounding error) of an untilted law."""
-        value = float(weight @ payoff)
-        error = self.error * math.sqrt(float(payoff @ payoff))
-        scale = math.exp(self.log_scale)
-        return value * scale, (error + (self.relative + 4 * _U * 20) * value) * scale
+    @functools.cached_property
+    def loss(self) -> Array:
+        """[size] increasing."""
+        return self.offset + self.width * (self.start + np.arange(self.size, dtype=np.float64))
+
+    @functools.cached_property
+    def weight(self) -> Array:
+        """[size] the tilted probability of each loss, over exp(log_scale - c reference)."""
+        weight = np.fft.irfft(self.values, self.size)
+        return np.maximum(np.roll(weight, -(self.start % self.size)), 0.0)
+
+    def cells(self, points: int) -> tuple[Array, Array, Array, float]:
+        """Sums over runs of ``points`` losses, a divisor of ``size``, without the tilt's scale.
+
+        Returns:
+            The first loss of each, [size/points]; the sums of weights; those of weights times
+            1 - e^-(loss - first); a bound on the l2 error that the last two add to ``inexact``.
+        """
+        count, k = self.size // points, np.arange(self.values.size)
+        turn = 2j * math.pi / self.size * k
+        # Geometric series, in a window that begins at its first loss.
+        moved = np.exp(2j * math.pi / self.size * (self.start % self.size * k % self.size))
+        moved *= self.values * np.where((k == 0) | (2 * k == self.size), 1.0, 2.0) / points
+        bottom = np.where(k == 0, 1.0, np.expm1(turn))
+        total = np.where(k == 0, points, np.expm1(points * turn) / bottom)
+        least = turn - self.width
+        second = np.expm1(points * least) / np.expm1(least) if points > 1 else total
+        # Frequencies that agree on the coarse points are added up.
+        terms = np.pad(moved * np.asarray([total, total - second]), ((0, 0), (0, -k.size % count)))
+        weight, gain = np.fft.ifft(terms.reshape(2, -1, count).sum(axis=1)).real
+        first = self.offset + self.width * (
+            self.start + points * np.arange(count, dtype=np.float64)
+        )
+        # A few roundings of every term and those of the transform, by Parseval; a fold of r
+        # frequencies grows no norm by more than the root of r.
+        norm = points * float(np.linalg.norm(moved)) * math.sqrt(-(-k.size // count) / count)
+        doubt = (2 * self._transform + 200 * _U) * norm
+        return first, weight, gain, doubt
+
+
+_Tilted = Sequence[tuple[NDArray[np.int64], Array, int]]  # indices, a law on them, and how many
+_FEW = 1 << 12  # frequencies that are computed one by one at most
+_BLOCK = 128  # terms of a sum
+
+
+def low_frequencies(kinds: _Tilted, size: int) -> int:
+    """A number of lowest frequencies beyond which the product is below e^-70; 0 if not few.
+
+    Between two frequencies of a coarse transform |E e^(i y index)| rises by no more than the
+    distance times the mean of |index - center|, for any center.
+    """
+    spread = []
+    for index, law, _ in kinds:
+        center = float(law @ index)
+        spread.append(float(law @ np.abs(index - center)) * (1 + 1e-9))
+    # As many points as make that rise small, within what costs little.
+    needed = math.pi * max(spread, default=0.0) / 0.02 + 1
+    points = 1 << min(max(math.ceil(math.log2(needed)), 9), 16)
+    if 8 * points > size:
+        return 0
+    total: Array = np.zeros(points // 2 + 1)
+    for (index, law, n), distance in zip(kinds, spread, strict=True):
+        size_of = np.abs(np.fft.rfft(np.bincount(index % points, law, points)))
+        total += n * np.log(np.minimum(size_of + (math.pi * distance / points + 1e-11), 1.0))
+    last = int(np.flatnonzero(total > -71).max(initial=0))
+    count = math.ceil((last + 0.5) * (size / points)) + 1
+    # Sums one by one must cost less than FFTs.
+    products = count * sum(index.size for index, _, _ in kinds)
+    return count if count <= min(_FEW, size // 16) and products <= 16 * size * len(kinds) else 0
+
+
+def _transform_at(
+    index: NDArray[np.int64], law: Array, size: int, count: int
+) -> tuple[NDArray[np.complex128], Array]:
+    """(sums of law (e^(-2 pi i k index / size) - 1), k < count, and bounds on their errors).
+
+    With E_a = e^(-i a angle) - 1, E_(a + b) = E_a E_b + E_a + E_b, so that the sums for k = a + b
+    are a product of two matrices; every E_a keeps its digits where the angle is tiny.
+    """
+    angle = index * (2 * math.pi / size)
+    columns = math.isqrt(count - 1) + 1
+    sums = np.zeros((-(-count // columns), columns), dtype=complex)
+    for i in range(0, angle.size, 32 * _BLOCK):
+        some = angle[i : i + 32 * _BLOCK]
+        # Sums of blocks of terms, then of those: their rounding grows with either number.
+        pad = 0, -some.size % _BLOCK
+        some, mass = np.pad(some, pad), np.pad(law[i : i + some.size], pad)
+        half = 0.5 * some
+        fine = _powers(-2 * np.sin(half) * (np.sin(half) + 1j * np.cos(half)), columns + 1)
+        coarse = mass * _powers(fine[-1], sums.shape[0])
+        fine = fine[:-1]
+        left, right = (v.reshape(len(v), -1, _BLOCK).swapaxes(0, 1) for v in (coarse, fine))
+        sums += (left @ right.swapaxes(1, 2)).sum(axis=0)
+        sums += left.sum(axis=2).sum(axis=0)[:, None]
+        sums += (right @ mass.reshape(-1, _BLOCK, 1))[:, :, 0].sum(axis=0)
+    terms = 8 * _BLOCK + index.size / 32 + 16 * math.log2(count + 1)
+    doubt = np.arange(count, dtype=np.float64) * (_U * terms * float(law @ np.abs(angle)))
+    return np.asarray(sums.ravel()[:count], complex), doubt
+
+
+def _powers(one: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """[count, m] (1 + one)^a - 1 for a < count, in about log2(count) steps each."""
+    out = np.zeros((max(count, 2), one.size), dtype=complex)
+    out[1] = one
+    for a in range(2, count):
+        first, second = out[a // 2], out[a - a // 2]
+        out[a] = first * second + second + first
+    return out[:count]
+
+
+class TransformProfile:
+    """delta(epsilon) = E[(1 - e^(epsilon - sum))+], from the transform of a tilted law.
+
+    The payoff on the grid is a sum of geometric series from the first loss above epsilon to the
+    last of the window, so that its transform is known in closed form; the sum of products of two
+    laws is that of products of their transforms. For few frequencies; ``LawProfile`` is for many.
+    """
+
+    def __init__(self, law: Law) -> None:
+        # Frequencies as rows of about as many columns: k = row * columns + column.
+        self._law, count = law, law.values.size
+        self._columns = math.isqrt(count - 1) + 1
+        k = np.arange(-(-count // self._columns) * self._columns).reshape(-1, self._columns)
+        self._digits = k[:, 0], k[0]
+        both = np.where((k == 0) | (2 * k == law.size), 1.0, 2.0) / law.size
+        weighed = np.where(k < count, both, 0.0) * np.resize(law.values, k.shape)
+        c, width, turn = law.c, law.width, 2j * math.pi / law.size * k
+        series = weighed / -np.expm1(turn - c * width)
+        # What 1 - e^-x grows by in a step of the grid, and the same for all later ones.
+        rise = np.exp(turn - c * width) * -math.expm1(-width)
+        self._terms = series, series * rise / -np.expm1(turn - (1 + c) * width)
+        self._moduli = [float(np.abs(terms).sum()) for terms in self._terms]
+        self._slack = 2 * _U * (sum(k.shape) + 50)
+
+    def __call__(self, epsilon: float, log_unit: float) -> tuple[float, float]:
+        """(delta, bound on its error) over exp(log_unit)."""
+        law, c = self._law, self._law.c
+        # Beyond that scale the weights that decide are less than the smallest numbers.
+        log_scale = law.log_scale - c * epsilon - log_unit
+        if log_scale > 650:
+            return 0.0, math.inf
+        # The first point above epsilon, and that beyond the last one.
+        start = max(math.floor((epsilon - law.offset) / law.width) + 1, law.start)
+        end = law.start + law.size
+        value = error = 0.0
+        # What the rounding of losses and epsilon may move a distance by.
+        off = 8 * _U * max(law.reach, abs(epsilon))
+        if start < end:
+            for point, sign in ((start, 1), (end, -1)):
+                x = max(law.offset + law.width * point - epsilon, 0.0)
+                turned, damped = self._turned(point), math.exp(-c * x)
+                late = damped * math.exp(-x)
+                # Two factors that depend on the distance, and their slopes.
+                parts = damped * -math.expm1(-x), late
+                slopes = late + c * parts[0], (1 + c) * late
+                for i, terms in enumerate(self._terms):
+                    series = float((terms * turned).real.sum(axis=1).sum())
+                    value += sign * parts[i] * series
+                    error += self._slack * parts[i] * self._moduli[i]
+                    error += off * slopes[i] * abs(series)
+                # A point on the wrong side of epsilon.
+                if sign > 0 and not off < x < law.width - off:
+                    error += 4 * off * damped * self._moduli[0]
+        value = max(value, 0.0)
+        error += (4 * _U * abs(log_unit) + c * off + law.relative) * value
+        # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
+        peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
+        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
+        beyond = math.exp(-c * max(law.last - epsilon, 0.0))
+        error += law.inexact * norm + law.alias * peak + law.above * beyond
+        scale = math.exp(log_scale)
+        return value * scale, error * scale + 1e-300
+
+    def _turned(self, point: int) -> NDArray[np.complex128]:
+        """e^(2 pi i k point / size) of all k."""
+        size = self._law.size
+        rows, columns = (
+            np.exp(2j * math.pi / size * (point % size * digit % size)) for digit in self._digits
+        )
+        return np.multiply.outer(rows, columns)
 
 
 class LawProfile:
@@ -453,7 +641,7 @@ class LawProfile:
         self._mass = np.cumsum(self._damped[::-1])[::-1]
         # Of the second law at once, where e^(reference - loss) is tame too.
         below = (1 + law.c) * (reference - self._least)
-        tame = max(float(law.loss[-1]) - self._least, below) < 600
+        tame = max(float(law.last) - self._least, below) < 600
         second = np.exp(reference - self._loss) * self._damped if tame else np.empty(0)
         self._second = np.cumsum(second[::-1])[::-1]
         self._log_scale = law.log_scale - law.c * reference
@@ -480,12 +668,17 @@ class LawProfile:
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
         norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
-        late = math.exp(-c * max(float(law.loss[-1]) - epsilon, 0.0))
+        late = math.exp(-c * max(float(law.last) - epsilon, 0.0))
         outside = law.alias * peak + law.above * late
         there = math.exp(min(-c * ratio, 700.0))
         error += (law.error * norm + outside) * there + 1e-310 * (self._loss.size + norm)
         scale = math.exp(self._log_scale - log_unit)
         return value * scale, error * scale
+
+
+def profile_of(law: Law, reference: float) -> Callable[[float, float], tuple[float, float]]:
+    """(delta, bound on its error) over exp(log_unit), of epsilons from about ``reference`` on."""
+    return TransformProfile(law) if law.values.size <= _FEW else LawProfile(law, reference)
 
 
 def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
@@ -496,7 +689,7 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
     peak = float(exponent.max(initial=-math.inf))
     if not math.isfinite(peak):
         raise Unresolved("no loss on the grid, or one beyond all digits")
-    law = np.exp(exponent - peak)
+    law = np.exp(np.maximum(exponent - peak, -700.0))
     total = math.fsum(law)
     heavy = exponent >= peak - 50
     largest = float((np.abs(log_mass) + rate * np.abs(atom.index))[heavy].max())
@@ -517,6 +710,7 @@ class Layout:
     small: tuple[tuple[float, float], ...] = ()
     # Nats of tilted probability that all windows of one grid leave outside.
     outside: float = OUTSIDE
+    few: bool = False  # True where few frequencies are thought to matter on the only grid
 
 
 class TiltedMoments:

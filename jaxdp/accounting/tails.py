@@ -68,7 +68,9 @@ class SumMoments:
             for order in parts:
                 exponent = order * loss + log_mass
                 peak = exponent.max(axis=1)
-                one = np.append(one, peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
+                # Subnormal numbers are slow: no term is less than e^-700 of the largest.
+                terms = np.exp(np.maximum(exponent - peak[:, None], -700.0))
+                one = np.append(one, peak + np.log(terms.sum(axis=1)))
             # Exponents, their logs and exponentials, and a sum of non-negative terms.
             reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
             size = loss.size + 16 + 8 * float(np.abs(log_mass).max())

@@ -275,8 +275,9 @@ class ClippedGrad:
             infos += [info] if return_info else []
 
         # The ledger records what the guarantee assumes: captured arrays, a bound of the caller's.
-        losses.note_assumed(draw.ticket, engines, params)
-        options.note_given(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
+        ticket = draw.ticket
+        losses.note_assumed(ticket, engines, params)
+        options.note_given(ticket, lambda: self.rule.l2(self.trained(params)), *given)
         if totals is None:  # a draw without physical batches
             none = None if bound is None else jnp.zeros([], jnp.float32)
             totals = _zeros(grad_fn, grad_fn.trained(there)), none
@@ -290,7 +291,7 @@ class ClippedGrad:
         summed = Summed(total, l2, scale, votes)
         if gathered:  # by somebody else: that these are the rows of the draw is not seen here
             return summed, infos
-        return summed.carrying(draw.ticket, passes=frozenset(range(len(draw.indices)))), infos
+        return summed.carrying(ticket, passes=frozenset(range(len(draw.indices)))), infos
 
     def clip_physical_batch(
         self,

@@ -231,13 +231,12 @@ def materialized(tree: PyTree) -> PyTree:
     of unknown length. This one makes no pass, or one that changes nothing.
     """
     leaves, structure = jax.tree.flatten(tree)
-    # Integers are not rounded.
-    floats = [n for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating) and x.size]
-    if floats:
-        arrays = [leaves[n] for n in floats]
-        found = jax.lax.platform_dependent(*arrays, cpu=_looped, default=_barred)
-        for n, x in zip(floats, found, strict=True):
-            leaves[n] = x
+    # Integers are not rounded. What stands twice in the tree is written once.
+    each = {id(x): x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating) and x.size}
+    if each:
+        found = jax.lax.platform_dependent(*each.values(), cpu=_looped, default=_barred)
+        written = dict(zip(each, found, strict=True))
+        leaves = [written.get(id(x), x) for x in leaves]
     return jax.tree.unflatten(structure, leaves)
 
 

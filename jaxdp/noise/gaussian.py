@@ -294,15 +294,16 @@ def noise_key(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey
         ValueError: there is neither, or both; a ticket inside ``jit``, where its key would be
             compiled in and used again by every call; a sum of one process among several.
     """
+    ticket = summed.ticket  # asked once: it compares the sum's arrays
     if key is not None:
         if not isinstance(key, NoiseKey):
             raise ValueError(
                 f"key must be the noise key of a draw, from draw.key(), got {type(key).__name__}"
             )
-        if summed.ticket is not None:
+        if ticket is not None:
             raise ValueError("key must not be given with a Summed that brings its own ticket")
         return key
-    if summed.ticket is None:
+    if ticket is None:
         raise ValueError(
             "key must be given to an update that you compile yourself: make it outside jit with "
             "draw.key(), one for every call, pass it in as an argument and on as "
@@ -317,8 +318,8 @@ def noise_key(summed: Summed, key: NoiseKey | None, *around: PyTree) -> NoiseKey
         )
     shards.check_shared(summed.value)
     if summed.leaked is not None:
-        summed.ticket.note("trusted", LEAKED)
-    return summed.ticket.spend("an update", verified=True)
+        ticket.note("trusted", LEAKED)
+    return ticket.spend("an update", verified=True)
 
 
 def check_update(updates: PyTree, params: PyTree | None, extra: dict[str, PyTree]) -> None:

@@ -113,10 +113,10 @@ def test_a_shortfall_counts_only_what_raises_it():
     """Of steps that may be small: E[(e^-(epsilon' + sum) - 1)+], of any number of them."""
     below = Atoms(np.asarray([-1, 1]), np.asarray([0.5, 0.4]), 0.0, 2.0, (0.1, 0.0))
     above = Atoms(np.asarray([3, 4]), np.asarray([0.5, 0.4]), 0.0, 4.0, (0.1, 0.0))
-    alone = certificate.shortfall([([(below, 3)], 0.5)], 1.0)
+    alone = certificate.shortfall([([(below, 3)], 0.5)])(1.0)
     assert -math.inf < alone
     # Gains of steps that can only gain do not pay for the losses of others: they may be the large.
-    assert certificate.shortfall([([(below, 3)], 0.5), ([(above, 5)], 0.5)], 1.0) >= alone - 1e-9
+    assert certificate.shortfall([([(below, 3)], 0.5), ([(above, 5)], 0.5)])(1.0) >= alone - 1e-9
 
 
 def test_ends_that_cross_are_an_error():

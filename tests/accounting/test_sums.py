@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath as mp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,10 +23,12 @@ from jaxdp.accounting.grid import (
     Layout,
     SmallLosses,
     TiltedMoments,
+    TransformProfile,
     dominated_atoms,
     dominating_atoms,
     law_of_sum,
     log_moments,
+    profile_of,
 )
 from jaxdp.accounting.pairs import Discrete, SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, directions, run
@@ -84,14 +87,29 @@ def plain(loss, mass, epsilon):
 def test_the_profile_of_a_sum(kinds, c, epsilon):
     loss, mass = convolved(kinds, 0.1)
     law = Law(kinds, 0.1, float(loss[0]) - 0.3, 256, c, (0.0, 0.0))
-    profile = LawProfile(law, epsilon)
-    for at in (epsilon, 0.8 * epsilon, 1.3 * epsilon):
+    few, many = TransformProfile(law), LawProfile(law, epsilon)
+    cases = [(few, at) for at in (epsilon, 0.5 * epsilon, 1.3 * epsilon, float(loss[0]) - 1)]
+    for profile, at in cases + [(many, share * epsilon) for share in (0.8, 1.0, 1.3)]:
         for unit in (0.0, -3.0):
             value, error = profile(at, unit)
             truth = plain(loss, mass, at) * math.exp(-unit)
             assert abs(value - truth) <= error + 1e-14 * truth + 1e-300
-            assert error <= 1e-11 * math.exp(law.log_scale - unit) + 1e-9 * truth
-    assert profile(0.5 * epsilon, 0.0) == (0.0, math.inf)
+            below = math.exp(-c * min(at, 0.0))
+            assert error <= 1e-11 * below * math.exp(law.log_scale - unit) + 1e-9 * truth
+    assert few(-900 / c, 0.0) == many(0.5 * epsilon, 0.0) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(("c", "width", "middle"), [(4e4, 1e-7, 0.0), (5e-4, 5.0, 3e5)])
+def test_beyond_the_largest_sum_of_a_lattice_hardly_anything_is_in_doubt(c, width, middle):
+    """No frequency is negligible, the tilt is steep or the losses are large."""
+    kinds = [(atoms([-1000, 0, 1000], [0.3, 0.3, 0.4], offset=middle / 3), 3)]
+    law = Law(kinds, width, middle - 4000 * width, 1 << 13, c, (0.0, 0.0))
+    profile, top = TransformProfile(law), middle + 3000 * width
+    value, error = profile(top + 0.3 * width, law.log_scale - c * top)
+    assert value + error < 2e-15 / min(c, 1)
+    value, error = profile(top - 2.3 * width, law.log_scale - c * top)
+    truth = 0.4**3 * -math.expm1(-2.3 * width) / math.exp(law.log_scale - c * top)
+    assert abs(value - truth) <= error <= 1e-8 * truth
 
 
 @pytest.mark.parametrize(("low", "high"), [(-100, 3), (-3, 100), (-100, 100)])
@@ -113,8 +131,9 @@ def test_what_lies_outside_of_the_window_is_in_the_error(low, high, c):
     truth[np.rint((loss[inside] - first) / 0.1).astype(int)] = tilted[inside]
     assert np.abs(law.weight - truth).sum() <= law.alias + 1e-13
     wrong = False
-    for epsilon in (0.15, 0.65, 1.25):
-        value, error = LawProfile(law, epsilon)(epsilon, 0.0)
+    cases = [(TransformProfile(law), at) for at in (0.15, 0.65, 1.25)]
+    for profile, epsilon in cases + [(LawProfile(law, at), at) for _, at in cases]:
+        value, error = profile(epsilon, 0.0)
         off = abs(value - plain(loss, mass, epsilon))
         assert off <= error
         wrong |= off > 1e-10  # without the mass outside the error would not be one
@@ -145,6 +164,60 @@ def test_rounding_is_counted_by_steps_and_by_transforms():
         assert 45 * unit <= law.error <= 100 * unit + 1e-14, size
 
 
+def test_few_frequencies_are_enough_and_known_to_their_doubt(monkeypatch):
+    steps, width, size = [(SampledGaussian(1.0, 0.1, ADD), 3000)], 1e-3, 1 << 18
+    kinds = [(dominating_atoms(p, width, *p.span(1e-20), 0.01), n) for p, n in steps]
+    few = Law(kinds, width, -64.0, size, 0.8, (0.0, 0.0))
+    assert 20 < few.values.size < 100
+    monkeypatch.setattr(summing, "low_frequencies", lambda kinds, size: 0)
+    all_of_them = Law(kinds, width, -64.0, size, 0.8, (0.0, 0.0))
+    assert few.values.size == all_of_them.values.size
+    assert few.inexact < all_of_them.inexact < 1e-9
+    off = np.linalg.norm(few.values - all_of_them.values) * math.sqrt(2 / size)
+    assert off <= few.inexact + all_of_them.inexact
+    monkeypatch.undo()
+    # Of laws that come back at half of all frequencies, or never fall, all are needed.
+    for one in (atoms([-400, 400, 1000], [0.3, 0.3, 0.4]), atoms([0, 1], [1 - 1e-9, 1e-9])):
+        law = one.index, one.mass, 200
+        assert summing.low_frequencies([law], 1 << 18) == 0
+    # Every sum and its error, in 40 digits.
+    rng = np.random.default_rng(3)
+    index, mass = rng.integers(-3000, 90_000, 400), rng.random(400) / 200
+    found, doubt = summing._transform_at(index, mass, 1 << 17, 50)
+    with mp.workdps(40):
+        for k in (0, 1, 7, 8, 48, 49):
+            turns = (mp.expm1(-2j * mp.pi * k * int(i) / 2**17) for i in index)
+            truth = mp.fsum(mp.mpf(m) * t for m, t in zip(mass.tolist(), turns, strict=True))
+            assert abs(mp.mpc(complex(found[k])) - truth) <= doubt[k] <= 1e-10, k
+
+
+@pytest.mark.parametrize("points", [1, 16])
+def test_cells_of_sums_and_one_large_loss_beside_them(points, monkeypatch):
+    """Against all sums one by one; in a short window, in which the law is wrapped."""
+    pair, top, size = SampledGaussian(0.5, 0.01, ADD), 1.5, 1 << 12
+    small = dominating_atoms(SampledGaussian(1.0, 0.1, ADD), 4e-3, -1.0, 2.5, 0.01)
+    law = Law([(small, 30)], 4e-3, -8.0, size, 0.0, (0.0, 0.0))
+    first, weight, gain, doubt = law.cells(points)
+    rows = law.loss.reshape(-1, points), law.weight.reshape(-1, points)
+    np.testing.assert_allclose(first, rows[0][:, 0], atol=1e-12)
+    off = weight - rows[1].sum(axis=1)
+    assert np.linalg.norm(off) <= (1 + points) * (doubt + law.error)
+    fall = -np.expm1(first[:, None] - rows[0])
+    np.testing.assert_allclose(gain, (rows[1] * fall).sum(axis=1), atol=points * 1e-14)
+    monkeypatch.setattr(certificate, "_CELLS_OF_SUMS", size // points)
+    p, q = (float(v[0]) for v in pair.tails(np.asarray([top])))
+    atom = Atoms(np.asarray([0]), np.asarray([1.0]), 0.0, top, (p, q))
+    for epsilon in (-1.0, 0.5, 2.0, 4.0, 9.0):
+        at = epsilon - law.loss
+        above = pair.tails(np.maximum(at, top))
+        truth = 7 * float(law.weight @ (above[0] - np.exp(at) * above[1])) * math.exp(law.log_scale)
+        low, high = (
+            certificate._SingleLargeLoss(pair, 7, atom, law, sign)(epsilon) for sign in (-1, 1)
+        )
+        assert low <= truth <= high, epsilon
+        assert high - low <= 1e-2 * truth + 1e-12, epsilon
+
+
 # Bunches: sums of sums.
 
 KINDS = (
@@ -165,7 +238,7 @@ def sums(steps, put, layout, c, lowest):
 
 def delta(put, layout, epsilon, kinds=KINDS, c=0.8, lowest=-32.0):
     law = sums(steps_of(put, kinds), put, layout, c, lowest)
-    return LawProfile(law, epsilon)(epsilon, 0.0)
+    return profile_of(law, epsilon)(epsilon, 0.0)
 
 
 def test_bunches_enclose_the_sum_by_one_transform():

@@ -101,6 +101,12 @@ def branches(p, x):
     return scan(step, jnp.ones(D), x)[0]
 
 
+def biases(p, x):
+    """Added as they are, a slice, turned and times a number, and one in each pass of a loop."""
+    h = tanh(x[:D] @ p["w"] + p["qkv"][:, :D]) + p["qkv"][:, D : 2 * D].T * -0.5
+    return scan(lambda h, bias: (tanh(bias + h), None), h, p["three"])[0]
+
+
 def halves_in_a_loop(p, x):
     """Two slices that share no entry, one of them looked up as well, at constant places."""
     left, right = jnp.split(p["w"], 2, axis=1)
@@ -129,6 +135,7 @@ SLICES = {
     ),
     "cells": (cells, "words", ""),
     "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], "words w", ""),
+    "biases": (biases, "three qkv w", ""),
     "branches": (branches, "w a b", ""),
     "halves in a loop": (halves_in_a_loop, "w", ""),
     "at a fixed place": (at_a_fixed_place, "w v", ""),
@@ -265,7 +272,10 @@ WHOLE = {
         dict.fromkeys("wv", "used by concatenate"),
     ),
     "by data": (lambda p, x: x @ (x[:D] * p["w"]), {"w": "used by mul"}),
-    "added to data": (lambda p, x: tanh(x[:D] + p["w"]), {"w": "used by add"}),
+    "added twice": (
+        lambda p, x: tanh(x[:D] + p["w"]) - jnp.sin(p["w"] + x[:D]),
+        {"w": "used by add"},
+    ),
     "stopped": (lambda p, x: x @ stop(p["w"]) @ p["w"], {"w": "used by stop_gradient"}),
     "branch by parameters": (
         lambda p, x: lax.cond(jnp.sum(PARAMS["w"]) > 0, lambda x: x @ p["w"], lambda x: x, x),

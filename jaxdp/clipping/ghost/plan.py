@@ -189,7 +189,8 @@ def _follow_scan(node: Node, ins: list[Known], uses: Uses) -> list[Known]:
     for inner, site in found_there:
         looped = sites.site_of_scan(site, node.eqn.params["length"], stacks)
         if looped is None:
-            uses.refuse(site.view, "gather of a slice in a scan, or by a scan without an iteration")
+            how = "gather of a slice in a scan, or by a scan without an iteration"
+            uses.refuse(site.view, "add in a scan" if site.adds else how)
         else:
             uses.add(inner, looped)
     # All that depends on data in any iteration does so in every one.
@@ -344,7 +345,8 @@ def plan_leaves(
                 ghost += entries * (_FULL * dense + _ADDED / eight) + _STARTED / eight
             for node, site in used:
                 ordinary += 3.0 * groups * site.sizes[1] * p * q
-                sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
+                data = 1 if site.adds else math.prod(node.shape_of(site.operand))
+                sizes = data, math.prod(node.out_shape())
                 factors += math.prod(site.iterations) * sum(sizes) * node.out_dtype().itemsize
                 alone &= _is_alone(node, site)
             gradients += 4 * groups * p * q
@@ -478,6 +480,9 @@ def _reason_for_vmap(leaf: int, uses: Uses, engine: str) -> str:
     if not (slices := uses.by_slice(leaf)):
         return "used by slices that overlap"
     for used in slices:
+        # Of biases most of the terms may cancel, as in a difference of two networks' results.
+        if len(used) > 1 and any(site.adds for _, site in used):
+            return "used by add"
         # Gradients of two sites may differ by exchanging p and q at most.
         first = used[0][1].key
         if any(site.key not in (first, (first[0], first[2], first[1])) for _, site in used):

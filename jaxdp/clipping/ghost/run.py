@@ -155,9 +155,12 @@ class _Tap(NamedTuple):
     def data_key(self) -> str:
         """The key of the data, which may meet others as well: it is kept once.
 
+        Of an added parameter it is the number one.
         Of a value it is the number, which one place in one loop has. A literal is no value of any
         loop: each of its taps keeps its own.
         """
+        if self.site.adds:
+            return f"one {self.key}"
         ref = self.node.ins[self.site.operand]
         return f"data {ref}" if isinstance(ref, int) else f"literal {self.key}"
 
@@ -212,7 +215,8 @@ class _TappedLoss(NamedTuple):
                 apply = jax.checkpoint(apply, prevent_cse=False) if again else apply
                 results = apply(operands, *(() if again else (held,)))
             if tap is not None:
-                seen[tap.data_key] = operands[tap.site.operand]
+                data = operands[tap.site.operand]
+                seen[tap.data_key] = jnp.ones([], data.dtype) if tap.site.adds else data
                 zero = self.zeros[tap.key]
                 # The cotangent of c·W is that of W times c.
                 for each in tap.site.view.multiples:

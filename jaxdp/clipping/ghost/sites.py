@@ -248,6 +248,9 @@ class Site:
     to_view: Arrange  # a gradient [g, p, q], arranged like the view
     of_view: Arrange  # the view, arranged as [g, p, q]
     looks_up: bool = False  # True if rows of the parameter are looked up
+    # True if the parameter is added to the data, so that its gradient is the cotangent, which the
+    # product before it may share. A is one whatever the data are, which need not be kept.
+    adds: bool = False
     # Of the loops around it, the outermost first; their axes follow m in data and cotangents.
     iterations: tuple[int, ...] = ()
     # Of a loop that takes a slice of its own in every iteration: the site of one iteration.
@@ -307,7 +310,8 @@ def site_of_scan(inner: Site, iterations: int, stacks: Sequence[View | None]) ->
 
     A weight that all iterations share meets that many times as many positions. Where every
     iteration has a slice of its own, iterations are groups. Where there is no iteration, or each
-    looks up rows in a table of its own, there is no such site.
+    looks up rows in a table of its own, there is no such site; nor where all add one bias, whose
+    gradient the loop sums up in less memory than cotangents take.
 
     Args:
         inner: the site of one iteration.
@@ -316,7 +320,7 @@ def site_of_scan(inner: Site, iterations: int, stacks: Sequence[View | None]) ->
     """
     stack = inner.view.stack
     own = stack is not None and any(stack is each for each in stacks)
-    if iterations == 0 or (own and inner.looks_up):
+    if iterations == 0 or (own and inner.looks_up) or (inner.adds and not own):
         return None
     groups, positions, p, q = inner.sizes
     sizes = (
@@ -371,6 +375,7 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Site 
     makers = {
         "dot_general": _dense,
         "conv_general_dilated": _convolution,
+        "add": _bias,
         "gather": _lookup,
         "dynamic_slice": _dynamic_row,
     }
@@ -414,6 +419,28 @@ def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site
     key = _join_labels(view, w_batch), _join_labels(view, w_contract), _join_labels(view, w_free)
     sizes = groups, positions, p, q
     return Site(view, 1 - at, sizes, key, inputs, cotangent, to_view, of_view)
+
+
+def _bias(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site | None:
+    """``add`` of a parameter and data of one shape: an outer product with one."""
+    if view.shape != data_shape or view.shape != node.out_shape():
+        return None
+    sizes = 1, 1, 1, math.prod(view.shape)
+
+    def inputs(ones: jax.Array) -> jax.Array:
+        return ones.reshape(-1, 1, 1, 1)
+
+    def cotangent(wide: jax.Array) -> jax.Array:
+        return wide.reshape(wide.shape[0], *sizes[:2], sizes[3])
+
+    def to_view(gradient: jax.Array) -> jax.Array:
+        return gradient.reshape(view.shape)
+
+    def of_view(bias: jax.Array) -> jax.Array:
+        return bias.reshape(1, 1, sizes[3])
+
+    key = (), (), _join_labels(view, range(len(view.shape)))
+    return Site(view, 1 - at, sizes, key, inputs, cotangent, to_view, of_view, adds=True)
 
 
 def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site | None:
