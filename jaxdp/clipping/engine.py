@@ -347,7 +347,7 @@ class ClippedGrad:
             assert indices is not None
             data, gathered = across.gather_to_devices(over, data, indices), True
 
-        structure = jax.tree.structure(params)
+        _, structure = jax.tree.flatten(params)
         avals = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params
         )
@@ -420,7 +420,7 @@ class ClippedGrad:
                 more = rounding.add_compensated(total, lost, clipped.total)
                 return (*more, votes + clipped.votes), info
 
-            arrays = [x.part if stacks.is_shard(x) else x for x in leaves]
+            arrays = [x.part if isinstance(x, stacks.Shard) else x for x in leaves]
             zeros = _zeros(self, self.trained(jax.tree.unflatten(structure, arrays)))
             start = zeros, zeros, jnp.zeros([], jnp.float32)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)

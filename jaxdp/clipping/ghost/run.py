@@ -90,7 +90,7 @@ def per_example_gradients(
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
     # One example: the loss by its whole leaves and by the zeros, and what entered each tap.
-    def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
+    def one(params: Sequence[Any], example: Sequence[jax.Array]) -> PyTree:
         whole = {str(i): leaf for i, leaf in enumerate(params) if differentiated[i]}
 
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
@@ -211,9 +211,10 @@ class _TappedLoss(NamedTuple):
             else:
                 # Gathered again for the backward pass, which would keep it otherwise.
                 apply = functools.partial(self._apply, tap is not None, node)
-                again = parts and not self.checkpointed
-                apply = jax.checkpoint(apply, prevent_cse=False) if again else apply
-                results = apply(operands, *(() if again else (held,)))
+                if parts and not self.checkpointed:
+                    results = jax.checkpoint(apply, prevent_cse=False)(operands)
+                else:
+                    results = apply(operands, held)
             if tap is not None:
                 data = operands[tap.site.operand]
                 seen[tap.data_key] = jnp.ones([], data.dtype) if tap.site.adds else data
@@ -309,7 +310,7 @@ def _sliceable(value: jax.Array | Shard) -> jax.Array | Shard:
     if not isinstance(value, Shard):
         return value
     first = any(axis + value.part.ndim == 0 for axis, _ in value.cut)
-    return value.whole() if first or value.steps else value
+    return whole(value) if first or value.steps else value
 
 
 def _apply_separately(
