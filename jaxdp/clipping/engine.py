@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -347,7 +347,7 @@ class ClippedGrad:
             assert indices is not None
             data, gathered = across.gather_to_devices(over, data, indices), True
 
-        _, structure = jax.tree.flatten(params)
+        structure: Any = jax.tree.structure(params)
         avals = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params
         )
