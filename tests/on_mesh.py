@@ -351,6 +351,20 @@ def stacks():
         largest = max(size for kind, size, _ in collectives(step) if kind == "all-gather")
         assert largest <= 2 * 4 * 16 * 128, largest  # two arrays of one layer
 
+    # Times a number of a layer that is not trained, and is in parts as well.
+    def scaled(params, x, y):
+        layer = lambda x, p: (x + jnp.tanh(x @ p["w"] * 2.0) @ (p["v"].T * p["f"].max()), None)  # noqa: E731
+        x = jax.lax.scan(layer, x, {name: params[name] for name in "wvf"})[0]
+        return optax.softmax_cross_entropy_with_integer_labels(x, y)
+
+    each = dict(zip("wvf", (params["up"], params["down"], params["up"] + 1.0), strict=True))
+    frozen = {"engine": "ghost", "trainable": {"w": True, "v": True, "f": False}}
+    alone = jaxdp.clipped_grad(scaled, clipping.clip(0.5), **frozen)
+    spread = jaxdp.clipped_grad(scaled, clipping.clip(0.5), mesh=ONE, **frozen)
+    cut = jax.device_put(each, NamedSharding(ONE, P(None, "data")))
+    one = jax.jit(total, static_argnums=0)(alone, each, (X, Y))
+    close(one, jax.jit(total, static_argnums=0)(spread.sharded_as(cut), cut, batch))
+
     def nothing(params, x, y):
         return 0.0 * stack_loss(True, jnp.float32, params, x, y)
 

@@ -192,7 +192,7 @@ class _TappedLoss(NamedTuple):
         for node in program.nodes:
             operands, tap = read(node.ins), self.taps.get(node)
             if node in multiples:
-                self.numbers[node] = multiples[node].factor(operands)
+                self.numbers[node] = multiples[node].factor([*map(whole, operands)])
             parts = any(map(is_shard, operands))
             if parts and node.name == SCAN:  # of layers of its own no more is gathered than one
                 ends = node.carried.stop
