@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.leaves import Arrays, product
+from jaxdp.clipping.ghost.leaves import Arrays, outer_sum, product
 from jaxdp.clipping.rounding import UNIT
 from jaxdp.types import Summed
 from tests.clipping.test_rules import norm64
@@ -174,6 +174,15 @@ def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
     # A bound of this step takes the place of the rule's, also where it is larger.
     summed = mech.clipped_grad(loss_fn)(params, batch(9), "all", bound=jnp.float32(4.0))
     assert float(summed.l2) == pytest.approx(8 * mech.l2(params))
+
+
+# Blocks' sums of 10 MiB and more: in four parts, in three of two groups, in one (509 is a prime).
+@pytest.mark.parametrize(("groups", "p", "q"), [(1, 512, 1024), (2, 300, 1024), (1, 509, 1024)])
+def test_sums_of_large_outer_products_are_those_of_float64(groups, p, q):
+    a, b = (jax.random.normal(jax.random.key(n), (40, groups, n)) for n in (p, q))
+    found = jax.jit(outer_sum, static_argnums=1)([(a, b)], 8)
+    wanted = np.einsum("mgp,mgq->gpq", np.asarray(a, np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 def test_long_positions_are_added_in_groups():
