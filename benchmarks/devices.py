@@ -1,7 +1,10 @@
 """What eight devices exchange and how long a step takes, beside ordinary training.
 
 ``python -m benchmarks.devices large`` compiles a transformer of 124 million parameters from its
-shapes; ``small`` compiles and times small networks. Both write to ``benchmarks/results``.
+shapes; ``small`` compiles and times small networks; ``stack`` compiles a stack of layers that is
+fully sharded, by ``Trainer`` and in a ``jit`` of one's own. They write to ``benchmarks/results``.
+``stack tpu`` compiles that for four chips and ``llama`` a Llama of 7 billion parameters for 32
+chips of a TPU v5p, where libtpu is installed: printed, as nothing of it runs.
 """
 
 import inspect
@@ -71,14 +74,14 @@ def at(shape, sharding):
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def private(loss_fn, params, batch, mesh):
+def private(loss_fn, params, batch, mesh, microbatch=None):
     """The compiled private step of Trainer, and a function from nothing to its arguments."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     mechanism = jaxdp.dp_sgd(
         noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=rows // 2, dataset_size=100 * rows
     )
     place = None if mesh is None else placement.resolve_placement(placement.placement(mesh), params)
-    grad_fn = mechanism.clipped_grad(loss_fn)
+    grad_fn = mechanism.clipped_grad(loss_fn, microbatch_size=microbatch)
     step = PrivateStep(
         grad_fn if place is None else with_mesh(grad_fn, place), mechanism.privatize(), OPTIMIZER
     )
@@ -92,6 +95,29 @@ def private(loss_fn, params, batch, mesh):
     args = (state, (batch, *places, None), key, {}, None)
     lowered = step.compiled.jitted.lower(params, *args, gathered=True, return_info=False)
     return lowered.compile(), step, args
+
+
+def own(loss_fn, params, batch, mesh, microbatch=None):
+    """The compiled step of a user's own under ``jit``."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=rows // 2, dataset_size=100 * rows
+    )
+    grad_fn = mechanism.clipped_grad(loss_fn, mesh=mesh, microbatch_size=microbatch)
+    grad_fn = grad_fn.sharded_as(params)
+    tx, place = optax.chain(mechanism.privatize(), OPTIMIZER), grad_fn.placement
+    state = jax.eval_shape(tx.init, params)
+    held = place.shardings_like(params, params), place.shardings_like(params, state)
+    state = jax.tree.map(at, state, held[1])
+    batch = jax.tree.map(lambda leaf: at(leaf, place.row_sharding), batch)
+    key = mechanism.simulated_key(jax.random.key(0))
+    key = jax.tree.map(lambda leaf: at(leaf, NamedSharding(mesh, P())), key)
+
+    def step(params, state, batch, key):
+        updates, state = tx.update(grad_fn(params, batch, "all"), state, params, key=key)
+        return jax.lax.with_sharding_constraint((optax.apply_updates(params, updates), state), held)
+
+    return jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch, key).compile()
 
 
 def ordinary(loss_fn, params, batch, mesh):
@@ -212,10 +238,69 @@ SMALL = {"MLP": mlp, "CNN": lambda: networks_large.small_cnn(64), "transformer":
 KINDS = ("data parallel", "fully sharded", "tensor parallel")
 
 
-def main(which):
-    """Writes ``devices_<which>.json``."""
+def stacked(mesh=None):
+    """Rows: bytes exchanged and temporary bytes of a device, of a stack of 12 layers."""
     rows = []
-    if which == "large":
+    mesh = mesh or mesh_of("fully sharded")
+    for remat in (True, False):
+        size = mesh.size
+        made = networks_large.gpt(size, 32, 512, 512, 12, 8, remat=remat, shapes=True)
+        params, loss_fn, batch = made
+        given = loss_fn, cut("fully sharded", mesh, params), batch, mesh
+        each = {"ordinary": ordinary(*given), "Trainer": private(*given)[0], "own": own(*given)}
+        row = {"network": "GPT, 12 layers of width 512, a row a device", "remat": remat}
+        row |= {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
+        for name, compiled in each.items():
+            row[name] = {"exchanged": summary(compiled), "temporary bytes": memory(compiled)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def chips(name):
+    """A mesh of the chips of a TPU that is not there."""
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    return jax.sharding.Mesh(np.array(topology.devices), ("data",))
+
+
+def llama(length=128):
+    """Prints the bytes that a chip needs for a step on a text a chip of a Llama of 7 billion."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples/language_model"))
+    import llama as network
+
+    config = network.Config(32_000, 4_096, 11_008, 32, 32, 32, 128, tie_word_embeddings=False)
+    mesh = chips("v5p:2x4x4")
+    params = jax.eval_shape(lambda: network.init(jax.random.key(0), config))
+    batch = jax.ShapeDtypeStruct((mesh.size, length), jnp.int32)
+
+    def loss_fn(params, tokens):
+        return network.losses(params, tokens, config).mean()
+
+    given = loss_fn, cut("fully sharded", mesh, params), batch, mesh
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{count:,} parameters, {mesh.size} chips, {length} tokens a chip", flush=True)
+    for name, make in (("ordinary", ordinary), ("private", lambda *given: private(*given)[0])):
+        compiled = make(*given)
+        found = compiled.memory_analysis()
+        print(
+            f"{name}: {found.argument_size_in_bytes:,} bytes of arguments, "
+            f"{found.temp_size_in_bytes:,} temporary, exchanged {summary(compiled)}",
+            flush=True,
+        )
+
+
+def main(which, where=None):
+    """Writes ``devices_<which>.json``, but for TPUs."""
+    if which == "llama" or where == "tpu":
+        llama() if which == "llama" else stacked(chips("v5p:2x2x1"))
+        return
+    rows = []
+    if which == "stack":
+        rows = stacked()
+    elif which == "large":
         for kind in KINDS:
             rows.append(compared("GPT-2 small", kind, networks_large.gpt(64, shapes=True)))
     else:
@@ -228,4 +313,4 @@ def main(which):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "small")
+    main(*sys.argv[1:] or ["small"])

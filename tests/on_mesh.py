@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
-from benchmarks.collectives import summary
+from benchmarks.collectives import collectives, summary
 from jaxdp import clipping
 from jaxdp.sampling import as_source
 from jaxdp.training.trainer import look_through
@@ -298,6 +298,83 @@ def chains():
     close(after(fresh(), data, grad_fn=part)[1], after(lay(mesh, fresh()), data, grad_fn=part)[1])
 
 
+def stack_loss(remat, dtype, params, x, y):
+    """A stack of layers: split, multiplied by one number, turned and cast before products."""
+
+    def layer(x, p):
+        one, other = jnp.split(p["up"], 2, 1)
+        inside = jnp.concatenate([jnp.tanh(x @ one), x @ (other * 0.5)])
+        return x + (inside @ p["down"].T + p["b"]).astype(x.dtype), None
+
+    taken = {name: params[name].astype(dtype) for name in ("up", "down", "b")}
+    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x.astype(dtype), taken)
+    logits = x.astype(jnp.float32) @ params["out"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def stacks():
+    """Layers are gathered one at a time, in a step of one's own too; noise and sum are the same."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = {"up": (8, 16, 128), "down": (8, 16, 128), "out": (16, 4)}
+    params = {
+        name: jax.random.normal(key, shape) / 8
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    params["b"] = jnp.zeros((8, 16))
+    batch = jax.device_put((X, Y), NamedSharding(ONE, P("data")))
+    mask = np.arange(ROWS) % 3 != 0
+    # The axis that stacks are cut along, rematerialised or not, of which type, microbatch.
+    for axis, remat, dtype, micro in (
+        (1, True, jnp.float32, None),
+        (2, False, jnp.bfloat16, None),
+        (2, False, jnp.float32, 64),
+        (0, True, jnp.float32, None),
+    ):
+        loss = functools.partial(stack_loss, remat, dtype)
+        spec = lambda a, axis=axis: P(*(None,) * axis, "data") if a.ndim == 3 else P()  # noqa: E731
+        place = jax.tree.map(lambda a: NamedSharding(ONE, spec(a)), params)  # noqa: B023
+        there = jax.device_put(params, place)
+        options = {"engine": "ghost", "microbatch_size": micro}
+        alone = jaxdp.clipped_grad(loss, clipping.clip(0.5), **options)
+        spread = jaxdp.clipped_grad(loss, clipping.clip(0.5), mesh=ONE, **options)
+
+        def total(grad_fn, params, batch):
+            found, info = grad_fn.with_info(params, batch, mask)
+            return found.value, info.norms
+
+        one = jax.jit(total, static_argnums=0)(alone, params, (X, Y))
+        step = jax.jit(total, static_argnums=0).lower(spread.sharded_as(there), there, batch)
+        step = step.compile()
+        found = step(there, batch)
+        close(one, found, 2e-5 if dtype == jnp.float32 else 2e-3)
+        assert found[0]["up"].sharding.is_equivalent_to(place["up"], 3)
+        largest = max(size for kind, size, _ in collectives(step) if kind == "all-gather")
+        assert largest <= 2 * 4 * 16 * 128, largest  # two arrays of one layer
+
+    # Times a number of a layer that is not trained, and is in parts as well.
+    def scaled(params, x, y):
+        layer = lambda x, p: (x + jnp.tanh(x @ p["w"] * 2.0) @ (p["v"].T * p["f"].max()), None)  # noqa: E731
+        x = jax.lax.scan(layer, x, {name: params[name] for name in "wvf"})[0]
+        return optax.softmax_cross_entropy_with_integer_labels(x, y)
+
+    each = dict(zip("wvf", (params["up"], params["down"], params["up"] + 1.0), strict=True))
+    frozen = {"engine": "ghost", "trainable": {"w": True, "v": True, "f": False}}
+    alone = jaxdp.clipped_grad(scaled, clipping.clip(0.5), **frozen)
+    spread = jaxdp.clipped_grad(scaled, clipping.clip(0.5), mesh=ONE, **frozen)
+    cut = jax.device_put(each, NamedSharding(ONE, P(None, "data")))
+    one = jax.jit(total, static_argnums=0)(alone, each, (X, Y))
+    close(one, jax.jit(total, static_argnums=0)(spread.sharded_as(cut), cut, batch))
+
+    def nothing(params, x, y):
+        return 0.0 * stack_loss(True, jnp.float32, params, x, y)
+
+    options = {"loss_fn": nothing, "optimizer": optax.sgd(1.0), "steps": 1}
+    one, many = (trained(each, **options)[1].params for each in (params, there))
+    for name, leaf in one.items():
+        np.testing.assert_array_equal(leaf, many[name])
+        assert np.max(np.abs(np.asarray(leaf) - np.asarray(params[name]))) > 0.001
+
+
 def over_devices(tree):
     return jax.tree.map(lambda leaf: jax.lax.psum(leaf, "data"), tree)
 
@@ -380,7 +457,7 @@ def refused():
 
 
 CHECKS = (
-    steps, exchanged, noise, grid, sources, broken, chains, own_steps, summed_before, refused,
+    steps, exchanged, noise, grid, sources, broken, chains, stacks, own_steps, summed_before, refused,
     *eight_devices.CHECKS,
 )  # fmt: skip
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from tests.compiling import with_flags
 
 CHECKS = {
-    "steps": "steps exchanged noise grid sources broken chains own_steps summed_before refused",
+    "steps": "steps exchanged noise grid sources broken chains stacks own_steps summed_before refused",
     "links": "automatic shards replicas summed_over_devices pmapped members_on_devices correlated "
     "collectives",
 }

@@ -23,13 +23,15 @@ from jax.extend import core
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.clipping.ghost import stacks
 from jaxdp.clipping.ghost.leaves import ShardedAxis
 from jaxdp.clipping.reduce import Clipped
 from jaxdp.devices.placement import Placement, axes_of, varying
 from jaxdp.types import ClipInfo, PyTree
 
-# (parameters, rows of this device, what all devices share) -> sum and information of those rows.
-Each = Callable[[PyTree, PyTree, PyTree], tuple[Clipped, ClipInfo]]
+# (this device's parts of the parameters, its rows, what all devices share) -> its part of the sum
+# over the devices, and votes and information of those rows.
+Each = Callable[[list[stacks.Shard], PyTree, PyTree], tuple[Clipped, ClipInfo]]
 
 
 def with_mesh(grad_fn: Any, place: Placement) -> Any:
@@ -53,7 +55,7 @@ def sum_over_devices(
 
     Args:
         place: where the rows lie.
-        each: what one device does.
+        each: what one device does, the sum over the devices included.
         params: the parameters.
         rows: pytree of arrays [m, ...], m a multiple of the devices.
         shared: pytree of arrays that every device gets whole.
@@ -66,11 +68,11 @@ def sum_over_devices(
     specs = [place.row_spec(n) for n in range(len(leaves))]
 
     def local(leaves: list[jax.Array], rows: PyTree, shared: PyTree) -> Any:
-        whole = [_whole(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
-        clipped, info = each(jax.tree.unflatten(structure, whole), rows, shared)
-        totals = zip(structure.flatten_up_to(clipped.total), specs, strict=True)
-        summed = [None if t is None else _added(t, spec, place.rows) for t, spec in totals]
+        each_part = zip(leaves, specs, strict=True)
+        held = [stacks.shard(leaf, spec, place.rows) for leaf, spec in each_part]
+        clipped, info = each(held, rows, shared)
         votes = jax.lax.psum(clipped.votes, place.rows)
+        summed = structure.flatten_up_to(clipped.total)
         return summed, votes, (clipped.norms, clipped.clipped, info)
 
     count = jax.tree.leaves(rows)[0].shape[0]
@@ -144,25 +146,6 @@ def gather_to_devices(place: Placement, records: PyTree, indices: jax.Array) -> 
         axis_names=place.manual_axes,
         check_vma=False,
     )(jnp.arange(count, dtype=jnp.int32), records, indices)
-
-
-def _whole(leaf: jax.Array, spec: P) -> jax.Array:
-    """The whole parameter, from this device's part."""
-    for axis, entry in enumerate(spec):
-        if names := axes_of(entry):
-            leaf = jax.lax.all_gather(leaf, names, axis=axis, tiled=True)
-    return leaf
-
-
-def _added(total: jax.Array, spec: P, axes: tuple[str, ...]) -> jax.Array:
-    """This device's part of the sum over devices."""
-    cut: set[str] = set()
-    for axis, entry in enumerate(spec):
-        if names := axes_of(entry):
-            total = jax.lax.psum_scatter(total, names, scatter_dimension=axis, tiled=True)
-            cut |= set(names)
-    rest = tuple(axis for axis in axes if axis not in cut)
-    return jax.lax.psum(total, rest) if rest else total
 
 
 _PRIMITIVE = core.Primitive("jaxdp_without_mesh_types")

@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp.clipping import across, losses, options, reduce, rounding
-from jaxdp.clipping.ghost import program, run
+from jaxdp.clipping.ghost import program, run, stacks
 from jaxdp.clipping.ghost.plan import (
     LeafPlan,
     Plan,
@@ -334,6 +334,11 @@ class ClippedGrad:
         # Where the rows are still to be shared by the devices of a mesh (inside a shard_map over
         # the same axes they are already), each record goes to the device that will work on it.
         place, over = self.placement, None
+        known, count = place and place.leaves, len(jax.tree.leaves(params))
+        if known and len(known) != count:
+            raise ValueError(
+                f"params must hold the {len(known)} arrays that sharded_as was given, got {count}"
+            )
         if place is not None and place.devices > 1:
             around = jax.sharding.get_abstract_mesh().manual_axes
             over = None if set(place.rows) & set(around) else place
@@ -341,6 +346,11 @@ class ClippedGrad:
         if over is not None and over.records and not gathered:
             assert indices is not None
             data, gathered = across.gather_to_devices(over, data, indices), True
+
+        structure: Any = jax.tree.structure(params)
+        avals = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params
+        )
 
         def of_device(
             params: PyTree, rows: PyTree, shared: PyTree
@@ -353,29 +363,47 @@ class ClippedGrad:
                 examples = own if gathered else jax.tree.map(lambda leaf: leaf[indices], records)
                 batch = examples, None if rng is None else record_keys(rng, indices)
 
-            # The plan: the engine of each parameter, and how many rows are worked on together.
+            # The plan: the engine of each parameter, and how many rows are worked on together. Of
+            # parameters in parts all is gathered but the stacks of which layer by layer will do.
             size = mask.shape[0]
-            loss, uses, engines = self._planned(params, options.example_shapes(batch), size)
+            parts = jax.tree.leaves(params, is_leaf=stacks.is_shard)
+            sharded = any(map(stacks.is_shard, parts))
+            loss, uses, engines = self._planned(
+                avals if sharded else params, options.example_shapes(batch), size
+            )
             together = engines.together
+            sliced = stacks.sliced_leaves(loss, engines) if sharded and scale is None else set()
+            by_layers = {n: found for n in sliced if (found := parts[n].by_layers()) is not None}
+            leaves = [by_layers.get(n) or stacks.whole(x) for n, x in enumerate(parts)]
+
+            def over_devices(total: PyTree) -> PyTree:
+                """The sum over the devices, in parts as the parameters are."""
+                summed = structure.flatten_up_to(total)
+                for n, part in enumerate(parts):
+                    if summed[n] is not None and stacks.is_shard(part):
+                        stack = by_layers.get(n)
+                        one = part.added if stack is None else functools.partial(stack.like, part)
+                        summed[n] = one(summed[n])
+                return jax.tree.unflatten(structure, summed)
 
             def microbatch(rows: PyTree, mask: jax.Array) -> tuple[reduce.Clipped, ClipInfo]:
                 # Every row's gradients in the form that the plan says, then their clipped sum.
-                leaves, structure = jax.tree.flatten(params)
-                sharded = {} if place is None else across.sharded_leaves(place)
+                cuts = {} if place is None else across.sharded_leaves(place)
                 values, rest, grads = run.per_example_gradients(
-                    loss, uses, engines, leaves, jax.tree.leaves(rows), sharded
+                    loss, uses, engines, leaves, jax.tree.leaves(rows), cuts
                 )
                 scales: list[jax.Array | None] | None = None
                 if scale is not None:
-                    each = iter(options.scale_leaves(scale, self.trained(params)))
-                    flags = options.trained_flags(self.trainable, params)
+                    each = iter(options.scale_leaves(scale, self.trained(avals)))
+                    flags = options.trained_flags(self.trainable, avals)
                     scales = [next(each) if flag else None for flag in flags]
                 clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound, most)
                 aux = jax.tree.unflatten(loss.out_tree, [values, *rest])[1]
                 return clipped, ClipInfo(clipped.norms, values, clipped.clipped, mask, aux, engines)
 
             if together == size:
-                return microbatch(batch, mask)
+                clipped, info = microbatch(batch, mask)
+                return clipped._replace(total=over_devices(clipped.total)), info
             # Microbatches one after another. The last is filled up with a record that the mask
             # leaves out: a loss may not be defined at zeros.
             if missing := -size % together:
@@ -392,11 +420,13 @@ class ClippedGrad:
                 more = rounding.add_compensated(total, lost, clipped.total)
                 return (*more, votes + clipped.votes), info
 
-            zeros = _zeros(self, self.trained(params))
+            arrays = [x.part if isinstance(x, stacks.Shard) else x for x in leaves]
+            zeros = _zeros(self, self.trained(jax.tree.unflatten(structure, arrays)))
             start = zeros, zeros, jnp.zeros([], jnp.float32)
             (total, lost, votes), infos = jax.lax.scan(add, start, microbatches)
             info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-            return reduce.Clipped(_compensated(total, lost), info.norms, info.clipped, votes), info
+            total = over_devices(_compensated(total, lost))
+            return reduce.Clipped(total, info.norms, info.clipped, votes), info
 
         own, records = (data, None) if gathered else (None, data)
         most = jnp.asarray(limit, jnp.float32)
@@ -447,6 +477,23 @@ class ClippedGrad:
         flags = options.trained_flags(self.trainable, params)
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
         return jax.tree.unflatten(structure, kept)
+
+    def sharded_as(self, params: PyTree) -> "ClippedGrad":
+        """The function for parameters that are sharded as these are, for a ``jit`` of your own.
+
+        Inside ``jit`` an array on automatic axes does not say how it is sharded. Without this the
+        parameters are gathered before the sum, and the sum is whole on every device.
+
+        Args:
+            params: pytree of arrays, or of ``jax.ShapeDtypeStruct`` with a sharding.
+
+        Raises:
+            ValueError: they are on another mesh than was asked for, or on none.
+        """
+        place = placement.resolve_placement(self.placement, params)
+        if place is None:
+            raise ValueError("params must lie on a mesh, got arrays of one device or of none")
+        return dataclasses.replace(self, placement=place)
 
     def _l2(self, limit: float | jax.Array, drawn: bool) -> float | jax.Array:
         """The sensitivity of a sum: what a record adds, and a share of it for rounding.

@@ -642,17 +642,31 @@ class Factors(LeafGradients):
         One by one, what is as large as an iteration's slice of the parameter stays in the cache,
         and no factor is moved. Slices share no entry: each is a parameter of its own.
         """
+        large = max(self._bytes, 4 * sum(use.data.size + use.cotangent.size for use in self.uses))
+        if large <= _CHUNK_BYTES or (each := self.iterations()) is None:
+            return None
+        of_one, pairs = each
+        return jax.lax.map(lambda one: fn(of_one(one)), pairs)
+
+    def iterations(self) -> "tuple[Callable[[PyTree], Factors], PyTree] | None":
+        """The factors of one iteration, by its arrays; and these of all iterations, stacked.
+
+        None where an iteration is no parameter of its own.
+        """
         uses = [(use.site.inner, use.stacked) for use in self.uses]
         inner = [(site, of[:2]) for site, of in uses if site is not None and of is not None]
-        large = max(self._bytes, 4 * sum(use.data.size + use.cotangent.size for use in self.uses))
-        if self.sharded is not None or len(inner) < len(uses) or large <= _CHUNK_BYTES:
+        if self.sharded is not None or len(inner) < len(uses):
             return None
 
-        def of_one(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> PyTree:
+        def of_one(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> Factors:
             each = zip(inner, pairs, strict=True)
-            return fn(Factors([Use(site, *pair) for (site, _), pair in each]))
+            return Factors([Use(site, *pair) for (site, _), pair in each])
 
-        return jax.lax.map(of_one, [of for _, of in inner])
+        return of_one, [of for _, of in inner]
+
+    def layer_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """Of factors of one iteration the weighted sum, arranged like its slice of the leaf."""
+        return self.site.view.to_slice(self.site.to_view(self._summed(weights, keep)))
 
     def _summed(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
         """The weighted sum, arranged as the site has it, [g, p, q]."""

@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from jaxdp.clipping.ghost.program import (
     trace,
 )
 from jaxdp.clipping.ghost.sites import Site
+from jaxdp.clipping.ghost.stacks import Shard, Stack, is_shard, whole
 from jaxdp.types import PyTree
 
 _CONVOLUTION = "conv_general_dilated"
@@ -57,7 +58,7 @@ def per_example_gradients(
     traced: Traced,
     uses: Uses,
     plan: Sequence[LeafPlan],
-    params: Sequence[jax.Array],
+    params: Sequence[jax.Array | Shard],
     batch: Sequence[jax.Array],
     cuts: Mapping[int, ShardedAxis] = MappingProxyType({}),
 ) -> tuple[jax.Array, PyTree, list[LeafGradients | None]]:
@@ -72,7 +73,8 @@ def per_example_gradients(
         traced: the loss of one example; ``uses`` and ``plan`` belong to it.
         uses: where the parameters meet data.
         plan: how each leaf is done.
-        params: the leaves of the parameters.
+        params: the leaves of the parameters; of stacks of layers that are gathered one by one, and
+            whose sum is this device's part of it, the parts.
         batch: the other arguments' leaves, each [m, ...].
         cuts: of the leaves that are sharded over devices, the axis.
     """
@@ -88,7 +90,7 @@ def per_example_gradients(
     taps = {node: _Tap(str(number), site, node) for number, (node, site) in enumerate(each_use)}
 
     # One example: the loss by its whole leaves and by the zeros, and what entered each tap.
-    def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> PyTree:
+    def one(params: Sequence[Any], example: Sequence[jax.Array]) -> PyTree:
         whole = {str(i): leaf for i, leaf in enumerate(params) if differentiated[i]}
 
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> PyTree:
@@ -109,12 +111,13 @@ def per_example_gradients(
     data_axes = {tap.data_key: len(tap.site.iterations) for tap in taps.values()}
     axes = (0, 0, data_axes, 0, {tap.key: len(tap.site.iterations) for tap in taps.values()})
     leaves, rows = list(params), list(batch)
-    shapes = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    shapes = [jax.eval_shape(whole, leaf) for leaf in leaves]
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
     if _could_mix(traced, one, shapes, example):
-        # Under vmap they could meet, so one comes after the other.
-        found = jax.lax.map(lambda example: one(leaves, example), rows)
-        losses, rest, *parts = jax.vmap(lambda each: each, 0, axes)(found)
+        # Under vmap they could meet, so one comes after the other; layers are gathered once.
+        gathered = [whole(leaf) for leaf in leaves]
+        each = jax.lax.map(lambda example: one(gathered, example), rows)
+        losses, rest, *parts = jax.vmap(lambda each: each, 0, axes)(each)
     else:
         losses, rest, *parts = jax.vmap(one, (None, 0), axes)(leaves, rows)
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
@@ -135,7 +138,9 @@ def per_example_gradients(
     for leaf, slices in factored.items():
         each = [Factors([use(*one) for one in used], cuts.get(leaf)) for used in slices]
         forms = each if plan[leaf].engine == "ghost" else [factors.layer() for factors in each]
-        found_of[leaf] = forms[0] if len(forms) == 1 else Slices(forms)
+        found = forms[0] if len(forms) == 1 else Slices(forms)
+        held = params[leaf]
+        found_of[leaf] = Stack(found, held) if isinstance(held, Shard) else found
     return losses, rest, found_of
 
 
@@ -171,6 +176,8 @@ class _TappedLoss(NamedTuple):
     of_example: set[int]  # the values that depend on the example
     # Those that parameters were multiplied with, filled while the loss runs.
     numbers: dict[Node, jax.Array]
+    # True where a checkpoint is around the operations, so that nothing gathered is kept.
+    checkpointed: bool = False
 
     def run(self, program: Program, args: Sequence[jax.Array]) -> _Outcome:
         """The program's results, and what entered each tap."""
@@ -178,22 +185,36 @@ class _TappedLoss(NamedTuple):
         multiples = {m.node: m for tap in self.taps.values() for m in tap.site.view.multiples}
         values = {**program.consts, **dict(zip(program.ins, args, strict=True))}
 
-        def read(refs: Sequence[Ref]) -> list[jax.Array]:
+        def read(refs: Sequence[Ref]) -> list[Any]:
             return [ref.val if isinstance(ref, core.Literal) else values[ref] for ref in refs]
 
+        held: dict[int, jax.Array] = {}  # what is gathered under a checkpoint, once
         for node in program.nodes:
             operands, tap = read(node.ins), self.taps.get(node)
             if node in multiples:
-                self.numbers[node] = multiples[node].factor(operands)
-            if node.bodies and self._has_taps(node):
+                self.numbers[node] = multiples[node].factor([*map(whole, operands)])
+            parts = any(map(is_shard, operands))
+            if parts and node.name == SCAN:  # of layers of its own no more is gathered than one
+                ends = node.carried.stop
+                operands = [*map(whole, operands[:ends]), *map(_sliceable, operands[ends:])]
+                parts = any(map(is_shard, operands))
+            elif parts and node.name == COND:
+                operands, parts = [*map(whole, operands)], False
+            if node.bodies and (parts or self._has_taps(node)):
                 # What holds taps is run operation by operation, in a loop or checkpoint like it.
                 known = {SCAN: self.run_scan, COND: self.run_cond}
                 results, entered = known.get(node.name, self.run_checkpoint)(node, operands)
                 seen.update(entered)
-            elif tap is None or node.name != _CONVOLUTION:
-                results = _apply_separately(node, operands, self.of_example)
+            elif parts and sum(isinstance(ref, int) for ref in node.ins) == 1:
+                (part,) = filter(is_shard, operands)
+                results = part.then(node)
             else:
-                results = [_convolve(node, *operands)]
+                # Gathered again for the backward pass, which would keep it otherwise.
+                apply = functools.partial(self._apply, tap is not None, node)
+                if parts and not self.checkpointed:
+                    results = jax.checkpoint(apply, prevent_cse=False)(operands)
+                else:
+                    results = apply(operands, held)
             if tap is not None:
                 data = operands[tap.site.operand]
                 seen[tap.data_key] = jnp.ones([], data.dtype) if tap.site.adds else data
@@ -203,13 +224,27 @@ class _TappedLoss(NamedTuple):
                     zero = zero * self.numbers[each.node].astype(zero.dtype)
                 results = [results[0] + zero]
             values.update(zip(node.outs, results, strict=True))
-        return read(program.outs), seen
+        return [whole(x) for x in read(program.outs)], seen
+
+    def _apply(
+        self,
+        tapped: bool,
+        node: Node,
+        operands: Sequence[Any],
+        held: dict[int, jax.Array] | None = None,
+    ) -> list[jax.Array]:
+        """The operation; ``held`` has the parameters that were gathered, by their parts."""
+        operands = [whole(x, held) for x in operands]
+        if tapped and node.name == _CONVOLUTION:
+            return [_convolve(node, *operands)]
+        return _apply_separately(node, operands, self.of_example)
 
     def run_checkpoint(self, node: Node, operands: list[jax.Array]) -> _Outcome:
         """A checkpointed part with taps, checkpointed again."""
         (body,), params = node.bodies, node.eqn.params
+        inside = self._replace(checkpointed=params["policy"] is None)
         run = jax.checkpoint(
-            lambda operands, zeros: self._replace(zeros=zeros).run(body, operands),
+            lambda operands, zeros: inside._replace(zeros=zeros).run(body, operands),
             policy=params["policy"],
             prevent_cse=params["prevent_cse"],
         )
@@ -223,7 +258,7 @@ class _TappedLoss(NamedTuple):
         def iterate(carry: list[jax.Array], each: PyTree) -> PyTree:
             slices, zeros = each
             args = [*operands[: carried.start], *carry, *slices]
-            outs, seen = self._replace(zeros=zeros).run(body, args)
+            outs, seen = self._replace(zeros=zeros, checkpointed=False).run(body, args)
             carries = carried.stop - carried.start
             return outs[:carries], (outs[carries:], seen)
 
@@ -268,6 +303,14 @@ class _TappedLoss(NamedTuple):
             for body in node.bodies
             for inner in body.nodes
         )
+
+
+def _sliceable(value: jax.Array | Shard) -> jax.Array | Shard:
+    """A stack that a loop takes apart as it is; the whole, where its layers are on one device."""
+    if not isinstance(value, Shard):
+        return value
+    first = any(axis + value.part.ndim == 0 for axis, _ in value.cut)
+    return whole(value) if first or value.steps else value
 
 
 def _apply_separately(

@@ -76,6 +76,12 @@ class View:
         aval = jax.ShapeDtypeStruct(self.leaf_shape, jnp.float32)
         return jax.linear_transpose(self.of_leaf, aval)(gradient)[0]
 
+    def to_slice(self, gradient: jax.Array) -> jax.Array:
+        """A float32 gradient of one slice that a ``scan`` takes, arranged like the leaf's slice."""
+        assert self.stack is not None
+        aval = jax.ShapeDtypeStruct(self.stack.shape[1:], jnp.float32)
+        return jax.linear_transpose(self._chained, aval)(gradient)[0]
+
     def of_leaf(self, leaf: jax.Array) -> jax.Array:
         """A float32 array shaped like the leaf, arranged like the view, or its slices, stacked."""
         if self.stack is not None:
