@@ -19,6 +19,10 @@ _CALLED = re.compile(
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _PASSES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# What the counter of a loop is below, in its condition: a TPU's text says it there alone.
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(r"ROOT .* compare\(.*%([\w.\-]+)\), direction=LT")
 _OP = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?)\s([a-z][\w\-]*)\((.*)$")
 
 
@@ -66,12 +70,18 @@ def _within(bodies, name, times):
         passes = 1
         if kind == "while":
             found = _PASSES.search(line)
-            passes = int(found[1]) if found else 1
+            passes = int(found[1]) if found else _below(bodies[_CONDITION.search(line)[1]])
         called = _CALLED.findall(line)
         for group in _BRANCHES.findall(line):
             called += [each.strip().lstrip("%") for each in group.split(",")]
         for each in called:
             yield from _within(bodies, each, times * passes)
+
+
+def _below(condition):
+    text = "\n".join(condition)
+    limit, constants = _BELOW.search(text), dict(_CONSTANT.findall(text))
+    return int(constants.get(limit[1], 1)) if limit else 1
 
 
 def _bytes(result, kind, rest):

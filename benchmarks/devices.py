@@ -2,12 +2,15 @@
 
 ``python -m benchmarks.devices large`` compiles a transformer of 124 million parameters from its
 shapes; ``small`` compiles and times small networks; ``stack`` compiles a stack of layers that is
-fully sharded, by ``Trainer`` and in a ``jit`` of one's own. They write to ``benchmarks/results``.
+fully sharded, by ``Trainer`` and in a ``jit`` of one's own, beside ordinary training that gathers
+layers by hand and what XLA makes of annotations. They write to ``benchmarks/results``.
 ``stack tpu`` compiles that for four chips and ``llama`` a Llama of 7 billion parameters for 32
 chips of a TPU v5p, where libtpu is installed: printed, as nothing of it runs.
 """
 
+import functools
 import inspect
+import itertools
 import json
 import os
 import statistics
@@ -120,8 +123,11 @@ def own(loss_fn, params, batch, mesh, microbatch=None):
     return jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch, key).compile()
 
 
-def ordinary(loss_fn, params, batch, mesh):
-    """The compiled step of the same loss and optimizer without privacy."""
+def ordinary(loss_fn, params, batch, mesh, by_hand=False):
+    """The compiled step of the same loss and optimizer without privacy.
+
+    What is exchanged is up to XLA; ``by_hand``, it is what the loss gathers of its parts.
+    """
     state = jax.eval_shape(OPTIMIZER.init, params)
     held = None
     if mesh is not None:
@@ -134,9 +140,18 @@ def ordinary(loss_fn, params, batch, mesh):
         apart = len(inspect.signature(loss_fn).parameters) > 2
         return loss_fn(params, *example) if apart else loss_fn(params, example)
 
+    def gradient(params, batch):
+        return jax.grad(lambda p: jnp.mean(jax.vmap(of_one, (None, 0))(p, batch)))(params)
+
+    if by_hand:
+        # A gathered array's gradient is a sum over devices, of which each keeps its part.
+        own, size = jax.tree.map(lambda leaf: leaf.sharding.spec, params), mesh.size
+        mean = lambda *part: jax.tree.map(lambda g: g / size, of_part(*part))  # noqa: E731
+        where = {"mesh": mesh, "in_specs": (own, P("data")), "out_specs": own}
+        of_part, gradient = gradient, jax.shard_map(mean, **where, check_vma=False)
+
     def step(params, state, batch):
-        mean = lambda p: jnp.mean(jax.vmap(of_one, (None, 0))(p, batch))  # noqa: E731
-        updates, state = OPTIMIZER.update(jax.grad(mean)(params), state, params)
+        updates, state = OPTIMIZER.update(gradient(params, batch), state, params)
         after = optax.apply_updates(params, updates), state
         after = after if held is None else jax.lax.with_sharding_constraint(after, held)
         return *after, optax.tree.norm(updates)
@@ -238,23 +253,50 @@ SMALL = {"MLP": mlp, "CNN": lambda: networks_large.small_cnn(64), "transformer":
 KINDS = ("data parallel", "fully sharded", "tensor parallel")
 
 
-def stacked(mesh=None):
+def gathering(params):
+    """What gathers a part of the parameters, or one layer of it, for ``networks_large.gpt``."""
+
+    def whole(name, part):
+        def one(leaf, like):
+            assert "data" in like.sharding.spec, "each device would add its own gradient alone"
+            axis = like.sharding.spec.index("data") + leaf.ndim - like.ndim
+            return jax.lax.all_gather(leaf, "data", axis=axis, tiled=True)
+
+        return jax.tree.map(one, part, params[name])
+
+    return whole
+
+
+def not_gathered(primitive, *_, **__):
+    """What is kept for the backward pass where nothing else is computed twice."""
+    return primitive.name != "all_gather"
+
+
+def stacked(mesh=None, rows=(1, 8)):
     """Rows: bytes exchanged and temporary bytes of a device, of a stack of 12 layers."""
-    rows = []
+    found = []
     mesh = mesh or mesh_of("fully sharded")
-    for remat in (True, False):
-        size = mesh.size
-        made = networks_large.gpt(size, 32, 512, 512, 12, 8, remat=remat, shapes=True)
-        params, loss_fn, batch = made
-        given = loss_fn, cut("fully sharded", mesh, params), batch, mesh
-        each = {"ordinary": ordinary(*given), "Trainer": private(*given)[0], "own": own(*given)}
-        row = {"network": "GPT, 12 layers of width 512, a row a device", "remat": remat}
+    for each, remat in itertools.product(rows, (True, False)):
+        make = functools.partial(
+            networks_large.gpt, mesh.size * each, 32, 512, 512, 12, 8, shapes=True
+        )
+        params, loss_fn, batch = make(remat=remat)
+        params = cut("fully sharded", mesh, params)
+        given = params, batch, mesh
+        gathered = make(remat=remat or not_gathered, whole=gathering(params))[1]
+        steps = {
+            "ordinary by hand": ordinary(gathered, *given, by_hand=True),
+            "ordinary by XLA": ordinary(loss_fn, *given),
+            "Trainer": private(loss_fn, *given)[0],
+            "own": own(loss_fn, *given),
+        }
+        row = {"network": "GPT, 12 layers of width 512", "rows a device": each, "remat": remat}
         row |= {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
-        for name, compiled in each.items():
+        for name, compiled in steps.items():
             row[name] = {"exchanged": summary(compiled), "temporary bytes": memory(compiled)}
-        rows.append(row)
+        found.append(row)
         print(json.dumps(row), flush=True)
-    return rows
+    return found
 
 
 def chips(name):
@@ -295,7 +337,7 @@ def llama(length=128):
 def main(which, where=None):
     """Writes ``devices_<which>.json``, but for TPUs."""
     if which == "llama" or where == "tpu":
-        llama() if which == "llama" else stacked(chips("v5p:2x2x1"))
+        llama() if which == "llama" else stacked(chips("v5p:2x2x1"), rows=(1,))
         return
     rows = []
     if which == "stack":

@@ -57,11 +57,13 @@ def _block(heads, x, p, causal=True):
 
 def gpt(
     batch=64, length=128, vocabulary=50_257, width=768, layers=12, heads=12,
-    scanned=True, remat=True, dtype=jnp.float32, shapes=False, rank=0,
+    scanned=True, remat=True, dtype=jnp.float32, shapes=False, rank=0, whole=None,
 ):  # fmt: skip
     """GPT-2 (small, as it stands): stacked blocks under ``scan`` or written out, tied head.
 
-    With a ``rank`` queries, keys and values have adapters of it (LoRA).
+    With a ``rank`` queries, keys and values have adapters of it (LoRA). ``remat`` may be a policy.
+    ``whole``, of a name and that part of the parameters, or one layer of them, is called where they
+    are used.
     """
 
     def make():
@@ -76,9 +78,13 @@ def gpt(
         return jax.tree.map(lambda p: p.astype(dtype), params), tokens
 
     def loss_fn(params, tokens):
-        x = params["wte"][tokens[:-1]] + params["wpe"]
         block = functools.partial(_block, heads)
-        block = jax.checkpoint(block) if remat else block
+        if whole is not None:
+            block = lambda x, p: _block(heads, x, whole("blocks", p))  # noqa: E731
+            tables = {name: whole(name, p) for name, p in params.items() if name != "blocks"}
+            params = params | tables
+        x = params["wte"][tokens[:-1]] + params["wpe"]
+        block = jax.checkpoint(block, policy=remat if callable(remat) else None) if remat else block
         if scanned:
             x, _ = jax.lax.scan(lambda x, p: (block(x, p), None), x, params["blocks"])
         else:

@@ -365,8 +365,41 @@ def stacks():
     one = jax.jit(total, static_argnums=0)(alone, each, (X, Y))
     close(one, jax.jit(total, static_argnums=0)(spread.sharded_as(cut), cut, batch))
 
+    # Of whole numbers no sum is rounded: what is gathered twice, forwards and backwards, has the
+    # bits of one device, and so has the sum. Their noise, in a step of one's own and a trainer's.
+    def whole(remat, params, x, y):
+        layer = lambda x, p: (x + (x @ p["up"]) @ p["down"], None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, params)[0].sum()
+
     def nothing(params, x, y):
         return 0.0 * stack_loss(True, jnp.float32, params, x, y)
+
+    numbers = {"up": RNG.integers(-63, 64, (2, 16, 8)), "down": RNG.integers(-1, 2, (2, 8, 16))}
+    numbers = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), numbers)
+    kept = jax.device_put(numbers, NamedSharding(ONE, P(None, "data")))
+    hot = np.eye(16, dtype=np.float32)[np.arange(ROWS) % 16], Y
+    rule, tx = clipping.clip(1e9), MECHANISM.privatize()
+    key = MECHANISM.simulated_key(jax.random.key(0))
+
+    def own(noisy, grad_fn, params, batch):
+        value = grad_fn(params, batch, "all").value
+        if not noisy:
+            return value
+        return tx.update(jaxdp.Summed(value, 1.0), tx.init(params), params, key=key)[0]
+
+    step = jax.jit(own, static_argnums=(0, 1))
+    for noisy, loss, at_one, cut, rows in (
+        (False, functools.partial(whole, True), numbers, kept, hot),
+        (False, functools.partial(whole, False), numbers, kept, hot),
+        (True, nothing, params, there, (X, Y)),
+    ):
+        options = {"rule": rule, "engine": "ghost"}
+        one = step(noisy, jaxdp.clipped_grad(loss, **options), at_one, rows)
+        spread = jaxdp.clipped_grad(loss, mesh=ONE, **options).sharded_as(cut)
+        many = step(noisy, spread, cut, jax.device_put(rows, NamedSharding(ONE, P("data"))))
+        for name, leaf in one.items():
+            np.testing.assert_array_equal(leaf, many[name])
+            assert 0.001 < np.max(np.abs(leaf)) < 2**24
 
     options = {"loss_fn": nothing, "optimizer": optax.sgd(1.0), "steps": 1}
     one, many = (trained(each, **options)[1].params for each in (params, there))

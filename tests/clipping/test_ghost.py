@@ -155,7 +155,7 @@ def test_a_large_parameter_is_summed_in_parts_and_a_stack_of_them_one_by_one(mon
         return jax.lax.scan(places, None, x.reshape(3, 2, 4))[1].sum()
 
     used = []
-    for name in ("_summed_in_parts", "_of_iterations"):
+    for name in ("_summed_in_parts", "_one_by_one"):
         plain = getattr(leaves.Factors, name)
 
         def counted(*args, name=name, plain=plain):
@@ -168,7 +168,7 @@ def test_a_large_parameter_is_summed_in_parts_and_a_stack_of_them_one_by_one(mon
     rule, true = jaxdp.clip(0.3), Reference(params, loss_fn, batch)
     run = opened(jaxdp.clipped_grad(loss_fn, rule, "ghost"))
     agrees(run, true, rule, params, batch)
-    assert used.count("_summed_in_parts") == used.count("_of_iterations") == 2
+    assert used.count("_summed_in_parts") == used.count("_one_by_one") == 2
     changes_no_other(run, params, batch, run(params, batch, EVERYONE)[1])
 
 

@@ -325,6 +325,23 @@ def _scattered_in_blocks(
     return jax.lax.fori_loop(0, rows.shape[0] // size, add, total)
 
 
+def stacked_late(fn: Callable[[PyTree], jax.Array], each: PyTree, weights: jax.Array) -> jax.Array:
+    """``fn`` of every iteration's arrays, stacked; nothing is held for it before the weights are.
+
+    A ``scan`` fills zeros, for which XLA takes memory before it runs the loss.
+    """
+
+    def of(at: jax.Array | int) -> jax.Array:
+        own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), each)
+        return fn(own)
+
+    def add(at: jax.Array | int, found: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(found, of(at), at, 0)
+
+    count, shape = jax.tree.leaves(each)[0].shape[0], jax.eval_shape(of, 0).shape
+    return jax.lax.fori_loop(0, count, add, jnp.broadcast_to(weights[0], (count, *shape)))
+
+
 def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
     """sum_it weights_i a_it b_it', [g, p, q], for a few rows; many positions in blocks."""
     totals = []
@@ -587,9 +604,14 @@ class Factors(LeafGradients):
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
-        of_one = self._of_iterations(lambda one: one._square_norms(one._dense, None))
-        if of_one is not None:
-            found, safe = map(rounding.pairwise_sum, of_one)
+        if (each := self._one_by_one()) is not None:
+            of_one, iterations = each
+
+            def of_pair(pair: PyTree) -> Squares:
+                one = of_one(pair)
+                return one._square_norms(one._dense, None)
+
+            found, safe = map(rounding.pairwise_sum, jax.lax.map(of_pair, iterations))
             return found, safe
         # Of factors so large that a copy of them counts, some rows at a time.
         if size := self._rows_at_once():
@@ -631,22 +653,24 @@ class Factors(LeafGradients):
         return -1
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        each = self._of_iterations(lambda one: one.site.to_view(one._summed(weights, keep)))
-        if each is not None:
-            return self.site.view.to_leaf(each)
+        if (each := self._one_by_one()) is not None:
+            of_one, pairs = each
+
+            def summed(pair: PyTree) -> jax.Array:
+                one = of_one(pair)
+                return one.site.to_view(one._summed(weights, keep))
+
+            return self.site.view.to_leaf(stacked_late(summed, pairs, weights))
         return self._to_leaf(self._summed(weights, keep))
 
-    def _of_iterations(self, fn: Callable[["Factors"], PyTree]) -> PyTree | None:
-        """``fn`` of the factors of each iteration, stacked; None where it is not one by one.
+    def _one_by_one(self) -> "tuple[Callable[[PyTree], Factors], PyTree] | None":
+        """``iterations``; None where it does not pay to go through them one by one.
 
         One by one, what is as large as an iteration's slice of the parameter stays in the cache,
         and no factor is moved. Slices share no entry: each is a parameter of its own.
         """
         large = max(self._bytes, 4 * sum(use.data.size + use.cotangent.size for use in self.uses))
-        if large <= _CHUNK_BYTES or (each := self.iterations()) is None:
-            return None
-        of_one, pairs = each
-        return jax.lax.map(lambda one: fn(of_one(one)), pairs)
+        return self.iterations() if large > _CHUNK_BYTES else None
 
     def iterations(self) -> "tuple[Callable[[PyTree], Factors], PyTree] | None":
         """The factors of one iteration, by its arrays; and these of all iterations, stacked.

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.leaves import Factors, LeafGradients, Slices, Squares
+from jaxdp.clipping.ghost.leaves import Factors, LeafGradients, Slices, Squares, stacked_late
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, apply_node
 from jaxdp.devices.placement import axes_of
@@ -187,7 +187,7 @@ class Stack(LeafGradients):
             sums = [of_one(one).layer_sum(weights, keep) for (of_one, _), one in each]
             return self.held.added(rounding.sum_arrays(sums))
 
-        return jax.lax.map(of_layer, [arrays for _, arrays in layered])
+        return stacked_late(of_layer, [arrays for _, arrays in layered], weights)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         return self.held.added(self.grads.boxed_sum(bound, keep, scale))
