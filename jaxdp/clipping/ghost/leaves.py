@@ -187,8 +187,12 @@ class Use:
         """Per-example gradients, the factors of ``size`` rows at a time."""
         rows = self.data.shape[0]
         if size == rows:
-            pair = self.factors(self.site.key)
-            return exact_einsum("mgtp,mgtq->mgpq", *pair, precision=self.precision)
+            a, b = self.factors(self.site.key)
+            if self.site.positions_last:  # XLA does not see that the product needs no transpose
+                return exact_einsum(
+                    "mgpt,mgtq->mgpq", a.swapaxes(2, 3), b, precision=self.precision
+                )
+            return exact_einsum("mgtp,mgtq->mgpq", a, b, precision=self.precision)
         starts = jnp.arange(0, rows, size)
         found = jax.lax.map(lambda start: self.rows_from(start, size)._products(size), starts)
         return found.reshape(rows, *found.shape[2:])
