@@ -451,6 +451,12 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     found = [node.out_shape()[axis] for axis in space]
     positions = data_shape[numbers.lhs_spec[0]] * math.prod(found)
     p, q = channels * math.prod(window), features // groups
+    # Of (groups, *window, channels, q) the axes that each axis of the kernel is.
+    axes = {numbers.rhs_spec[0]: (0, len(window) + 2), numbers.rhs_spec[1]: (len(window) + 1,)}
+    axes |= {axis: (1 + i,) for i, axis in enumerate(numbers.rhs_spec[2:])}
+    order = [*itertools.chain(*(axes[axis] for axis in range(len(axes))))]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    arranged = groups, *window, channels, q
 
     def inputs(data: jax.Array) -> jax.Array:
         """Patches, taken by slices, with the positions innermost: whole rows of them are copied.
@@ -463,14 +469,16 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
         edges = [(*pair, hole) for pair, hole in zip(params["padding"], holes, strict=True)]
         none = (0, 0, 0)
         patches = lax.pad(patches, jnp.zeros([], data.dtype), [none, none, none, *edges])
+        # [m, n, g, channel, *place], where n are examples of a batch of the loss's own.
+        patches = patches.reshape(*patches.shape[:2], groups, channels, *patches.shape[3:])
         for axis, size in enumerate(window):
             # One axis after the other: the sum and not the product of the kernel's sides.
             stride, hole = params["window_strides"][axis], params["rhs_dilation"][axis]
-            last, place = stride * (found[axis] - 1) + 1, 3 + 2 * axis
+            last, place = stride * (found[axis] - 1) + 1, 4 + 2 * axis
             starts = range(0, size * hole, hole)
             slices = [lax.slice_in_dim(patches, i, i + last, stride, axis=place) for i in starts]
             patches = jnp.stack(slices, axis=3 + axis)
-        patches = patches.reshape(*patches.shape[:2], groups, p, math.prod(found))
+        patches = patches.reshape(*patches.shape[:3], p, math.prod(found))
         patches = jnp.moveaxis(patches, 1, 3).reshape(patches.shape[0], groups, p, positions)
         return patches.swapaxes(2, 3)
 
@@ -479,14 +487,13 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
         return jnp.moveaxis(wide.reshape(wide.shape[0], positions, groups, q), 2, 1)
 
     def to_view(gradient: jax.Array) -> jax.Array:
-        split = gradient.reshape(groups, channels, *window, q)
-        split = jnp.moveaxis(split, -1, 1).reshape(features, channels, *window)
-        order = numbers.rhs_spec
-        return jnp.transpose(split, [order.index(axis) for axis in range(len(order))])
+        # One transpose, or none: XLA made two of this by way of (features, channels, *window).
+        split = jnp.transpose(gradient.reshape(arranged), order)
+        return split.reshape(view.shape)
 
     def of_view(kernel: jax.Array) -> jax.Array:
-        kernel = jnp.transpose(kernel, numbers.rhs_spec).reshape(groups, q, p)
-        return kernel.swapaxes(1, 2)
+        split = jnp.transpose(kernel.reshape([arranged[i] for i in order]), back)
+        return split.reshape(groups, p, q)
 
     # Patches are arranged in an order of their own, so a kernel matches only kernels.
     here = ("convolution", groups, *(view.labels[axis] for axis in numbers.rhs_spec))
