@@ -499,9 +499,7 @@ def _convolution(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -
     here = ("convolution", groups, *(view.labels[axis] for axis in numbers.rhs_spec))
     key = ((here, "g"), (here, "p"), (here, "q"))
     sizes = groups, positions, p, q
-    return Site(
-        view, 0, sizes, key, inputs, cotangent, to_view, of_view, positions_last=True
-    )
+    return Site(view, 0, sizes, key, inputs, cotangent, to_view, of_view, positions_last=True)
 
 
 def _lookup(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Site | None:
