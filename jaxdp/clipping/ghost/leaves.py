@@ -447,12 +447,12 @@ def boxed(gradients: jax.Array, bound: float) -> jax.Array:
     return jnp.where(jnp.isnan(clipped), 0.0, clipped)
 
 
-def outer_sum(rows: tuple[jax.Array, jax.Array, jax.Array], size: int) -> jax.Array:
-    """sum_i weights_i a_i b_i', [g, p, q], from a [m, g, p], b [m, g, q] and weights [m]."""
+def outer_sum(rows: tuple[jax.Array, jax.Array, jax.Array | None], size: int) -> jax.Array:
+    """sum_i w_i a_i b_i', [g, p, q], from a [m, g, p], b [m, g, q] and w [m], ones if None."""
     a, b, weights = rounding.into_blocks(rows, size)
 
-    def summed(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
-        pairs = weighted_pairs(a, b, weights)
+    def summed(a: jax.Array, b: jax.Array, weights: jax.Array | None) -> jax.Array:
+        pairs = [(a, b)] if weights is None else weighted_pairs(a, b, weights)
         found = [exact_einsum("nmgp,nmgq->ngpq", *pair) for pair in pairs]
         return rounding.pairwise_sum(rounding.sum_arrays(found))
 
@@ -464,7 +464,7 @@ def outer_sum(rows: tuple[jax.Array, jax.Array, jax.Array], size: int) -> jax.Ar
     if count == 1 or parts == 1:
         return summed(a, b, weights)
 
-    def in_parts(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    def in_parts(a: jax.Array, b: jax.Array, weights: jax.Array | None) -> jax.Array:
         plain, shapes = [rounding.without_ones(x) for x in (a, b)], (a.shape, b.shape)
 
         def of_part(start: jax.Array) -> jax.Array:
