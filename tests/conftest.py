@@ -23,7 +23,7 @@ import pytest
 from hypothesis import settings
 
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers what tests name)
-from tests.compiling import FLAGS
+from tests.compiling import FLAGS, lower_quickly
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -56,12 +56,12 @@ if "JAXDP_TESTS" not in os.environ:  # set for all workers, and for the processe
     os.environ |= {
         "JAXDP_TESTS": _PROGRAMS,
         "JAX_COMPILATION_CACHE_DIR": _PROGRAMS,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-jax.config.update("jax_traceback_in_locations_limit", 0)  # lines of a program that nobody reads
+lower_quickly()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAXDP_TESTS"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("jaxdp", deadline=None, max_examples=50, derandomize=True)

@@ -20,6 +20,7 @@ from jaxdp import clipping
 from jaxdp.sampling import as_source
 from jaxdp.training.trainer import look_through
 from tests import eight_devices, refusing
+from tests.compiling import lower_quickly
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused
 
@@ -494,6 +495,7 @@ CHECKS = (
     *eight_devices.CHECKS,
 )  # fmt: skip
 if __name__ == "__main__":
+    lower_quickly()
     for check in CHECKS:
         if sys.argv[1:] and check.__name__ not in sys.argv:
             continue

@@ -23,6 +23,7 @@ from jaxdp import accounting as acc
 from jaxdp.devices import processes
 from jaxdp.sampling import as_source
 from jaxdp.training.trainer import look_through
+from tests.compiling import lower_quickly
 from tests.mechanisms import mf_of, sgd_of
 from tests.refusing import all_refused, refused
 
@@ -306,6 +307,7 @@ def nothing_is_written_after_a_shutdown():
 
 
 if HERE:
+    lower_quickly()
     processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
     try:

@@ -78,7 +78,8 @@ def clipped_sum(
     ]
     norms = jnp.sqrt(rounding.sum_arrays([pair[0] for pair in pairs if pair is not None]))
     largest = rounding.sum_arrays([pair[1] for pair in pairs if pair is not None])
-    keep = mask & jnp.isfinite(norms) & jnp.isfinite(largest)
+    finite = jnp.isfinite(norms) & jnp.isfinite(largest)
+    keep = mask & finite
 
     if boxes:
         assert isinstance(rule, CoordinateBox)
@@ -101,7 +102,6 @@ def clipped_sum(
         tree = bounded_factors(rule, tree, limit, bound)
     factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
-    finite = jnp.isfinite(norms)
     # Written, so that both halves of a weighted bfloat16 factor are made with one number.
     weights = rounding.materialized(
         [None if f is None else jnp.where(keep, f, 0.0) for f in factors]

@@ -152,12 +152,21 @@ def sum_over_blocks(fn: Callable[[Any], jax.Array], rows: PyTree, size: int) -> 
     count = jax.tree.leaves(blocks)[0].shape[0]
     if count == 1:
         return fn(jax.tree.map(lambda array: array[0], blocks))
-    shape = jax.eval_shape(fn, jax.tree.map(lambda array: array[0], blocks))
+    one = jax.eval_shape(lambda: jax.tree.map(lambda array: array[0], blocks))
+    shape = jax.eval_shape(fn, one)
     zeros = jnp.zeros(shape.shape, shape.dtype)
-    (total, lost), _ = jax.lax.scan(
-        lambda carry, block: (add_compensated(*carry, fn(block)), None), (zeros, zeros), blocks
-    )
+
+    def add(carry: tuple[jax.Array, jax.Array], block: PyTree) -> tuple[PyTree, None]:
+        block = jax.tree.map(lambda array, like: array.reshape(like.shape), block, one)
+        return add_compensated(*carry, fn(block)), None
+
+    (total, lost), _ = jax.lax.scan(add, (zeros, zeros), jax.tree.map(without_ones, blocks))
     return compensated(total, lost)
+
+
+def without_ones(blocks: jax.Array) -> jax.Array:
+    """Blocks without axes of one entry, which XLA lays out anew, by a copy, where a loop begins."""
+    return blocks.reshape(blocks.shape[0], *(size for size in blocks.shape[1:] if size != 1))
 
 
 def square_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:

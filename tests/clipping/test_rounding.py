@@ -180,8 +180,10 @@ def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
 @pytest.mark.parametrize(("groups", "p", "q"), [(1, 512, 1024), (2, 300, 1024), (1, 509, 1024)])
 def test_sums_of_large_outer_products_are_those_of_float64(groups, p, q):
     a, b = (jax.random.normal(jax.random.key(n), (40, groups, n)) for n in (p, q))
-    found = jax.jit(outer_sum, static_argnums=1)([(a, b)], 8)
-    wanted = np.einsum("mgp,mgq->gpq", np.asarray(a, np.float64), np.asarray(b, np.float64))
+    weights = jnp.linspace(0.5, 1.0, 40)
+    found = jax.jit(outer_sum, static_argnums=1)((a, b, weights), 8)
+    exact = [np.asarray(x, np.float64) for x in (a, b, weights)]
+    wanted = np.einsum("mgp,mgq,m->gpq", *exact)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 

@@ -107,6 +107,17 @@ def biases(p, x):
     return scan(lambda h, bias: (tanh(bias + h), None), h, p["three"])[0]
 
 
+def convolved_in_any_order(p, x):
+    """Groups, holes, strides, axes in orders of their own, and a batch inside of the example."""
+    picture = jnp.stack([x, 2.0 * x, x * x], axis=1)
+    batch, numbers = jnp.stack([picture, jnp.cos(picture)]), ("NHWC", "HOIW", "CNHW")
+    holes = {"lhs_dilation": (2, 1), "rhs_dilation": (1, 2), "feature_group_count": 2}
+    edges = [(1, 0), (0, 1)]
+    return lax.conv_general_dilated(
+        batch, p["heads"], (2, 1), edges, dimension_numbers=numbers, **holes
+    )
+
+
 def halves_in_a_loop(p, x):
     """Two slices that share no entry, one of them looked up as well, at constant places."""
     left, right = jnp.split(p["w"], 2, axis=1)
@@ -134,6 +145,7 @@ SLICES = {
         "",
     ),
     "cells": (cells, "words", ""),
+    "convolved in any order": (convolved_in_any_order, "heads", ""),
     "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], "words w", ""),
     "biases": (biases, "three qkv w", ""),
     "branches": (branches, "w a b", ""),

@@ -14,6 +14,7 @@ from jaxdp.optimizers.algorithm import StepHook
 from jaxdp.sampling.sampler import pad
 from jaxdp.training.step import PrivateStep
 from jaxdp.types import ExtraArgument
+from tests.compiling import compilations
 from tests.ledger.small import trained
 from tests.mechanisms import sgd_of
 from tests.refusing import refused
@@ -225,29 +226,29 @@ def test_a_draw_of_several_physical_batches_is_the_compensated_sum_of_one_progra
     """Bit for bit, and a draw of one, or of nobody, is that program's sum."""
     x = np.random.default_rng(5).normal(size=(40, 3)).astype(np.float32)
     grad_fn = MECH.clipped_grad(lambda w, x: jnp.sum((x @ w - 1.0) ** 2))
-    params, programs = jnp.full(3, 0.1), engine.sum_physical_batch._cache_size()
-    for count in (0, 1, 8, 9, 24, 29):
-        draw = pad(np.arange(count), 8, 0, 40)
-        summed, infos = grad_fn.sum_draw(params, x, draw)
-        assert infos == []
-        parts = [
-            engine.sum_physical_batch(
-                grad_fn, False, False, params, x, *each, None, None, None, 1.0
-            )[0][0]
-            for each in zip(draw.indices, draw.mask, strict=True)
-        ]
-        assert len(parts) == max(1, -(-count // 8))
-        total, lost = np.asarray(parts[0]), np.zeros(3, np.float32)
-        for part in parts[1:]:
-            wanted = np.asarray(part) - lost
-            larger = total + wanted
-            total, lost = larger, (larger - total) - wanted
-        np.testing.assert_array_equal(summed.value, total - lost)
-        assert bool(jnp.any(summed.value != 0)) == (count > 0)
-        assert engine.sum_physical_batch._cache_size() == programs + 1
-        _, infos = grad_fn.with_info(params, x, draw)
-        assert sum(int(info.mask.sum()) for info in infos) == count
-        programs = engine.sum_physical_batch._cache_size() - 1
+    params = jnp.full(3, 0.1)
+    with compilations("sum_physical_batch") as programs:
+        for count in (0, 1, 8, 9, 24, 29):
+            draw = pad(np.arange(count), 8, 0, 40)
+            summed, infos = grad_fn.sum_draw(params, x, draw)
+            assert infos == []
+            parts = [
+                engine.sum_physical_batch(
+                    grad_fn, False, False, params, x, *each, None, None, None, 1.0
+                )[0][0]
+                for each in zip(draw.indices, draw.mask, strict=True)
+            ]
+            assert len(parts) == max(1, -(-count // 8))
+            total, lost = np.asarray(parts[0]), np.zeros(3, np.float32)
+            for part in parts[1:]:
+                wanted = np.asarray(part) - lost
+                larger = total + wanted
+                total, lost = larger, (larger - total) - wanted
+            np.testing.assert_array_equal(summed.value, total - lost)
+            assert bool(jnp.any(summed.value != 0)) == (count > 0)
+            assert len(programs) == (1 if count == 0 else 2)  # without infos, and with
+            _, infos = grad_fn.with_info(params, x, draw)
+            assert sum(int(info.mask.sum()) for info in infos) == count
     draw = pad(np.arange(29), 8, 0, 40)
     refused("most_records must be", dataclasses.replace(grad_fn, most_records=28), params, x, draw)
 

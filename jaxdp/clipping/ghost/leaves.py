@@ -134,31 +134,44 @@ class Use:
     """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result].
 
     Attributes:
-        stacked: the same input and cotangent with the rows after the iterations of a loop, as it
-            stacks them, and the axis of the rows. To move them is to copy them, so blocks are
-            taken there.
+        pair: the input and the cotangent with the rows along ``axis``: after the iterations of a
+            loop, as it stacks them. To move them is to copy them, so blocks are taken there.
         precision: of the products of ``gradients``, which are numbers that norm and sum both read,
             on an accelerator: as the user's operation has it.
     """
 
     site: Site
-    data: jax.Array
-    cotangent: jax.Array
-    stacked: tuple[jax.Array, jax.Array, int] | None = None
+    pair: tuple[jax.Array, jax.Array]
+    axis: int = 0
     precision: Any = jax.lax.Precision.HIGHEST
+
+    @property
+    def data(self) -> jax.Array:
+        """The input [m, *operand]."""
+        return jnp.moveaxis(self.pair[0], self.axis, 0)
+
+    @property
+    def cotangent(self) -> jax.Array:
+        """The cotangent [m, *result]."""
+        return jnp.moveaxis(self.pair[1], self.axis, 0)
 
     def rows_from(self, start: jax.Array, size: int) -> "Use":
         """The use by the ``size`` rows that begin at ``start``."""
-        data, cotangent, axis = self.stacked or (self.data, self.cotangent, 0)
+        block = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=self.axis
+        )
+        data, cotangent = map(block, self.pair)
+        return dataclasses.replace(self, pair=(data, cotangent))
 
-        def block(x: jax.Array) -> jax.Array:
-            return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
-
-        return Use(self.site, block(data), block(cotangent), None, self.precision)
-
-    def masked(self, keep: jax.Array) -> "Use":
-        """The use with zeros in the rows not to keep."""
-        return Use(self.site, masked(self.data, keep), masked(self.cotangent, keep))
+    def without_broken(self, finite: jax.Array) -> "Use":
+        """The use with zeros in the rows that are not finite; on an accelerator by a select."""
+        cpu, default = (
+            functools.partial(fn, keep=finite, axis=self.axis) for fn in (without_broken, masked)
+        )
+        data, cotangent = (
+            jax.lax.platform_dependent(x, cpu=cpu, default=default) for x in self.pair
+        )
+        return dataclasses.replace(self, pair=(data, cotangent))
 
     def factors(self, key: Key) -> FactorPair:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says.
@@ -187,8 +200,12 @@ class Use:
         """Per-example gradients, the factors of ``size`` rows at a time."""
         rows = self.data.shape[0]
         if size == rows:
-            pair = self.factors(self.site.key)
-            return exact_einsum("mgtp,mgtq->mgpq", *pair, precision=self.precision)
+            a, b = self.factors(self.site.key)
+            if self.site.positions_last:  # XLA does not see that the product needs no transpose
+                return exact_einsum(
+                    "mgpt,mgtq->mgpq", a.swapaxes(2, 3), b, precision=self.precision
+                )
+            return exact_einsum("mgtp,mgtq->mgpq", a, b, precision=self.precision)
         starts = jnp.arange(0, rows, size)
         found = jax.lax.map(lambda start: self.rows_from(start, size)._products(size), starts)
         return found.reshape(rows, *found.shape[2:])
@@ -451,45 +468,62 @@ def boxed(gradients: jax.Array, bound: float) -> jax.Array:
     return jnp.where(jnp.isnan(clipped), 0.0, clipped)
 
 
-def outer_sum(pairs: Sequence[FactorPair], size: int) -> jax.Array:
-    """sum_i a_i b_i', [g, p, q], over all pairs [m, g, p] and [m, g, q]; weights are in them."""
-    blocks = rounding.into_blocks(pairs, size)
+def outer_sum(rows: tuple[jax.Array, jax.Array, jax.Array | None], size: int) -> jax.Array:
+    """sum_i w_i a_i b_i', [g, p, q], from a [m, g, p], b [m, g, q] and w [m], ones if None."""
+    a, b, weights = rounding.into_blocks(rows, size)
 
-    def summed(blocks: Sequence[FactorPair]) -> jax.Array:
-        found = [exact_einsum("nmgp,nmgq->ngpq", a, b) for a, b in blocks]
+    def summed(a: jax.Array, b: jax.Array, weights: jax.Array | None) -> jax.Array:
+        pairs = [(a, b)] if weights is None else weighted_pairs(a, b, weights)
+        found = [exact_einsum("nmgp,nmgq->ngpq", *pair) for pair in pairs]
         return rounding.pairwise_sum(rounding.sum_arrays(found))
 
     # Entries share nothing: on a CPU a part of them, whose blocks' sums stay in the cache, comes
     # after another. All at once, the blocks' sums were twice the memory of an ordinary gradient.
-    count, _, groups, p = blocks[0][0].shape
-    least = -(-4 * count * groups * p * blocks[0][1].shape[3] // _PATCH_BYTES)
+    count, _, groups, p = a.shape
+    least = -(-4 * count * groups * p * b.shape[3] // _PATCH_BYTES)
     parts = next((n for n in range(least, 2 * least + 1) if p % n == 0), 1)
     if count == 1 or parts == 1:
-        return summed(blocks)
+        return summed(a, b, weights)
 
-    def in_parts(blocks: Sequence[FactorPair]) -> jax.Array:
+    def in_parts(a: jax.Array, b: jax.Array, weights: jax.Array | None) -> jax.Array:
+        plain, shapes = [rounding.without_ones(x) for x in (a, b)], (a.shape, b.shape)
+
         def of_part(start: jax.Array) -> jax.Array:
-            part = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=p // parts, axis=3)
-            return summed([(part(a, start), b) for a, b in blocks])
+            a, b = (x.reshape(shape) for x, shape in zip(plain, shapes, strict=True))
+            part = jax.lax.dynamic_slice_in_dim(a, start, p // parts, 3)
+            return summed(part, b, weights)
 
         found = jax.lax.map(of_part, (p // parts) * jnp.arange(parts))
         return jnp.moveaxis(found, 0, 1).reshape(groups, p, -1)
 
-    return jax.lax.platform_dependent(blocks, cpu=in_parts, default=summed)
+    return jax.lax.platform_dependent(a, b, weights, cpu=in_parts, default=summed)
 
 
-def masked(rows: jax.Array, keep: jax.Array) -> jax.Array:
+def masked(rows: jax.Array, keep: jax.Array, axis: int = 0) -> jax.Array:
     """Rows with zeros in those not to keep: by a select, since a weight of zero leaves 0 * nan."""
-    column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1))
+    column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1 - axis))
     return jnp.where(column, rows, jnp.zeros([], rows.dtype))
 
 
+def without_broken(rows: jax.Array, keep: jax.Array, axis: int = 0) -> jax.Array:
+    """``masked``, in the place of ``rows`` where they are large.
+
+    A select is one more pass over them, and a copy (6 % of a transformer's step), taken only where
+    a row is not to be kept. A loop of one pass at most works in place; a branch would hold the rows
+    twice.
+    """
+    if rows.size < _LARGE:
+        return masked(rows, keep, axis)
+    passes = jnp.any(~keep).astype(jnp.int32)
+    return jax.lax.fori_loop(0, passes, lambda _, rows: masked(rows, keep, axis), rows)
+
+
 def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    """Rows [m, ...] times weights [m]; zero where that overflows.
+    """Rows [m, ...] times weights [m], or both in blocks; zero where that overflows.
 
     Of one position that shortens; where several could cancel none does: docs/proofs/clip_bound.md.
     """
-    found = rows * weights.reshape(weights.shape + (1,) * (rows.ndim - 1))
+    found = rows * weights.reshape(weights.shape + (1,) * (rows.ndim - weights.ndim))
     return jnp.where(jnp.isfinite(found), found, 0.0)
 
 
@@ -544,16 +578,8 @@ class Arrays(LeafGradients):
         return rounding.square_norms(rows)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
-        # A dot, not multiply-and-add: 54 ms against 101 ms on a CPU. Of large ones rows are dropped
-        # by their weight of zero: a select is one more pass over them (6 % of a transformer's
-        # step), taken only where a row is not finite. A loop of one pass at most works in place; a
-        # branch would hold the rows twice.
-        rows = self._divided(None)
-        if self.grads.size >= _LARGE:
-            passes = jnp.any(~finite).astype(jnp.int32)
-            rows = jax.lax.fori_loop(0, passes, lambda _, rows: masked(rows, finite), rows)
-        else:
-            rows = masked(rows, keep)
+        # A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
+        rows = without_broken(self._divided(None), finite)
         size = rounding.even_size(rows.shape[0], rounding.ROWS)
         rows, weights = rounding.into_blocks((rows, weights), size)
         sums = rounding.exact_einsum("nm,nm...->n...", weights, rows)
@@ -658,10 +684,10 @@ class Factors(LeafGradients):
 
             def summed(pair: PyTree) -> jax.Array:
                 one = of_one(pair)
-                return one.site.to_view(one._summed(weights, keep))
+                return one.site.to_view(one._summed(weights, finite))
 
             return self.site.view.to_leaf(stacked_late(summed, pairs, weights))
-        return self._to_leaf(self._summed(weights, keep))
+        return self._to_leaf(self._summed(weights, finite))
 
     def _one_by_one(self) -> "tuple[Callable[[PyTree], Factors], PyTree] | None":
         """``iterations``; None where it does not pay to go through them one by one.
@@ -677,67 +703,63 @@ class Factors(LeafGradients):
 
         None where an iteration is no parameter of its own.
         """
-        uses = [(use.site.inner, use.stacked) for use in self.uses]
-        inner = [(site, of[:2]) for site, of in uses if site is not None and of is not None]
-        if self.sharded is not None or len(inner) < len(uses):
+        inner = [(use.site.inner, use.pair) for use in self.uses if use.site.inner is not None]
+        if self.sharded is not None or len(inner) < len(self.uses):
             return None
 
-        def of_one(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> Factors:
+        def of_one(pairs: Sequence[FactorPair]) -> Factors:
             each = zip(inner, pairs, strict=True)
-            return Factors([Use(site, *pair) for (site, _), pair in each])
+            return Factors([Use(site, pair) for (site, _), pair in each])
 
         return of_one, [of for _, of in inner]
 
-    def layer_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+    def layer_sum(self, weights: jax.Array, finite: jax.Array) -> jax.Array:
         """Of factors of one iteration the weighted sum, arranged like its slice of the leaf."""
-        return self.site.view.to_slice(self.site.to_view(self._summed(weights, keep)))
+        return self.site.view.to_slice(self.site.to_view(self._summed(weights, finite)))
 
-    def _summed(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+    def _summed(self, weights: jax.Array, finite: jax.Array) -> jax.Array:
         """The weighted sum, arranged as the site has it, [g, p, q]."""
         # Weights go into the smaller factor, so that no gradient is formed.
+        count, dense = len(weights), [use.without_broken(finite) for use in self._dense]
         if self._one_position():
-            a, b = (masked(x, keep) for x in self._outer_factors())
-            pairs = weighted_pairs(a, b, weights)
-            size = rounding.even_size(keep.shape[0], rounding.ROWS)
+            factors = Factors(dense)._outer_factors()
+            size = rounding.even_size(count, rounding.ROWS)
             of_blocks = functools.partial(outer_sum, size=size)
-            return self._over_blocks(of_blocks, pairs, size)
+            return self._over_blocks(of_blocks, (*factors, weights), size)
 
         def summed(uses: Sequence[Use], lookups: Lookups | None, weights: jax.Array) -> jax.Array:
             return weighted_product([use.factors(self.site.key) for use in uses], lookups, weights)
 
         # Rows of one block: as many as the proof of the rounding of a sum allows, which are fewer
         # where many positions may cancel (docs/proofs/clip_bound.md, Theorem 3).
-        positions = sum(use.site.sizes[1] for use in self._dense)
+        positions = sum(use.site.sizes[1] for use in dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
-        size = rounding.even_size(keep.shape[0], most)
-        if (count := self._parts()) > 1:
-            return self._summed_in_parts(count, size, weights, keep)
-        if self._rows_at_once() and keep.shape[0] % size == 0:
+        size = rounding.even_size(count, most)
+        if (parts := self._parts()) > 1:
+            return self._summed_in_parts(parts, dense, size, weights)
+        if self._rows_at_once() and count % size == 0:
             # Of factors so large that a copy of them counts, a block is taken at its place.
             block = self._blocks(size)
 
             def of_block(rows: Rows) -> jax.Array:
-                (start,), (keep,), (weights,) = rows
+                (start,), (finite,), (weights,) = rows
                 uses, lookups = block(start)
-                lookups = None if lookups is None else lookups.masked(keep)
-                return summed([use.masked(keep) for use in uses], lookups, weights)
+                return summed([use.without_broken(finite) for use in uses], lookups, weights)
 
-            starts = jnp.arange(0, keep.shape[0], size)
-            rows = (starts, *rounding.into_blocks((keep, weights), size))
+            starts = jnp.arange(0, count, size)
+            rows = (starts, *rounding.into_blocks((finite, weights), size))
             return rounding.sum_over_blocks(of_block, rows, 1)
 
         def of_rows(rows: Rows) -> jax.Array:
             pairs, lookups, weights = rows
-            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
+            uses = [Use(use.site, pair) for use, pair in zip(dense, pairs, strict=True)]
             return summed(uses, lookups, weights)
 
         def of_some(rows: Rows) -> jax.Array:
             return rounding.pairwise_sum(jax.vmap(of_rows)(rounding.into_blocks(rows, size)))
 
-        uses = [use.masked(keep) for use in self._dense]
-        pairs = [(use.data, use.cotangent) for use in uses]
-        lookups = None if self._lookups is None else self._lookups.masked(keep)
-        return self._over_blocks(of_some, (pairs, lookups, weights), size)
+        pairs = [(use.data, use.cotangent) for use in dense]
+        return self._over_blocks(of_some, (pairs, self._lookups, weights), size)
 
     def _parts(self) -> int:
         """The number of parts, along the longer of p and q, that a large parameter is summed in.
@@ -755,13 +777,12 @@ class Factors(LeafGradients):
         return next((n for n in range(least, 2 * least + 1) if max(p, q) % n == 0), 1)
 
     def _summed_in_parts(
-        self, count: int, size: int, weights: jax.Array, keep: jax.Array
+        self, count: int, dense: Sequence[Use], size: int, weights: jax.Array
     ) -> jax.Array:
-        """``_summed``, each part over blocks of ``size`` rows."""
+        """``_summed`` in ``count`` parts, each over blocks of ``size`` rows."""
         p, q = self.site.sizes[2:]
         along, part = int(p < q), max(p, q) // count
-        pairs = [use.masked(keep).factors(self.site.key) for use in self._dense]
-        lookups = None if self._lookups is None else self._lookups.masked(keep)
+        pairs, lookups = [use.factors(self.site.key) for use in dense], self._lookups
 
         def of_some(rows: Rows) -> jax.Array:
             of_rows = jax.vmap(lambda block: weighted_product(*block))
@@ -804,7 +825,7 @@ class Factors(LeafGradients):
         Where a loop stacked them, moving the rows to the front would be one more copy.
         """
         size = sum(use.data.size + use.cotangent.size for use in self._dense) * 4
-        if size <= (1 if any(use.stacked for use in self.uses) else 8) * _CHUNK_BYTES:
+        if size <= (1 if any(use.axis for use in self.uses) else 8) * _CHUNK_BYTES:
             return 0
         rows = self.uses[0].data.shape[0]
         return next(n for n in range(max(1, _CHUNK_BYTES * rows // size), 0, -1) if rows % n == 0)
@@ -825,7 +846,7 @@ class Factors(LeafGradients):
 
             def of_chunk(chunk: Rows) -> jax.Array:
                 pairs, keep = chunk
-                uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
+                uses = [Use(use.site, pair) for use, pair in zip(self.uses, pairs, strict=True)]
                 return Factors(uses, self.sharded).layer().boxed_sum(bound, keep, scale)
 
             # Padding rows are zero, and False where they say what is kept.

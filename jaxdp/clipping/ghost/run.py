@@ -127,10 +127,8 @@ def per_example_gradients(
     # Each leaf in the form that its plan says.
     def use(node: Node, site: Site) -> Use:
         tap, axis = taps[node], len(site.iterations)
-        pair = seen[tap.data_key], cotangents[tap.key]
-        data, cotangent = (jnp.moveaxis(x, axis, 0) for x in pair)
         precision = node.eqn.params.get("precision", jax.lax.Precision.HIGHEST)
-        return Use(site, data, cotangent, (*pair, axis) if axis else None, precision)
+        return Use(site, (seen[tap.data_key], cotangents[tap.key]), axis, precision)
 
     found_of: list[LeafGradients | None] = [None] * len(params)
     for key, grads in of_leaves.items():
@@ -416,7 +414,7 @@ def _convolve_separately(node: Node, site: Site, data: jax.Array, kernel: jax.Ar
     def backward(both: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> PyTree:
         data, kernel = both
         (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
-        grads = Use(site, data[None], cotangent[None]).gradients()[0]
+        grads = Use(site, (data[None], cotangent[None])).gradients()[0]
         return of_data, site.to_view(grads).astype(kernel.dtype)
 
     convolve = jax.custom_vjp(plain)

@@ -184,7 +184,7 @@ class Stack(LeafGradients):
 
         def of_layer(arrays: PyTree) -> jax.Array:
             each = zip(layered, arrays, strict=True)
-            sums = [of_one(one).layer_sum(weights, keep) for (of_one, _), one in each]
+            sums = [of_one(one).layer_sum(weights, finite) for (of_one, _), one in each]
             return self.held.added(rounding.sum_arrays(sums))
 
         return stacked_late(of_layer, [arrays for _, arrays in layered], weights)

@@ -127,7 +127,7 @@ def clipped_sum(
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
     size = rounding.even_size(v.shape[0], rounding.ROWS)
-    return outer_sum([(short[:, None], v[:, None])], size)[0]
+    return outer_sum((short[:, None], v[:, None], None), size)[0]
 
 
 def _over_positions(
