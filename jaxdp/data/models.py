@@ -93,20 +93,11 @@ def build(
     return entry.build(activation, num_classes, hidden)
 
 
-# Compiled once for all equal models.
-_init = jax.jit(nn.Module.init, static_argnums=0, compiler_options=AT_ONCE)
-
-
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:
     """Initial float32 parameters, a function of the key alone."""
     example = np.zeros((1, *example_shape), np.float32)
-    if isinstance(key, jax.core.Tracer):  # of another jit, whose options count
-        return jax.jit(model.init)(key, example)
-    try:
-        hash(model)
-    except TypeError:  # a field of the user's, a dictionary or an array
-        return jax.jit(model.init, compiler_options=AT_ONCE)(key, example)
-    return _init(model, key, example)
+    inside = isinstance(key, jax.core.Tracer)  # of another jit, whose options count
+    return jax.jit(model.init, compiler_options=None if inside else AT_ONCE)(key, example)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[PyTree, tuple[jax.Array, jax.Array]], jax.Array]:

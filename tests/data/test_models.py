@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxdp import models
 from jaxdp.papers import networks
-from tests.compiling import compilations
 from tests.refusing import refused
 
 # Shape of an example, and the number of parameters for 10 classes.
@@ -59,23 +58,3 @@ def test_pooling_equals_flax_and_a_tempered_sigmoid_tanh():
     refused("model must be one of mlp", models.build, "resnet", **given)
     refused("activation must be one of tanh", models.build, "mlp", activation="gelu", **given)
     refused(words, models.build, "mnist-cnn", **given)
-
-
-class Own(nn.Module):
-    """A network of the user's, with a field that may have no hash."""
-
-    field: object
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(2)(x.reshape(1, -1))
-
-
-def test_equal_networks_are_initialised_by_one_program_and_those_without_a_hash_as_well():
-    key, found = jax.random.key(0), []
-    with compilations("init") as programs:
-        for field, compiled in (((1,), 1), ((1,), 1), ({"a": [1]}, 2)):
-            found.append(models.init(Own(field), key, (4,)))
-            assert len(programs) == compiled
-    for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, found[0], other)
