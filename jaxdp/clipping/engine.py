@@ -348,9 +348,7 @@ class ClippedGrad:
             data, gathered = across.gather_to_devices(over, data, indices), True
 
         structure: Any = jax.tree.structure(params)
-        avals = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params
-        )
+        avals = jax.eval_shape(lambda params: params, params)  # weak types are kept
 
         def of_device(
             params: PyTree, rows: PyTree, shared: PyTree

@@ -126,6 +126,33 @@ def safely(x, kernel, pads, stride=1):
     return convolved(padded, kernel, (0, 0), stride)
 
 
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("order", ["WNC", "NCW"])
+def test_convolutions_whose_result_has_another_order_read_their_own_example_in_a_loop(
+    engine, order
+):
+    """Of microbatches; XLA's CPU backend mixes them (1 × 1 kernels, batch and space exchanged)."""
+    numbers, params = ("NWC", "WIO", order), {"k": KERNEL["k"][:1, 0, 0, :4].reshape(1, 2, 2)}
+    images = jax.random.normal(KEYS[3], (6, 1, 7, 2))
+
+    def loss_fn(p, x):
+        return square(
+            jnp.sin(lax.conv_general_dilated(x, p["k"], (1,), "VALID", (1,), (1,), numbers))
+        )
+
+    def by_product(p, x):
+        return square(jnp.sin(x[0] @ p["k"][0]))
+
+    true = Reference(params, by_product, images)
+    agrees(
+        opened(jaxdp.clipped_grad(loss_fn, true.half(), engine, 3)),
+        true,
+        true.half(),
+        params,
+        images,
+    )
+
+
 def cropped(second):
     """Losses for four paddings; of (4, 0) the gradient by the input has padding (-2, 2)."""
 

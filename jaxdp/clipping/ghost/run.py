@@ -375,23 +375,32 @@ def _could_mix(
 
 
 def _convolve(node: Node, data: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution, with all padding but ordinary padding done before it.
+    """The convolution, as XLA's CPU backend keeps examples separate.
 
-    Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
+    All padding but ordinary padding is done before it. Ordinary is from 0 to the kernel's size less
+    1: then neither it nor its gradient is cropped. The result has its axes in the order of the
+    data's: of some other orders it reads other examples in a loop (kernels of 1 × 1, jax 0.10).
     """
     params = node.eqn.params
     numbers = params["dimension_numbers"]
+    padding, holes = params["padding"], params["lhs_dilation"]
     sizes = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]]
     reach = [(n - 1) * hole for n, hole in zip(sizes, params["rhs_dilation"], strict=True)]
-    pairs = list(zip(params["padding"], reach, strict=True))
-    if all(0 <= side <= most for pair, most in pairs for side in pair):
-        return apply_node(node, [data, kernel])[0]
-    edges, holes = [(0, 0, 0)] * data.ndim, params["lhs_dilation"]
-    for axis, pair, step in zip(numbers.lhs_spec[2:], params["padding"], holes, strict=True):
-        edges[axis] = (*pair, step - 1)
+    pairs = list(zip(padding, reach, strict=True))
+    if not all(0 <= side <= most for pair, most in pairs for side in pair):
+        edges = [(0, 0, 0)] * data.ndim
+        for axis, pair, step in zip(numbers.lhs_spec[2:], padding, holes, strict=True):
+            edges[axis] = (*pair, step - 1)
+        data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)
+        padding, holes = [(0, 0)] * len(sizes), [1] * len(sizes)
     options = {name: params[name] for name in _OPTIONS}
-    data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)
-    return jax.lax.conv_general_dilated(data, kernel, padding=[(0, 0)] * len(sizes), **options)
+    options["dimension_numbers"] = numbers._replace(out_spec=numbers.lhs_spec)
+    found = jax.lax.conv_general_dilated(
+        data, kernel, padding=padding, lhs_dilation=holes, **options
+    )
+    return jnp.transpose(
+        found, [numbers.lhs_spec[numbers.out_spec.index(axis)] for axis in range(data.ndim)]
+    )
 
 
 def _refuse_mixed_padding(eqn: core.JaxprEqn) -> None:
