@@ -366,6 +366,16 @@ def stacks():
     one = jax.jit(total, static_argnums=0)(alone, each, (X, Y))
     close(one, jax.jit(total, static_argnums=0)(spread.sharded_as(cut), cut, batch))
 
+    # A number without a type of its own takes the data's on a mesh as on one device.
+    def typed(params, x, y):
+        return jnp.sum(jnp.tanh(x.astype(jnp.bfloat16) * params["s"]), dtype=jnp.float32)
+
+    weak = {"s": jnp.asarray(1.3)}
+    alone, spread = (jaxdp.clipped_grad(typed, clipping.clip(0.5), mesh=m) for m in (None, ONE))
+    one = jax.jit(total, static_argnums=0)(alone, weak, (X, Y))
+    there_too = jax.device_put(weak, NamedSharding(ONE, P()))
+    close(one, jax.jit(total, static_argnums=0)(spread, there_too, batch))
+
     # Of whole numbers no sum is rounded: what is gathered twice, forwards and backwards, has the
     # bits of one device, and so has the sum. Their noise, in a step of one's own and a trainer's.
     def whole(remat, params, x, y):
