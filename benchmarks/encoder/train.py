@@ -41,7 +41,7 @@ def _convolution(before: int, after: int, stride: int = 1) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Images of 32 × 32 to 16 × 16, 8 × 8 and 4 × 4 places; forward gives the last two."""
+    """Images of 32 × 32 to 16 × 16, 8 × 8 and 4 × 4 places; forward gives all three."""
 
     def __init__(self, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
