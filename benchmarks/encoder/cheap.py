@@ -1,4 +1,4 @@
-"""The two layers of ``patches`` image by image, as they would be shipped: products of unfolded patches.
+"""The two layers of ``patches`` image by image, as shipped: products of unfolded patches.
 
 Positions are innermost, and a layer's patches are gathered by the parity of their place, so that
 every slice is contiguous and the mean of 2 × 2 places is one of four blocks.
@@ -37,7 +37,7 @@ def _pooled(layer: Layer, x: jax.Array) -> jax.Array:
 
 
 def _unfolded(x: jax.Array, side: int, step: int, starts: list[tuple[int, int]]) -> jax.Array:
-    """[c · side², places]: the patches at every ``step``-th place of x [c, n, n] from each start."""
+    """[c · side², places]: patches of x [c, n, n], at every ``step``-th place from each start."""
     channels, n, _ = x.shape
     before, count = (side - 1) // 2, n // step
     x = jnp.pad(x, [(0, 0), *[(before, side // 2)] * 2], mode="edge")
@@ -57,8 +57,8 @@ def _responses(layer: Layer, patches: jax.Array) -> jax.Array:
     """[2 count, places]: above the threshold, then below minus it."""
     filters = jnp.asarray(layer.kernel, jnp.float32).transpose(3, 2, 0, 1)
     y = jnp.matmul(filters.reshape(len(filters), -1), patches)
-    mean = patches.mean(0)
-    variance = jnp.maximum(jnp.square(patches).mean(0) - mean**2, 0)
+    mean = patches.mean(0, keepdims=True)
+    variance = jnp.maximum(jnp.square(patches).mean(0, keepdims=True) - mean**2, 0)
     y = y * jax.lax.rsqrt(variance + layer.contrast**2)
     y = y + jnp.asarray(layer.bias, jnp.float32)[:, None]
     return jnp.concatenate([jax.nn.relu(y - THRESHOLD), jax.nn.relu(-y - THRESHOLD)])
