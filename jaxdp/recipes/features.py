@@ -96,7 +96,8 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         ValueError: an unknown name, or an example that is not an image that it takes: too small,
             or for "pretrained" and "two_layers" one of neither 1 nor 3 channels.
     """
-    least = 7 if arguments.one_of("features", name, NAMES) == "random_convolutions" else 4
+    arguments.one_of("features", name, NAMES)
+    least = _LEAST.get(name.removesuffix("_mirrored"), 4)
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
@@ -248,8 +249,8 @@ def two_layers(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
 
     Filters of 6 × 6, 64 for grey images and 128 for colour, as of ``pretrained``, then 512 or
     1,024 of 3 × 3 over what those give in 2 × 2 means. Responses of the second layer are averaged
-    over 2 × 2 cells, of the first over 4 × 4; either part is normalised in 16 groups, centred and
-    whitened by numbers of the process (``dp_whitening`` takes them from the records, which is a
+    over 2 × 2 cells, of the first over 7 × 7 (grey) or 4 × 4; either part is normalised in 16
+    groups, centred and whitened by numbers of the process (``dp_whitening`` takes them from the records, which is a
     release). The process is a pile of bent, textured leaves: ``python -m benchmarks.two_layers``
     makes the weights, beside which lies their recipe, with a digest that is checked.
 
@@ -257,24 +258,19 @@ def two_layers(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     function of that image alone, in float32, computed one image after the other. It costs nothing.
 
     Args:
-        images: [n, height, width, channels], finite numbers in [0, 1], at least 4 × 4, of 1 or 3
-            channels; made for 28 × 28 to 64 × 64.
+        images: [n, height, width, channels], finite numbers in [0, 1], at least 16 × 16, of 1 or
+            3 channels; made for 28 × 28 to 64 × 64.
         mirrored: as of ``pretrained``.
 
     Returns:
-        float32 [n, 6144], or [n, 12288] in colour, on the host: the second layer's channel by
+        float32 [n, 10368], or [n, 12288] in colour, on the host: the second layer's channel by
         channel, then the first's; a record's mean square is about 1.
 
     Raises:
         ValueError: images of another kind, or weights that are not those of their recipe.
     """
     images = _checked(images)
-    _check_channels(images.shape[3])
-    if min(images.shape[1:3]) < CELL:
-        raise ValueError(
-            f"images must be at least {CELL} by {CELL} for two_layers, got {images.shape[1]} by "
-            f"{images.shape[2]}"
-        )
+    shape_of("two_layers", images.shape[1:])
     kept = _two_layers(images.shape[3])
     function = functools.partial(layered.encoded, kept, mirrored=bool(mirrored))
     return mapped(function, images, _LAYERED_AT_ONCE)
@@ -569,3 +565,5 @@ _NAMED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], int | None]] = {
     "two_layers_mirrored": (functools.partial(two_layers, mirrored=True), None),
 }
 NAMES = tuple(_NAMED)
+# Sides of the smallest images that have every cell; 4 where nothing is said.
+_LEAST = {"random_convolutions": 7, "two_layers": 16}

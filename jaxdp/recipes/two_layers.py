@@ -9,22 +9,24 @@ filters, and the numbers that centre and whiten what they give, come from the pr
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 # Of the first layer by the number of an image's channels, then of the second; their sides.
 FILTERS = {1: (64, 512), 3: (128, 1024)}
 SIDE, NEXT_SIDE = 6, 3
 # What a response must exceed, on either side, and the groups in which a part is normalised.
 THRESHOLD, GROUPS = 0.5, 16
-# Cells on each side: of the second layer's responses, then of the first's.
-CELLS = 2, 4
-# Images are continued by their edges to whole cells of the first layer's pooled responses.
-MULTIPLE = 8
+# Cells on each side, by channels: of the second layer's responses, then of the first's.
+CELLS = {1: (2, 7), 3: (2, 4)}
+# Images are continued by their edges to whole tiles of the first layer's pooled responses.
+_MULTIPLE = 4
 _EXACT = jax.lax.Precision.HIGHEST
 # Winograd's F(2 × 2, 3 × 3): 2 × 2 sums of 9 products from 4 × 4 numbers by 16 products (Lavin and
 # Gray 2016, "Fast algorithms for convolutional neural networks", arXiv:1509.09308v2, Section 4.1).
@@ -35,14 +37,14 @@ class Layer(NamedTuple):
     """Responses of contrast-normalised patches.
 
     Attributes:
-        kernel: [count, channels, side, side]; the sum of each filter is 0.
+        kernel: [count, channels, side, side], the sum of each filter 0; see ``ready``.
         bias: [count], added to a response.
         contrast: added to a patch's deviation.
     """
 
-    kernel: np.ndarray
-    bias: np.ndarray
-    contrast: np.ndarray
+    kernel: Any
+    bias: ArrayLike
+    contrast: ArrayLike
 
 
 class Whitened(NamedTuple):
@@ -54,9 +56,9 @@ class Whitened(NamedTuple):
         factors: [k + 1], by which these are multiplied, and last all others.
     """
 
-    mean: np.ndarray
-    directions: np.ndarray
-    factors: np.ndarray
+    mean: jax.Array
+    directions: jax.Array
+    factors: jax.Array
 
 
 class Weights(NamedTuple):
@@ -100,9 +102,9 @@ def of_stored(arrays: Mapping[str, np.ndarray]) -> Weights:
 
 
 def numbers_of(channels: int) -> int:
-    """The numbers that an image of ``channels`` channels has: 12,288 in colour, 6,144 in grey."""
-    counts = reversed(FILTERS[channels])
-    return sum(2 * count * cells**2 for count, cells in zip(counts, CELLS, strict=True))
+    """The numbers that an image of ``channels`` channels has: 12,288 in colour, 10,368 in grey."""
+    (first, second), (coarse, fine) = FILTERS[channels], CELLS[channels]
+    return 2 * (second * coarse**2 + first * fine**2)
 
 
 @functools.partial(jax.jit, static_argnames="mirrored")
@@ -125,10 +127,14 @@ def encoded(weights: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
 
 
 def ready(layers: tuple[Layer, Layer]) -> tuple[Layer, Layer]:
-    """The layers with the second's kernel [4, 4, count, channels] as ``cells`` multiplies by it."""
+    """The layers with the second's kernel as ``cells`` multiplies by it: 4 × 4 of [count, channels].
+
+    They are arrays of their own: a slice of one array would be copied for every image.
+    """
     first, second = layers
     both_ways = "ia,fcab,jb->ijfc", _KERNEL, second.kernel, _KERNEL
-    return first, second._replace(kernel=jnp.einsum(*both_ways, precision=_EXACT))
+    kernel = jnp.einsum(*both_ways, precision=_EXACT)
+    return first, second._replace(kernel=[list(row) for row in kernel])
 
 
 def cells(layers: tuple[Layer, Layer], image: jax.Array, mirrored: bool) -> list[jax.Array]:
@@ -139,12 +145,14 @@ def cells(layers: tuple[Layer, Layer], image: jax.Array, mirrored: bool) -> list
         image: [height, width, channels].
         mirrored: whether they are the means with the mirrored image's.
     """
-    sides = [(-side % MULTIPLE) for side in image.shape[:2]]
+    coarse, fine = CELLS[image.shape[2]]
+    sides = [(-side % _MULTIPLE) for side in image.shape[:2]]
     widths = [(0, 0), *((side // 2, side - side // 2) for side in sides)]
     x = jnp.pad(image.transpose(2, 0, 1), widths, mode="edge")
     views = [x, x[:, :, ::-1]] if mirrored else [x]
     low = [pooled(layers[0], view) for view in views]
-    return [_second(layers[1], low), _means(functools.reduce(jnp.add, low) / len(low), CELLS[1])]
+    mean = functools.reduce(jnp.add, low) / len(low)
+    return [_second(layers[1], low, coarse), _in_cells(mean, fine)]
 
 
 def normalised(x: jax.Array) -> jax.Array:
@@ -201,7 +209,7 @@ def _rectified(y: jax.Array, layer: Layer, scale: jax.Array) -> tuple[jax.Array,
     return jax.nn.relu(y - THRESHOLD), jax.nn.relu(-y - THRESHOLD)
 
 
-def _second(layer: Layer, views: list[jax.Array]) -> jax.Array:
+def _second(layer: Layer, views: list[jax.Array], cells: int) -> jax.Array:
     """[2 count, cells²]: means over cells and views [channels, h, w] of the responses."""
     channels, height, width = views[0].shape
     down, across = height // 2, width // 2
@@ -217,37 +225,41 @@ def _second(layer: Layer, views: list[jax.Array]) -> jax.Array:
             for i, a in at
         ]
 
-    of_views = [tiles(x) for x in padded]
-    data = [[jnp.concatenate([t[i][j] for t in of_views], 1) for j in range(4)] for i in range(4)]
+    every = [tiles(x) for x in padded]
+    data = [[jnp.concatenate([t[i][j] for t in every], 1) for j in range(4)] for i in range(4)]
     data = _both_ways(data, lambda t: [t[0] - t[2], t[1] + t[2], t[2] - t[1], t[1] - t[3]])
     y = [
-        [jnp.matmul(layer.kernel[i, j], data[i][j], precision=_EXACT) for j in range(4)]
+        [jnp.matmul(layer.kernel[i][j], data[i][j], precision=_EXACT) for j in range(4)]
         for i in range(4)
     ]
     y = _both_ways(y, lambda t: [t[0] + t[1] + t[2], t[1] - t[2] - t[3]])
 
-    # Of the 2 × 2 places of each tile: contrast, thresholds, sums.
-    def moments(x: jax.Array) -> jax.Array:
+    # Of the 2 × 2 places of each tile: contrast, thresholds, means over views and cells.
+    def over_contrast(x: jax.Array) -> jax.Array:
         by_place = jnp.stack([x.mean(0), jnp.square(x).mean(0)])
-        window = [
-            by_place[:, i : i + height, j : j + width]
-            for i in range(NEXT_SIDE)
-            for j in range(NEXT_SIDE)
-        ]
+        steps = [(i, j) for i in range(NEXT_SIDE) for j in range(NEXT_SIDE)]
+        window = [by_place[:, i : i + height, j : j + width] for i, j in steps]
         mean, square = functools.reduce(jnp.add, window) / NEXT_SIDE**2
-        return _over_contrast(mean, square, layer).reshape(down, 2, across, 2)
+        return _over_contrast(mean, square, layer)
 
-    scales = [moments(x) for x in padded]
+    scales = [over_contrast(x) for x in padded]
     above, below = [], []
     for i in (0, 1):
         for j in (0, 1):
-            scale = jnp.concatenate([s[:, i, :, j].reshape(-1) for s in scales])
-            one, other = _rectified(y[i][j], layer, scale)
-            above.append(one)
-            below.append(other)
-    both = jnp.stack([functools.reduce(jnp.add, above), functools.reduce(jnp.add, below)])
-    by_view = both.reshape(2 * len(layer.bias), len(views), down, across)
-    return _means(by_view.mean(1) / 4, CELLS[0])
+            scale = jnp.concatenate([s[i::2, j::2].reshape(-1) for s in scales])
+            over, under = _rectified(y[i][j], layer, scale)
+            above.append(over)
+            below.append(under)
+
+    def of_views(x: jax.Array, *sides: int) -> jax.Array:
+        return x.reshape(-1, len(views), *sides).mean(1)
+
+    if down % cells == across % cells == 0:  # whole tiles to a cell: a quarter of the time
+        both = jnp.concatenate([functools.reduce(jnp.add, x) for x in (above, below)])
+        return _in_cells(of_views(both, down, across) / 4, cells)
+    both = jnp.concatenate([jnp.stack(x, -1) for x in (above, below)])
+    by_place = of_views(both, down, across, 2, 2).transpose(0, 1, 3, 2, 4)
+    return _in_cells(by_place.reshape(-1, height, width), cells)
 
 
 def _both_ways(
@@ -258,8 +270,13 @@ def _both_ways(
     return [list(row) for row in zip(*(sums(list(c)) for c in zip(*rows, strict=True)), strict=True)]
 
 
-def _means(x: jax.Array, cells: int) -> jax.Array:
-    """[channels, cells²]: means of x [channels, h, w] over a grid of cells."""
+def _in_cells(x: jax.Array, cells: int) -> jax.Array:
+    """[channels, cells²]: means of x [channels, h, w] over a grid of cells, a place apart at most."""
     channels, height, width = x.shape
-    shape = channels, cells, height // cells, cells, width // cells
-    return x.reshape(shape).mean((2, 4)).reshape(channels, -1)
+    if height % cells == width % cells == 0:
+        shape = channels, cells, height // cells, cells, width // cells
+        return x.reshape(shape).mean((2, 4)).reshape(channels, -1)
+    down, across = ([side * i // cells for i in range(cells + 1)] for side in (height, width))
+    rows = [x[:, a:b].mean(1) for a, b in itertools.pairwise(down)]
+    found = [row[:, a:b].mean(1) for row in rows for a, b in itertools.pairwise(across)]
+    return jnp.stack(found, 1)
