@@ -117,7 +117,6 @@ def encoded(weights: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
         mirrored: whether each part is the mean with the mirrored image's.
     """
 
-
     def one(image: jax.Array) -> jax.Array:
         parts = zip(cells(weights.layers, image, mirrored), weights.parts, strict=True)
         found = [_whitened(normalised(x), numbers).reshape(-1) for x, numbers in parts]
@@ -166,7 +165,7 @@ def normalised(x: jax.Array) -> jax.Array:
 def _whitened(x: jax.Array, numbers: Whitened) -> jax.Array:
     x, last = x - numbers.mean, numbers.factors[-1]
     along = jnp.matmul(numbers.directions.T, x, precision=_EXACT)
-    along = along * (numbers.factors[:-1] - last)[:, None]
+    along = along * (numbers.factors[:-1] - last).reshape(-1, 1)
     found = jnp.matmul(numbers.directions, along, precision=_EXACT)
     return found + last * x
 
@@ -205,7 +204,7 @@ def _over_contrast(mean: jax.Array, square: jax.Array, layer: Layer) -> jax.Arra
 
 def _rectified(y: jax.Array, layer: Layer, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What of products y [count, places], by contrast, is above the threshold, and below minus."""
-    y = y * scale + layer.bias[:, None]
+    y = y * scale.reshape(1, -1) + layer.bias.reshape(-1, 1)
     return jax.nn.relu(y - THRESHOLD), jax.nn.relu(-y - THRESHOLD)
 
 
@@ -267,7 +266,9 @@ def _both_ways(
 ) -> list[list[jax.Array]]:
     """Sums of the columns of a grid of arrays, then of its rows."""
     rows = [sums(row) for row in grid]
-    return [list(row) for row in zip(*(sums(list(c)) for c in zip(*rows, strict=True)), strict=True)]
+    return [
+        list(row) for row in zip(*(sums(list(c)) for c in zip(*rows, strict=True)), strict=True)
+    ]
 
 
 def _in_cells(x: jax.Array, cells: int) -> jax.Array:

@@ -94,7 +94,9 @@ def test_scattering_is_the_direct_sums():
 
 def test_wrong_arguments_are_told_in_words():
     images, names = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
-    assert names.startswith("scattering, random_convolutions, pretrained, pretrained_mirrored, two_")
+    assert names.startswith(
+        "scattering, random_convolutions, pretrained, pretrained_mirrored, two_"
+    )
     for words, call, *args in (
         (r"images must be .*got shape \(8, 8, 1\)", features.scattering, images[0]),
         ("scales must be at most log2 .* 8 by 8; got 4", features.scattering, images, 4),

@@ -90,7 +90,9 @@ def test_what_is_stored_is_read_back_but_for_eight_bits_of_the_second_kernel():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), one, other)
     # The image of every filter among the products: 1 where all sums of it are.
     image = np.random.default_rng(0).random((1, 16, 16, 3)).astype(np.float32)
-    want = two_layers.encoded(weights._replace(layers=two_layers.ready(weights.layers)), image, True)
+    want = two_layers.encoded(
+        weights._replace(layers=two_layers.ready(weights.layers)), image, True
+    )
     np.testing.assert_allclose(two_layers.encoded(found, image, True), want, atol=0.1)
 
 
