@@ -120,7 +120,7 @@ def encoded(weights: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
     def one(image: jax.Array) -> jax.Array:
         parts = zip(cells(weights.layers, image, mirrored), weights.parts, strict=True)
         found = [_whitened(normalised(x), numbers).reshape(-1) for x, numbers in parts]
-        return jnp.concatenate(found) * 2**-0.5
+        return jnp.concatenate(found)
 
     return jax.lax.map(one, images)
 

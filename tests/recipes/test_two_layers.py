@@ -68,7 +68,7 @@ def summed(weights, image, mirrored):
         matrix = last * np.eye(len(along))
         matrix += along @ np.diag(numbers.factors[:-1] - last) @ along.T
         found.append((matrix @ (grouped.reshape(len(along), -1) - numbers.mean)).reshape(-1))
-    return np.concatenate(found) / 2**0.5
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
