@@ -67,31 +67,24 @@ class Network:
     ) -> jax.Array:
         """[h, w, 2 count] of one [h, w, channels]: above the threshold, then below minus it.
 
-        A patch is normalised by its own contrast: the product with a filter, whose sum is 0, over
-        the patch's deviation (Coates and Ng 2011). Nothing of other records enters.
+        A patch is centred and divided by its own deviation (Coates and Ng 2011): nothing of other
+        records enters. Done to the filters' input and not to their sum, so that a filter which has
+        moved does not see how bright a patch is.
         """
         side = layer["kernel"].shape[0]
-        x = jnp.pad(x, [((side - 1) // 2, side // 2)] * 2 + [(0, 0)], mode="edge")
-        y = jax.lax.conv_general_dilated(
-            x[None].astype(self.dtype),
-            layer["kernel"].astype(self.dtype),
-            (stride, stride),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )[0].astype(_WIDE)
-        moments = jnp.stack([x.mean(-1), jnp.square(x).mean(-1)], -1)
-        window, strides = (side, side, 1), (stride, stride, 1)
-        moments = jax.lax.reduce_window(moments, 0.0, jax.lax.add, window, strides, "VALID")
-        mean, square = jnp.split(moments / side**2, 2, -1)
-        variance = jnp.maximum(square - mean**2, 0.0)
-        y = y * jax.lax.rsqrt(variance + contrast**2) + layer["bias"].reshape(1, 1, -1)
+        kernel = layer["kernel"].reshape(-1, layer["kernel"].shape[-1])
+        patches = _patches(x, side, stride)
+        patches = patches - patches.mean(-1, keepdims=True)
+        variance = jnp.square(patches).mean(-1, keepdims=True)
+        patches = patches * jax.lax.rsqrt(variance + contrast**2)
+        y = (patches.astype(self.dtype) @ kernel.astype(self.dtype)).astype(_WIDE)
+        y = y + layer["bias"].reshape(1, 1, -1)
         return jnp.concatenate([jax.nn.relu(y - THRESHOLD), jax.nn.relu(-y - THRESHOLD)], -1)
 
     def features(self, params: dict[str, Any], image: jax.Array) -> dict[str, jax.Array]:
         """[cells, cells, channels] of each layer, normalised in groups of one image's channels."""
-        # Whole numbers up to 256 are exact in bfloat16; a filter does not see what is subtracted.
-        contrast, x = params["fixed"]["contrast"], image.astype(_WIDE) - 128.0
-        low = _averaged(self.responses(params["first"], 255 * contrast["first"], x), 2)
+        contrast, x = params["fixed"]["contrast"], image.astype(_WIDE) / 255
+        low = _averaged(self.responses(params["first"], contrast["first"], x), 2)
         high = self.responses(params["second"], contrast["second"], low, self.stride)
         return {
             name: _normalised(_averaged(y, y.shape[0] // CELLS[name]))
@@ -112,6 +105,16 @@ class Network:
         """The cross-entropy of one example."""
         logits = self.logits(params, image)
         return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def _patches(x: jax.Array, side: int, stride: int) -> jax.Array:
+    """[h, w, side² channels] about every ``stride``-th place; edges are continued."""
+    x = jnp.pad(x, [((side - 1) // 2, side // 2)] * 2 + [(0, 0)], mode="edge")
+    height, width = (length - side + 1 for length in x.shape[:2])
+    shifts = [(i, j) for i in range(side) for j in range(side)]
+    return jnp.concatenate(
+        [x[i : i + height : stride, j : j + width : stride] for i, j in shifts], -1
+    )
 
 
 def _averaged(x: jax.Array, side: int) -> jax.Array:
