@@ -257,8 +257,8 @@ def affordable(given: argparse.Namespace, seconds: dict[str, float], elapsed: fl
     """How many steps end within ``--minutes``, of which so many seconds are over."""
     share = given.head_share
     mean = share * seconds["head"] + (1 - share) * seconds["all layers"]
-    # Less a share for whitening, checkpoints and a device that gets slower.
-    count = int((0.85 * (60 * given.minutes - elapsed) - 10) / mean)
+    # Less a share for a device that gets slower, and half a minute for whitening and test images.
+    count = int((0.85 * (60 * given.minutes - elapsed) - 30) / mean)
     if count < 2:
         raise SystemExit(f"minutes must be enough for 2 steps of {mean:.1f} s, got {given.minutes}")
     return min(given.steps, count)
