@@ -25,6 +25,7 @@ What it prints of time follows from the sizes of the draws: it is for the owner 
 import argparse
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,8 @@ import optax
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data
-from jaxdp.recipes.preprocess import dp_whitening
+from jaxdp.recipes.features import mapped
+from jaxdp.recipes.preprocess import Whitening, dp_whitening
 
 DELTA, CLASSES = 1e-5, 10
 # Above and below which a response counts; cells a side in which the two layers are averaged.
@@ -161,21 +163,26 @@ def first_params(weights: dict[str, np.ndarray], network: Network) -> dict[str, 
 
 def whiten(
     network: Network, params: dict[str, Any], images: np.ndarray, noise: float, ledger: jaxdp.Ledger
-) -> dict[str, Any]:
+) -> dict[str, Whitening]:
     """What ``jaxdp.recipes.preprocess.dp_whitening`` releases of each layer's features.
 
     Formal guarantee: a full-batch ``Gaussian(noise)`` for either layer, charged to the ledger.
-    Features are computed one image after the other, so that no record rounds another.
+    Features are computed one image after the other, by one program however many there are, so that
+    no record rounds another.
     """
-    found: dict[str, list[np.ndarray]] = {}
-    compute = jax.jit(lambda part: jax.lax.map(lambda x: network.features(params, x), part))
-    for start in range(0, len(images), 1_000):
-        for name, x in compute(images[start : start + 1_000]).items():
-            found.setdefault(name, []).append(np.asarray(x))
-    return {
-        name: dp_whitening(np.concatenate(x), noise, size=len(images), ledger=ledger)
-        for name, x in found.items()
-    }
+
+    def flat(image: jax.Array) -> jax.Array:
+        found = network.features(params, image)
+        return jnp.concatenate([found[name].reshape(-1) for name in CELLS])
+
+    x = mapped(jax.jit(lambda part: jax.lax.map(flat, part)), images, 1_000)
+    found, start = {}, 0
+    for name in CELLS:
+        shape = params["fixed"][name][0].shape
+        part, start = x[:, start : start + math.prod(shape)], start + math.prod(shape)
+        part = part.reshape(len(x), *shape)
+        found[name] = dp_whitening(part, noise, size=len(images), ledger=ledger)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -210,6 +210,6 @@ def test_steps_that_fit_into_the_minutes_are_counted_without_a_record(
     known = {"head": 1.0, "all layers": 2.0}
     assert all_layers.affordable(given, known, 100.0) == 5
     given.steps = 1_000
-    assert all_layers.affordable(given, known, 100.0) == 209
+    assert all_layers.affordable(given, known, 100.0) == 208
     with pytest.raises(SystemExit, match=r"enough for 2 steps of 1\.9 s"):
         all_layers.affordable(given, known, 590.0)
