@@ -108,7 +108,7 @@ def test_wrong_arguments_are_told_in_words():
         (r"must be given images .*got examples \(9,", features.shape_of, "scattering", (9,)),
         ("1 or 3 channels for pre-made.*, got 2", features.pretrained, images[..., [0, 0]]),
         ("1 or 3 channels .*got 2", features.shape_of, "two_layers", (28, 28, 2)),
-        ("at least 16 by 16.*8 by 8", features.two_layers, images),
+        (r"at least 16 by 16.*\(8, 8, 1\)", features.two_layers, images),
         ("at least 4 by 4.*3 by 8", features.pretrained, images[:, :3]),
         (r"images must be an array .*got shape \(8, 8, 1\)", features.pretrained, images[0]),
         ("for pre-made filters, got 4", features.shape_of, "pretrained_mirrored", (32, 32, 4)),
