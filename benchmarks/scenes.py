@@ -7,10 +7,13 @@ producing networks"; Baradad et al. 2022, "Procedural image programs", arXiv:221
 of anybody's.
 """
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scenes.png"
 SIDE, LEAVES, LARGE, TEXTURES, WIDTH = 64, 28, 8, 4, 12
 _AT_ONCE = 64
 
@@ -188,3 +191,16 @@ def _outlined(leaf: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     cover = jnp.clip((1 - far) * leaf["radius"] / leaf["soft"] + 0.5, 0, 1)
     shade = leaf["slope"][0] * down + leaf["slope"][1] * across
     return jnp.where(leaf["shown"], cover, 0.0)[..., None], shade[..., None]
+
+
+def main() -> None:
+    """Writes a picture of the first twenty images that the weights' seed gives."""
+    from matplotlib.image import imsave
+
+    framed = np.pad(images(0, np.arange(20)), [(0, 0), (2, 2), (2, 2), (0, 0)], constant_values=255)
+    rows = framed.reshape(2, 10, *framed.shape[1:]).transpose(0, 2, 1, 3, 4)
+    imsave(PICTURE, np.ascontiguousarray(rows.reshape(2 * framed.shape[1], -1, 3)))
+
+
+if __name__ == "__main__":
+    main()
