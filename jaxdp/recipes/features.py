@@ -250,9 +250,10 @@ def two_layers(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     Filters of 6 × 6, 64 for grey images and 128 for colour, as of ``pretrained``, then 512 or
     1,024 of 3 × 3 over what those give in 2 × 2 means. Responses of the second layer are averaged
     over 2 × 2 cells, of the first over 7 × 7 (grey) or 4 × 4; either part is normalised in 16
-    groups, centred and whitened by numbers of the process (``dp_whitening`` takes them from the records, which is a
-    release). The process is a pile of bent, textured leaves: ``python -m benchmarks.two_layers``
-    makes the weights, beside which lies their recipe, with a digest that is checked.
+    groups, centred and whitened by numbers of the process (``dp_whitening`` takes them from the
+    records, which is a release). The process is a pile of bent, textured leaves: ``python -m
+    benchmarks.two_layers`` makes the weights; their recipe lies beside them, with a digest that is
+    checked.
 
     Privacy: all constants are public, made without any data; the features of an image are a
     function of that image alone, in float32, computed one image after the other. It costs nothing.

@@ -42,8 +42,8 @@ def rate(
     standard deviation s = η z C √(T d) / (B (1 - m)). The rate η has s = 2.12. Nobody's data enter.
 
     That number was chosen by looking: on 5,000 held-out training records of CIFAR-10, for 6,144 to
-    20,480 numbers and epsilon 1, 3 and 8, the best of rates a factor of 2 apart had s from 1.4 to 3,
-    and its neighbours were mostly within a point.
+    20,480 numbers and epsilon 1, 3 and 8, the best of rates a factor of 2 apart had s from 1.4 to
+    3, and its neighbours were mostly within a point.
 
     Args:
         noise_multiplier: z.

@@ -126,7 +126,7 @@ def encoded(weights: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
 
 
 def ready(layers: tuple[Layer, Layer]) -> tuple[Layer, Layer]:
-    """The layers with the second's kernel as ``cells`` multiplies by it: 4 × 4 of [count, channels].
+    """The layers with the second's kernel as ``cells`` takes it: 4 × 4 of [count, channels].
 
     They are arrays of their own: a slice of one array would be copied for every image.
     """
@@ -272,7 +272,7 @@ def _both_ways(
 
 
 def _in_cells(x: jax.Array, cells: int) -> jax.Array:
-    """[channels, cells²]: means of x [channels, h, w] over a grid of cells, a place apart at most."""
+    """[channels, cells²]: means of x [channels, h, w] over a grid of cells, as equal as may be."""
     channels, height, width = x.shape
     if height % cells == width % cells == 0:
         shape = channels, cells, height // cells, cells, width // cells

@@ -86,8 +86,8 @@ _BY_AUTHORS = (
 )
 _SEEN = (
     "yes: batch and clipping norm by their authors on this data set, and the filters, their cells "
-    "and the rate's one constant on held-out training records of it, all at no charge; epsilon covers the run, not that "
-    "choice. Epsilon for such a choice on data of your own: jaxdp tune"
+    "and the rate's one constant on held-out training records of it, all at no charge; epsilon "
+    "covers the run, not that choice. Epsilon for such a choice on data of your own: jaxdp tune"
 )
 _NOT = "no; epsilon leaves out only what you choose yourself by looking at results"
 _IN_PART = (
