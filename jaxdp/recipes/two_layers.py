@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 # Of the first layer by the number of an image's channels, then of the second; their sides.
 FILTERS = {1: (64, 512), 3: (128, 1024)}
@@ -43,8 +42,8 @@ class Layer(NamedTuple):
     """
 
     kernel: Any
-    bias: ArrayLike
-    contrast: ArrayLike
+    bias: Any
+    contrast: Any
 
 
 class Whitened(NamedTuple):
