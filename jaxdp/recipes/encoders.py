@@ -99,8 +99,8 @@ class Encoder:
             if not said and spent > 1:
                 said, whole = True, spent * count / (start + rows)
                 if whole > _QUIET:
-                    words = f"jaxdp: features of {count:,} records by {self.name}: about "
-                    print(f"{words}{whole / 60:.0f} min", file=sys.stderr)
+                    words = f"jaxdp: features by {self.name} take about {whole / 60:.0f} min"
+                    print(words, file=sys.stderr)
         return found
 
     def __str__(self) -> str:
