@@ -85,6 +85,9 @@ class Encoder:
         Args:
             records: anything with ``len`` and slices: an array or memory map [n, ...], or a list;
                 at least one.
+
+        Raises:
+            ValueError: no records, or features that are not as they must be.
         """
         count, rows = len(records), self.rows
         if not count:
@@ -185,6 +188,9 @@ def public(encoder: Encoder | str) -> str:
 
     Args:
         encoder: or public words for one.
+
+    Raises:
+        ValueError: anything else.
     """
     words = str(encoder)
     if not isinstance(encoder, Encoder | str) or len(words.splitlines()) != 1:

@@ -171,7 +171,7 @@ def _train(
         physical_batch_size=config.physical_batch_size,
         relation=acc.Relation(config.relation),
         canaries=canary_records(config, dataset),
-        features=config.encoder and config.encoder["words"],
+        features=None if config.encoder is None else config.encoder["words"],
         mesh=mesh,
         report=False,
         set_aside_unreadable=set_aside_unreadable,

@@ -138,7 +138,9 @@ def test_what_are_no_features_is_refused_without_a_record():
         ("numbers, got <U1", lambda: Encoder(lambda x: [["a"]] * len(x), "words")(X)),
         (
             "^encode must return finite numbers, got one that is not from mine$",
-            lambda: Encoder(lambda x: encode(x) / x[:, 0, 0], "mine")(X * broken[:, None, None, None]),
+            lambda: Encoder(lambda x: encode(x) / x[:, 0, 0], "mine")(
+                X * broken[:, None, None, None]
+            ),
         ),
         ("an Encoder or a line of words for one, got", lambda: encoders.public(3)),
     ]
@@ -201,7 +203,9 @@ def test_a_run_goes_on_with_its_encoder_and_no_other(tmp_path, file):
     # Another machine's digits are no other encoder; nor must there be test records.
     known = {**cfg.encoder, "numbers": [x * (1 + 1e-4) for x in cfg.encoder["numbers"]]}
     assert encoders.by_name(cfg.features, rows.test_x[:0], known).shape == (0, 6)
-    assert small.config(features=file(attribute="encode")).encoder["words"].startswith(str(tmp_path))
+    assert (
+        small.config(features=file(attribute="encode")).encoder["words"].startswith(str(tmp_path))
+    )
     all_refused(
         [
             ("must name a function or an Encoder", lambda: small.config(features=file(0, "no"))),
@@ -219,7 +223,8 @@ def test_the_command_line_and_the_page_name_it(tmp_path, file):
     assert report["unverified"] == [encoders.public(report["config"]["encoder"]["words"])]
     page = " ".join((tmp_path / "r" / "report.md").read_text().split())
     assert "one record at a time; taken as public, and computed before training" in page
-    assert "of nobody" not in page and "of no data of anybody" not in page
+    assert "of nobody" not in page
+    assert "of no data of anybody" not in page
 
 
 @small.undrawn()
