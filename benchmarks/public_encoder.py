@@ -76,13 +76,13 @@ def encode(images: np.ndarray) -> np.ndarray:
 
 
 def normalised(numbers: np.ndarray) -> np.ndarray:
-    """The network's numbers [1, 1280], brought to mean 0 and variance 1 in groups of neighbours.
+    """The network's numbers [n, 1280], brought to mean 0 and variance 1 in groups of neighbours.
 
     As ``jaxdp.features.group_normalised``, without JAX's cost of a call for one record.
     """
-    grouped = numbers.reshape(GROUPS, -1)
-    grouped = grouped - grouped.mean(1, keepdims=True)
-    deviation = np.sqrt(np.mean(np.square(grouped), axis=1, keepdims=True) + 1e-5)
+    grouped = numbers.reshape(len(numbers), GROUPS, -1)
+    grouped = grouped - grouped.mean(2, keepdims=True)
+    deviation = np.sqrt(np.mean(np.square(grouped), axis=2, keepdims=True) + 1e-5)
     return (grouped / deviation).reshape(numbers.shape)
 
 
