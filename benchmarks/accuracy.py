@@ -70,10 +70,13 @@ def row(dataset: str, epsilon: float, given: argparse.Namespace) -> dict:
 
 def not_private(dataset: str, given: argparse.Namespace) -> dict:
     """The accuracy of the recipe's model without privacy: the same features, trained by Adam."""
-    name, loaded = best(dataset)[0]["features"], data.load(dataset, str(given.data_dir))
+    recipe, loaded = best(dataset)[0], data.load(dataset, str(given.data_dir))
+    name = recipe["features"]
     made = [features.by_name(name, x) for x in (loaded.train_x, loaded.test_x)]
-    release = dp_whitening(made[0], 0.0, size=len(made[0]))
-    x, test_x = (whitened(part, release).reshape(len(part), -1) for part in made)
+    if "whiten_noise_multiplier" in recipe:
+        release = dp_whitening(made[0], 0.0, size=len(made[0]))
+        made = [whitened(part, release) for part in made]
+    x, test_x = (part.reshape(len(part), -1) for part in made)
     y = np.asarray(loaded.train_y, np.int32)
     right = np.argmax(test_x @ trained(x, y), axis=1) == loaded.test_y
     accuracy = [round(100 * float(np.mean(right)), 2)]

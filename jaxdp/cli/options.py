@@ -60,7 +60,16 @@ class Features(click.Choice):
 
 
 # Those of jaxdp.recipes.features, which imports jax.
-FEATURES = Features(["scattering", "random_convolutions", "pretrained", "pretrained_mirrored"])
+FEATURES = Features(
+    [
+        "scattering",
+        "random_convolutions",
+        "pretrained",
+        "pretrained_mirrored",
+        "two_layers",
+        "two_layers_mirrored",
+    ]
+)
 
 
 class NumberOr(click.ParamType):

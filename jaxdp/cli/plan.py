@@ -55,7 +55,10 @@ class _Row:
 @click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
 @click.option("--explain", is_flag=True, help="Say whether a model can learn, and what would help.")
 @click.option("--parameters", type=int, help="Trained parameters, for --explain.")
-def plan(as_json: bool, explain: bool, parameters: int | None, **numbers: Any) -> None:
+@click.option("--linear", type=int, help="Numbers an example: say a linear model's learning rate.")
+def plan(
+    as_json: bool, explain: bool, parameters: int | None, linear: int | None, **numbers: Any
+) -> None:
     """Compare the noise of DP-SGD and of correlated noise for one budget.
 
     The error is the standard deviation of the noise in the sum of all clipped gradients up to a
@@ -67,9 +70,15 @@ def plan(as_json: bool, explain: bool, parameters: int | None, **numbers: Any) -
 
     With --explain --parameters N it says instead how long the noise is beside the longest signal
     that N trained parameters can have, and which changes help: a larger batch, fewer steps or
-    parameters, correlated noise. Nobody's data are read.
+    parameters, correlated noise. With --linear N it says the learning rate of DP-SGD for a linear
+    model on N numbers an example whose mean square is about 1. Nobody's data are read.
     """
     _check(**numbers)
+    if linear is not None:
+        if as_json or explain:
+            raise ValueError("linear must not be given with --json or --explain")
+        _rate(arguments.integer("linear (--linear)", linear, least=1), **numbers)
+        return
     if explain:
         if as_json:
             raise ValueError("json must not be given with --explain, which prints a page of words")
@@ -120,6 +129,22 @@ def _explain(parameters: int, momentum: float, **budget: Any) -> None:
         raise ValueError(f"momentum must be 0 with --explain, got {momentum}")
     click.echo("jaxdp: calibrating: some seconds", err=True)
     click.echo(explain(dp_sgd(l2_clip_norm=1.0, **budget), parameters))
+
+
+def _rate(count: int, momentum: float, **budget: Any) -> None:
+    """Prints the learning rate of a linear model on so many numbers an example."""
+    from jaxdp.mechanism import dp_sgd
+    from jaxdp.recipes import linear
+
+    noise = dp_sgd(l2_clip_norm=1.0, **budget).noise_multiplier
+    assert isinstance(noise, float)
+    of_run = {"steps": budget["steps"], "batch_size": budget["batch_size"], "momentum": momentum}
+    rate = linear.rate(noise, l2_clip_norm=0.1, numbers=count, **of_run)
+    click.echo(
+        f"noise multiplier {noise:.4g}\nlearning rate {rate:.3g} at clipping norm 0.1 (inversely "
+        f"for others), SGD with momentum {momentum:g}: noise of standard deviation "
+        f"{linear.SCORE_NOISE} in a score"
+    )
 
 
 def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[], _Row]]]:

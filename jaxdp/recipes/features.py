@@ -1,4 +1,4 @@
-"""Fixed features of images: scattering, random and pre-trained convolutions, group normalisation.
+"""Fixed features of images: scattering, random and pre-made convolutions, group normalisation.
 
 Nothing here is fitted to anybody's data: an image's features are a function of that image and of
 public constants. So computing them is preprocessing record by record, which releases nothing and
@@ -26,11 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
+from jaxdp.recipes import two_layers as layered
 
 # Copies of the grid, on each side, over which a filter is wrapped: more change no digit.
 _WRAPS = 3
 # Of a batch, as if the second order of all its images were held at once.
 _NUMBERS_AT_ONCE = 1 << 23
+_LAYERED_AT_ONCE = 32
 _EXACT = jax.lax.Precision.HIGHEST
 
 # Pre-trained filters by the number of an image's channels; side of a filter, and of a cell.
@@ -59,7 +61,7 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     in 27 groups. "random_convolutions" is ``random_convolutions`` of 40 filters of 5 × 5, averaged
     to 7 × 7 cells, with seed 0, then ``group_normalised`` in 16 groups. "pretrained" is
     ``pretrained``, "pretrained_mirrored" the same with ``mirrored``, then ``group_normalised`` in
-    16 groups.
+    16 groups. "two_layers" is ``two_layers``, "two_layers_mirrored" the same with ``mirrored``.
 
     Args:
         name: one of ``NAMES``.
@@ -78,12 +80,13 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     found = np.empty((len(images), *shape), np.float32)
     for start in range(0, len(images), rows):  # both in turn, so that no image is in memory twice
         part = images[start : start + rows]
-        found[start : start + rows] = group_normalised(compute(part), groups)
+        made = compute(part)
+        found[start : start + rows] = made if groups is None else group_normalised(made, groups)
     return found
 
 
-def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape of one example's features, (height, width, channels).
+def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one example's features: (height, width, channels), or (numbers,) of two layers.
 
     Args:
         name: one of ``NAMES``.
@@ -91,9 +94,10 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, int, int]:
 
     Raises:
         ValueError: an unknown name, or an example that is not an image that it takes: too small,
-            or for "pretrained" and its like one of neither 1 nor 3 channels.
+            or for "pretrained" and "two_layers" one of neither 1 nor 3 channels.
     """
-    least = 7 if arguments.one_of("features", name, NAMES) == "random_convolutions" else 4
+    arguments.one_of("features", name, NAMES)
+    least = _LEAST.get(name.removesuffix("_mirrored"), 4)
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
@@ -105,6 +109,8 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, int, int]:
     if name == "random_convolutions":
         return 7, 7, 80
     _check_channels(channels)
+    if name.startswith("two_layers"):
+        return (layered.numbers_of(channels),)
     return height // CELL, width // CELL, 2 * FILTERS[channels]
 
 
@@ -238,9 +244,41 @@ def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
     return mapped(function, images, rows)
 
 
+def two_layers(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
+    """Responses of two layers of filters made from a random process, centred and whitened.
+
+    Filters of 6 × 6, 64 for grey images and 128 for colour, as of ``pretrained``, then 512 or
+    1,024 of 3 × 3 over what those give in 2 × 2 means. Responses of the second layer are averaged
+    over 2 × 2 cells, of the first over 7 × 7 (grey) or 4 × 4; either part is normalised in 16
+    groups, centred and whitened by numbers of the process (``dp_whitening`` takes them from the records, which is a
+    release). The process is a pile of bent, textured leaves: ``python -m benchmarks.two_layers``
+    makes the weights, beside which lies their recipe, with a digest that is checked.
+
+    Privacy: all constants are public, made without any data; the features of an image are a
+    function of that image alone, in float32, computed one image after the other. It costs nothing.
+
+    Args:
+        images: [n, height, width, channels], finite numbers in [0, 1], at least 16 × 16, of 1 or
+            3 channels; made for 28 × 28 to 64 × 64.
+        mirrored: as of ``pretrained``.
+
+    Returns:
+        float32 [n, 10368], or [n, 12288] in colour, on the host: the second layer's channel by
+        channel, then the first's; a record's mean square is about 1.
+
+    Raises:
+        ValueError: images of another kind, or weights that are not those of their recipe.
+    """
+    images = _checked(images)
+    shape_of("two_layers", images.shape[1:])
+    kept = _two_layers(images.shape[3])
+    function = functools.partial(layered.encoded, kept, mirrored=bool(mirrored))
+    return mapped(function, images, _LAYERED_AT_ONCE)
+
+
 def _check_channels(channels: int) -> None:
     if channels not in FILTERS:
-        raise ValueError(f"images must have 1 or 3 channels for pretrained, got {channels}")
+        raise ValueError(f"images must have 1 or 3 channels for pre-made filters, got {channels}")
 
 
 def random_filters(filters: int, side: int, channels: int, seed: int) -> np.ndarray:
@@ -391,11 +429,29 @@ def _normalised(x: jax.Array, groups: int) -> jax.Array:
     return jax.lax.map(one, x)
 
 
-def recipe(channels: int) -> dict[str, Any]:
-    """The recipe of the weights: command, seed, and the digest of the arrays."""
-    text = _WEIGHTS.joinpath(f"dead_leaves_{channels}.json").read_text(encoding="utf-8")
+def recipe(name: str) -> dict[str, Any]:
+    """The recipe of a file of weights: command, seed, and the digest of the arrays."""
+    text = _WEIGHTS.joinpath(f"{name}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def arrays_of(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a file of weights, as "dead_leaves_3".
+
+    Raises:
+        ValueError: the arrays are not those of the recipe.
+    """
+    content = _WEIGHTS.joinpath(f"{name}.npz").read_bytes()
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = {field: file[field] for field in file.files}
+    wanted = recipe(name)["sha256"]
+    if (found := digest(arrays)) != wanted:
+        raise ValueError(
+            f"weights must be those of their recipe, digest {wanted}, got {found}: install jaxdp "
+            "again"
+        )
+    return arrays
 
 
 @functools.lru_cache(maxsize=2)
@@ -405,16 +461,13 @@ def weights(channels: int) -> Weights:
     Raises:
         ValueError: the arrays are not those of the recipe.
     """
-    content = _WEIGHTS.joinpath(f"dead_leaves_{channels}.npz").read_bytes()
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    wanted = recipe(channels)["sha256"]
-    if (found := digest(arrays)) != wanted:
-        raise ValueError(
-            f"weights must be those of their recipe, digest {wanted}, got {found}: install jaxdp "
-            "again"
-        )
+    arrays = arrays_of(f"dead_leaves_{channels}")
     return Weights(**{name: array.astype(np.float32) for name, array in arrays.items()})
+
+
+@functools.lru_cache(maxsize=2)
+def _two_layers(channels: int) -> layered.Weights:
+    return layered.of_stored(arrays_of(f"scenes_{channels}"))
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
@@ -501,11 +554,16 @@ def _cells(side: int, cells: int) -> np.ndarray:
 
 _WEIGHTS = importlib.resources.files("jaxdp").joinpath("recipes", "weights")
 # How features are computed by name, and the groups in which they are normalised: of scattering 3 of
-# a channel's 81 paths to a group, Tramèr and Boneh's for the linear model on Fashion-MNIST.
-_NAMED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], int]] = {
+# a channel's 81 paths to a group, Tramèr and Boneh's for the linear model on Fashion-MNIST; None
+# where features come normalised.
+_NAMED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], int | None]] = {
     "scattering": (scattering, 27),
     "random_convolutions": (random_convolutions, 16),
     "pretrained": (pretrained, 16),
     "pretrained_mirrored": (functools.partial(pretrained, mirrored=True), 16),
+    "two_layers": (two_layers, None),
+    "two_layers_mirrored": (functools.partial(two_layers, mirrored=True), None),
 }
 NAMES = tuple(_NAMED)
+# Sides of the smallest images that have every cell; 4 where nothing is said.
+_LEAST = {"random_convolutions": 7, "two_layers": 16}

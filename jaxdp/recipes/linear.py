@@ -1,4 +1,4 @@
-"""Linear models of small tables: one private release each, no loop, nothing to tune.
+"""Linear models: of small tables by one private release, and the rate of one trained by DP-SGD.
 
 docs/tabular.md compares them with DP-SGD; docs/proofs/tabular.md holds the proofs.
 """
@@ -20,8 +20,41 @@ from jaxdp.recipes.preprocess import bound, shortened
 _ROWS = 4_096
 _U = 2.0**-53
 _STEPS = 200
+# Standard deviation of the noise in a score at the end of training, see ``rate``.
+SCORE_NOISE = 2.12
 # Of the noise that hides how far the minimum that was found is from the exact one.
 OUTPUT_NOISE_MULTIPLIER = 100.0
+
+
+def rate(
+    noise_multiplier: float,
+    *,
+    l2_clip_norm: float,
+    batch_size: float,
+    steps: int,
+    numbers: int,
+    momentum: float = 0.9,
+) -> float:
+    """The learning rate of DP-SGD for a softmax regression on so many numbers an example.
+
+    A step adds noise of standard deviation η z C / B to every weight, momentum m makes 1 / (1 - m)
+    of it, and T steps √T: a score, the product with an example of mean square 1, ends with noise of
+    standard deviation s = η z C √(T d) / (B (1 - m)). The rate η has s = 2.12. Nobody's data enter.
+
+    That number was chosen by looking: on 5,000 held-out training records of CIFAR-10, for 6,144 to
+    20,480 numbers and epsilon 1, 3 and 8, the best of rates a factor of 2 apart had s from 1.4 to 3,
+    and its neighbours were mostly within a point.
+
+    Args:
+        noise_multiplier: z.
+        l2_clip_norm: C.
+        batch_size: B, expected.
+        steps: T.
+        numbers: d, of an example; their mean square is about 1.
+        momentum: m.
+    """
+    noise = noise_multiplier * l2_clip_norm / batch_size / (1 - momentum)
+    return SCORE_NOISE / (noise * math.sqrt(steps * numbers))
 
 
 def dp_least_squares(

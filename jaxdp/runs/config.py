@@ -482,6 +482,11 @@ def _check_parts(config: RunConfig) -> None:
                 "whiten_noise_multiplier must be None without features, which it whitens; got "
                 f"{whitening}"
             )
+        if config.features.startswith("two_layers"):
+            raise ValueError(
+                f"whiten_noise_multiplier must be None with features {config.features}, which are "
+                f"whitened by public numbers; got {whitening}"
+            )
     if config.features is not None:
         shape = encoders.shape_of(config.features, config.spec.example_shape, config.encoder)
         if dimensions is not None:

@@ -1,13 +1,15 @@
 """Default configurations by data set."""
 
 import dataclasses
+import math
 from typing import Any
 
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.registry import Setting
+from jaxdp.recipes import linear
 from jaxdp.runs import strategies
-from jaxdp.runs.config import RunConfig
+from jaxdp.runs.config import RunConfig, resolve
 
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
 _RECIPES: dict[str, dict[str, Any]] = {
@@ -51,6 +53,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
 
 # The same paper's for a linear model on scattering features: batch 8,192 and rate 16 are those of
 # Fashion-MNIST, and for MNIST those of batch 4,096 and rate 8, doubled; 40 epochs, 60 for CIFAR-10.
+# Of whitened features the rate follows from noise, steps and numbers alone.
 _ON_FEATURES: dict[str, dict[str, Any]] = {
     "digits": {},
     "mnist": {"batch_size": 8_192, "steps": 293, "learning_rate": 16.0},
@@ -82,8 +85,8 @@ _BY_AUTHORS = (
     "the run, not that choice. Epsilon for such a choice on data of your own: jaxdp tune"
 )
 _SEEN = (
-    "yes: batch and clipping norm by their authors on this data set, and the filters were looked "
-    "at on held-out training records of it, all at no charge; epsilon covers the run, not that "
+    "yes: batch and clipping norm by their authors on this data set, and the filters, their cells "
+    "and the rate's one constant on held-out training records of it, all at no charge; epsilon covers the run, not that "
     "choice. Epsilon for such a choice on data of your own: jaxdp tune"
 )
 _NOT = "no; epsilon leaves out only what you choose yourself by looking at results"
@@ -91,33 +94,25 @@ _IN_PART = (
     "take it so: nothing records what was looked at when these numbers were chosen, and no epsilon "
     "is counted for it"
 )
-_LINEAR = (
-    "Tramer and Boneh 2021 (arXiv:2011.11660v3, Appendix C), a linear model on scattering "
-    "features, which are whitened here; rate and the noise of whitening were chosen on held-out "
-    "training records of {}; the rest follows theirs"
+_BY_NUMBERS = (
+    "batch and clipping norm of Tramer and Boneh 2021 (arXiv:2011.11660v3, Appendix C); the rate "
+    "follows from noise, steps and numbers (jaxdp.linear.rate)"
 )
-_LEAVES = (
-    "a linear model on filters learnt from dead leaves (Coates and Ng 2011; "
-    "jaxdp.features.pretrained), whitened; batch and clipping norm of Tramer and Boneh 2021 "
-    "(arXiv:2011.11660v3, Appendix C); these features were chosen on held-out training records of "
-    "{}, the rate on those of {}"
+_SCATTERED = Origin(
+    "a linear model on scattering features, whitened, by Tramer and Boneh's design; " + _BY_NUMBERS,
+    _BY_AUTHORS,
 )
-_WHITENED = {"features": "scattering", "whiten_noise_multiplier": 16.0}
+_SCENES = Origin(
+    "a linear model on two layers of filters made from a random process, of nobody's data "
+    "(jaxdp.features.two_layers); " + _BY_NUMBERS,
+    _SEEN,
+)
 # The best recipe of each data set that runs on two cores in minutes, and its origin.
 _BEST: dict[str, tuple[dict[str, Any], Origin]] = {
     "digits": ({}, Origin("jaxdp's own small network", _IN_PART)),
-    "mnist": (
-        {**_WHITENED, "learning_rate": 10.0},
-        Origin(_LINEAR.format("Fashion-MNIST"), _BY_AUTHORS),
-    ),
-    "fashion_mnist": (
-        {**_WHITENED, "features": "pretrained", "learning_rate": 10.0},
-        Origin(_LEAVES.format("CIFAR-10", "MNIST"), _SEEN),
-    ),
-    "cifar10": (
-        {**_WHITENED, "features": "pretrained_mirrored", "learning_rate": 2.5},
-        Origin(_LEAVES.format("Fashion-MNIST", "Fashion-MNIST with random labels"), _BY_AUTHORS),
-    ),
+    "mnist": ({"features": "scattering", "whiten_noise_multiplier": 16.0}, _SCATTERED),
+    "fashion_mnist": ({"features": "two_layers"}, _SCENES),
+    "cifar10": ({"features": "two_layers_mirrored"}, _SCENES),
     "pums": ({}, Origin("jaxdp's own logistic regression", _IN_PART)),
 }
 _OWN = Origin("jaxdp's usual numbers for data of your own: ten epochs of a small network", _NOT)
@@ -194,6 +189,9 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     }
     if given.get("features") is not None:
         defaults |= {"model": "logistic", **({} if own else _ON_FEATURES.get(chosen.name, {}))}
+        whitened = given.get("whiten_noise_multiplier") is not None
+        if whitened or given["features"].startswith("two_layers"):
+            defaults["learning_rate"] = None
     if named := registry.ALGORITHMS.get(given.get("algorithm") or ""):
         defaults.update(named.recipe)
         if not own:
@@ -206,7 +204,27 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         defaults["epsilon"] = 3.0
     if "epsilon" in given and "noise_multiplier" in given:
         defaults["steps"] = None
-    return RunConfig(dataset=chosen.name, **{**defaults, **given})
+    merged = {**defaults, **given}
+    if merged["learning_rate"] is not None:
+        return RunConfig(dataset=chosen.name, **merged)
+    # Of the noise and the steps that the budget will have.
+    config = RunConfig(dataset=chosen.name, **(merged | {"learning_rate": 1.0}))
+    return dataclasses.replace(config, learning_rate=_rate(resolve(config)))
+
+
+def _rate(config: RunConfig) -> float:
+    """``jaxdp.linear.rate`` of a resolved configuration, in three digits."""
+    assert config.steps is not None
+    assert config.noise_multiplier is not None
+    found = linear.rate(
+        config.noise_multiplier,
+        l2_clip_norm=config.l2_clip_norm,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        numbers=math.prod(config.example_shape()),
+        momentum=config.momentum,
+    )
+    return float(f"{found:.3g}")
 
 
 def _settings(dataset: str, algorithm: str, given: dict[str, Setting] | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def configured(
     noise = acc.calibrate(
         everything, arguments.positive("epsilon", epsilon), config.delta, relation
     )
-    return dataclasses.replace(config, noise_multiplier=noise)
+    return resolve(recipe(dataset, noise_multiplier=noise, **given))
 
 
 def _check_once(config: RunConfig) -> None:

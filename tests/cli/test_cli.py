@@ -382,6 +382,13 @@ def test_plan_explains_what_public_numbers_say():
     assert "parameters" in str(without.exception)
 
 
+def test_plan_says_a_linear_models_rate():
+    numbers = {"epsilon": 3, "delta": 1e-5, "steps": 366, "batch_size": 8_192, "momentum": 0.9}
+    found = planned({**numbers, "dataset_size": 50_000}, "--linear", 12_288).stdout
+    assert "noise multiplier 4.48\nlearning rate 1.83 at clipping norm 0.1" in found
+    assert "linear must not be" in str(planned(BUDGET, "--linear", 5, "--json").exception)
+
+
 def test_a_command_that_asks_for_nothing_heavy_imports_nothing_heavy():
     """Before: `jaxdp export nothere` and every misspelt option waited for JAX or SciPy."""
     program = (

@@ -94,7 +94,9 @@ def test_scattering_is_the_direct_sums():
 
 def test_wrong_arguments_are_told_in_words():
     images, names = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
-    assert names == "scattering, random_convolutions, pretrained, pretrained_mirrored"
+    assert names.startswith(
+        "scattering, random_convolutions, pretrained, pretrained_mirrored, two_"
+    )
     for words, call, *args in (
         (r"images must be .*got shape \(8, 8, 1\)", features.scattering, images[0]),
         ("scales must be at most log2 .* 8 by 8; got 4", features.scattering, images, 4),
@@ -104,10 +106,12 @@ def test_wrong_arguments_are_told_in_words():
         (r"x must be .*got shape \(3,\)", features.group_normalised, np.zeros(3), 3),
         (f"features must be one of {names}; got", features.by_name, "wavelets", images),
         (r"must be given images .*got examples \(9,", features.shape_of, "scattering", (9,)),
-        ("1 or 3 channels for pretrained, got 2", features.pretrained, images[..., [0, 0]]),
+        ("1 or 3 channels for pre-made.*, got 2", features.pretrained, images[..., [0, 0]]),
+        ("1 or 3 channels .*got 2", features.shape_of, "two_layers", (28, 28, 2)),
+        (r"at least 16 by 16.*\(8, 8, 1\)", features.two_layers, images),
         ("at least 4 by 4.*3 by 8", features.pretrained, images[:, :3]),
         (r"images must be an array .*got shape \(8, 8, 1\)", features.pretrained, images[0]),
-        ("for pretrained, got 4", features.shape_of, "pretrained_mirrored", (32, 32, 4)),
+        ("for pre-made filters, got 4", features.shape_of, "pretrained_mirrored", (32, 32, 4)),
         ("at least 4 by 4, got examples", features.shape_of, "pretrained", (32, 3, 3)),
     ):
         refused(words, call, *args)
@@ -151,6 +155,7 @@ def test_random_convolutions_are_sums_over_pixels_by_filters_that_are_public_con
 
 # Sizes at which images computed together, in place of one by one, had other last bits.
 SHAPES = {"scattering": (13, 11, 1), "random_convolutions": (28, 28, 1)}
+SHAPES |= {"two_layers": (28, 28, 1), "two_layers_mirrored": (17, 16, 3)}
 
 
 def bits(x):
@@ -195,7 +200,7 @@ def test_whitened_and_normalised_records_do_not_know_each_other(places, channels
 
 def test_weights_are_those_of_their_recipe_and_others_are_refused(monkeypatch):
     for channels, found in WEIGHTS.items():
-        recipe, filters = features.recipe(channels), features.FILTERS[channels]
+        recipe, filters = features.recipe(f"dead_leaves_{channels}"), features.FILTERS[channels]
         half = {name: array.astype(np.float16) for name, array in found._asdict().items()}
         assert features.digest(half) == recipe["sha256"]
         assert recipe["command"].startswith(f"python -m benchmarks.pretrain {channels} --seed ")
@@ -204,7 +209,7 @@ def test_weights_are_those_of_their_recipe_and_others_are_refused(monkeypatch):
         assert all(np.isfinite(array).all() for array in found)
         assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-4  # of float16
         assert (found.filters.std((0, 1, 2)) > 1e-3).all()
-    monkeypatch.setattr(features, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
+    monkeypatch.setattr(features, "recipe", lambda name: recipe | {"sha256": "0" * 64})
     words = "weights must be those of their recipe, digest 000"
     refused(words, features.weights.__wrapped__, channels)
     # A digest sees names, shapes, types and numbers.

@@ -219,3 +219,17 @@ def test_one_secret_gives_each_release_of_a_ledger_its_own_noise():
     for one, other in itertools.combinations(found, 2):
         ratio = one / other
         assert abs(ratio[0] - ratio[1]) > 1e-3
+
+
+def test_the_rate_leaves_a_score_its_noise():
+    """Of gradients that are noise alone, over many scores; the sum of momenta falls a little short."""
+    rng, steps, numbers = np.random.default_rng(0), 400, 30
+    given = {"l2_clip_norm": 0.5, "batch_size": 64, "steps": steps, "numbers": numbers}
+    rate = linear.rate(1.5, **given)
+    momentum, weights = np.zeros((2, numbers, 2_000))
+    for _ in range(steps):
+        momentum = 0.9 * momentum + 1.5 * 0.5 / 64 * rng.normal(size=momentum.shape)
+        weights -= rate * momentum
+    scores = np.ones(numbers) @ weights
+    assert 0.95 * linear.SCORE_NOISE < scores.std() < 1.03 * linear.SCORE_NOISE
+    assert linear.rate(3.0, **given) == rate / 2

@@ -54,8 +54,8 @@ def read_back(config):
 
 
 def test_every_recipe_resolves_to_its_budget_and_says_what_it_was_tuned_on():
-    images = {"mnist": "scattering", "fashion_mnist": "pretrained"}
-    images["cifar10"] = "pretrained_mirrored"
+    images = {"mnist": "scattering", "fashion_mnist": "two_layers"}
+    images["cifar10"] = "two_layers_mirrored"
     for name in data.specs.SPECS:
         fields, origin = best(name)
         for config in (recipe(name), recipe(name, **fields)):
@@ -67,7 +67,7 @@ def test_every_recipe_resolves_to_its_budget_and_says_what_it_was_tuned_on():
             assert (config.features, config.model) == (images[name], "logistic")
             assert "2011.11660" in source
             assert "tuned on this data set: yes" in tuned
-            assert ("held-out training records of it" in tuned) == (name == "fashion_mnist")
+            assert ("held-out training records of it" in tuned) == (name != "mnist")
     fields, origin = best(data.specs.DatasetSpec("mine", "mine", "", (4,), 2, 1_000, 0))
     assert fields == {}
     assert origin.tuned.startswith("no;")
@@ -88,6 +88,14 @@ def test_a_run_of_the_best_recipe_says_its_origin_first_and_what_is_not_given_fo
     assert (found.model, found.batch_size, found.learning_rate) == ("logistic", 8_192, 16.0)
     assert found.steps == -(-40 * 60_000 // 8_192)
     assert runs.recipe("digits", features="scattering").model == "logistic"
+    # Of whitened features the rate follows: the noise in a score is the same at every budget.
+    fields = best("cifar10")[0]
+    for epsilon in (1.0, 8.0):
+        found = recipe("cifar10", epsilon=epsilon, **fields)
+        noise = found.learning_rate * found.noise_multiplier * 0.1 / 8_192 / 0.1
+        assert noise * (366 * 12_288) ** 0.5 == pytest.approx(2.12, rel=0.01)
+    assert recipe("mnist", features="scattering", whiten_noise_multiplier=8.0).learning_rate < 5
+    assert recipe("cifar10", learning_rate=2.0, **fields).learning_rate == 2.0
     assert runs.recipe("mnist", features="scattering", model="mlp", steps=5).steps == 5
     assert runs.recipe("mnist").model == "mnist-cnn"
     # Two of three give the third.
@@ -131,6 +139,7 @@ REFUSED = {
         ({"features": "wavelets"}, "one of scattering, random_convolutions, pretrained, pretrain"),
         ({"features": "scattering", **PROJECTION}, "must be None with features, of which a record"),
         ({"whiten_noise_multiplier": 8.0}, "whiten_noise_multiplier must be None without features"),
+        ({"features": "two_layers", "whiten_noise_multiplier": 8.0}, "which are whitened by public"),
     ],
     with_algorithm: [
         ({"algorithm": "sgd"}, "algorithm must be one of dp-sgd, auto-s"),
