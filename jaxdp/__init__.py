@@ -74,6 +74,7 @@ _SUBMODULES = (
     "audit",
     "clipping",
     "data",
+    "encoders",
     "features",
     "ledger",
     "linear",
@@ -92,6 +93,7 @@ _SUBMODULES = (
 )
 # Those of a room, by a shorter name.
 _ROOM = {
+    "encoders": "recipes.encoders",
     "features": "recipes.features",
     "linear": "recipes.linear",
     "models": "data.models",

@@ -47,6 +47,31 @@ class Filled(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Features(click.Choice):
+    """A name of built-in features, or of a function: package.module:function, file.py:function."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name; a function's is looked up later."""
+        return value if ":" in value else super().convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """The names, and how a function is named."""
+        return f"[{'|'.join(self.choices)}|MODULE:FUNCTION]"
+
+
+# Those of jaxdp.recipes.features, which imports jax.
+FEATURES = Features(
+    [
+        "scattering",
+        "random_convolutions",
+        "pretrained",
+        "pretrained_mirrored",
+        "two_layers",
+        "two_layers_mirrored",
+    ]
+)
+
+
 class NumberOr(click.ParamType):
     """A whole number, or a word such as "auto".
 

@@ -13,6 +13,7 @@ from jaxdp.cli.failures import explain_failures
 from jaxdp.cli.options import (
     BLOCK_ALGORITHMS,
     CANARY_KINDS,
+    FEATURES,
     RELATIONS,
     STRATEGIES,
     Filled,
@@ -80,8 +81,10 @@ if TYPE_CHECKING:
 @click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
 @click.option(
     "--features",
-    type=click.Choice(["scattering", "random_convolutions", "pretrained", "pretrained_mirrored"]),
-    help="Train on fixed features of each image, which cost no privacy [default: none].",
+    type=FEATURES,
+    help="Train on fixed features of each image, which cost no privacy, or on those of an encoder "
+    "of your own, which is taken as public: package.module:function or file.py:function "
+    "[default: none].",
 )
 @click.option("--whiten-noise-multiplier", type=float, help="Centre and whiten them privately.")
 @click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")

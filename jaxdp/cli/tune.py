@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxdp.cli.failures import explain_failures
-from jaxdp.cli.options import Filled, papers
+from jaxdp.cli.options import FEATURES, Filled, papers
 from jaxdp.data.specs import SPECS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _refuse_cap(ctx: click.Context, param: click.Parameter, value: float | None)
 @click.option("--model", type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]))
 @click.option(
     "--features",
-    type=click.Choice(["scattering", "random_convolutions", "pretrained", "pretrained_mirrored"]),
+    type=FEATURES,
     help="As for jaxdp train.",
 )
 @click.option("--algorithm", help="As for jaxdp train; one without an energy.")

@@ -1,1 +1,1 @@
-"""Recipes around training: fixed features of images, whitening, linear models of tables."""
+"""Recipes around training: fixed features, an encoder of your own, whitening, linear models."""

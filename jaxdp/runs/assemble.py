@@ -28,7 +28,7 @@ from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.recipes import features
+from jaxdp.recipes import encoders
 from jaxdp.recipes.preprocess import Whitening, dp_pca, dp_whitening, project, whitened
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.runs.directory import RunDirectory
@@ -171,6 +171,7 @@ def _train(
         physical_batch_size=config.physical_batch_size,
         relation=acc.Relation(config.relation),
         canaries=canary_records(config, dataset),
+        features=None if config.encoder is None else config.encoder["words"],
         mesh=mesh,
         report=False,
         set_aside_unreadable=set_aside_unreadable,
@@ -300,7 +301,8 @@ def featured(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
     if config.features is None:
         return dataset
     train_x, test_x = (
-        features.by_name(config.features, x) for x in (dataset.train_x, dataset.test_x)
+        encoders.by_name(config.features, x, config.encoder)
+        for x in (dataset.train_x, dataset.test_x)
     )
     return dataclasses.replace(dataset, train_x=train_x, test_x=test_x)
 
@@ -359,7 +361,7 @@ def canary_records(config: RunConfig, dataset: data.Dataset) -> int | tuple[np.n
         return config.canaries
     x, y = _canary_examples(config, dataset)
     if config.features is not None:
-        x = features.by_name(config.features, x)
+        x = encoders.by_name(config.features, x, config.encoder)
     return x, y.astype(dataset.train_y.dtype)
 
 

@@ -17,7 +17,7 @@ from jaxdp.ledger.seeds import Secret
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import hyperparameters, registry
 from jaxdp.optimizers.algorithm import Algorithm, averaged
-from jaxdp.recipes import features
+from jaxdp.recipes import encoders
 from jaxdp.runs import strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
@@ -82,7 +82,10 @@ class RunConfig:
             ``jaxdp.runs.strategies.SAMPLINGS``; None for independent noise.
         bands: of the strategy, as for ``jaxdp.dp_mf``; filled in by ``resolve``.
         features: None, or one of ``jaxdp.features.NAMES``: fixed features of each record, which the
-            model sees in its place, at no cost.
+            model sees in its place, at no cost; or "package.module:function", "file.py:function":
+            an encoder of one's own, which is taken as public (``jaxdp.encoders``).
+        encoder: of such an encoder words, its features' shape and numbers of public probes, as
+            ``jaxdp.encoders.probed`` has them: filled in by ``resolve``.
         average: None, or the decay of an average of the parameters, which is evaluated and released
             in their place.
         learning_rate_schedule: None, or how the rate moves: ``optimizers.hyperparameters``.
@@ -125,6 +128,7 @@ class RunConfig:
     bands: int | None = None
     strategy_numbers: dict[str, Any] | None = None
     features: str | None = None
+    encoder: dict[str, Any] | None = None
     average: float | None = None
     learning_rate_schedule: str | None = None
     secure_noise: bool = False
@@ -209,7 +213,7 @@ class RunConfig:
         if self.pca_dimensions is not None:
             return (self.pca_dimensions,)
         if self.features is not None:
-            return features.shape_of(self.features, self.spec.example_shape)
+            return encoders.shape_of(self.features, self.spec.example_shape, self.encoder)
         return self.spec.example_shape
 
     def candidates(self) -> audit_canaries.Canaries | None:
@@ -287,6 +291,9 @@ def resolve(config: RunConfig) -> RunConfig:
             f"{config.epsilon}, {config.noise_multiplier}, {config.steps}"
         )
     config = strategies.resolved(config)
+    if config.features is not None and ":" in config.features:
+        known = encoders.probed(config.features, config.spec.example_shape)
+        config = dataclasses.replace(config, encoder=known)
     _check_parts(config)
     config = _with_noise_and_steps(config)
     assert config.steps is not None
@@ -481,7 +488,7 @@ def _check_parts(config: RunConfig) -> None:
                 f"whitened by public numbers; got {whitening}"
             )
     if config.features is not None:
-        shape = features.shape_of(config.features, config.spec.example_shape)
+        shape = encoders.shape_of(config.features, config.spec.example_shape, config.encoder)
         if dimensions is not None:
             raise ValueError(
                 f"pca_dimensions must be None with features, of which a record has "

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
+from jaxdp.recipes import encoders
 from jaxdp.runs.assemble import RunResult
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.report import build, levels, origin, words
@@ -138,6 +139,8 @@ def _training(config: RunConfig) -> Rows:
         text = (
             f"{config.features}, a fixed function of each record, of no data of anybody's: "
             "computed before training, at no cost in privacy"
+            if config.encoder is None
+            else encoders.in_words(config.encoder["words"])
         )
         rows.append(("Features", text))
     if config.whiten_noise_multiplier is not None:

@@ -41,6 +41,7 @@ from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.recipes import encoders
 from jaxdp.runs import bar, program, reporting
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.checkpoints import Checkpoints
@@ -222,6 +223,8 @@ class Run:
             step; "last" compares its losses before the first step and after the last alone.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
+        features: the ``jaxdp.encoders.Encoder`` that made the records' numbers, or public words for
+            one. The page names it, and ``unverified`` that it was taken as public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
         same_program: True goes on although optimizer, loss or first parameters are not those that
@@ -278,6 +281,7 @@ class Run:
         canaries: int | PyTree = 0,
         canary_scores: Literal["trajectory", "last"] = "trajectory",
         about: Mapping[str, str] | None = None,
+        features: encoders.Encoder | str | None = None,
         average: float | None = None,
         report: bool = True,
         same_program: bool = False,
@@ -377,6 +381,9 @@ class Run:
             # Raises where a step has no bound under the relation, before any is charged.
             flatten(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
+        self._features = None if features is None else encoders.public(features)
+        if features is not None:
+            self._about = {"Features": encoders.in_words(features), **self._about}
         self._canaries: canary.Canaries | None = None
         if canary.asked(canaries):
             if extend is not None or self._ledger is not None or self._after:
@@ -799,7 +806,7 @@ class Run:
                     start.check_room(state.step)
                     # Now that nothing is refused any more, the program is the run's. What could not
                     # be compared is written down before.
-                    for sentence in unsure:
+                    for sentence in (*unsure, *filter(None, [self._features])):
                         start.ledger.trust(sentence)
                     program.keep(self.directory, self._traced)
                     # Its row knows less of the cost.

@@ -152,6 +152,7 @@ def tuned(
         relation=acc.Relation(config.relation),
         physical_batch_size=rows if isinstance(rows, int) else None,
         about={"dataset": config.dataset, "model": config.model, "chosen_on": cut},
+        features=None if config.encoder is None else config.encoder["words"],
     )
     if chosen.candidate is None:
         return TunedConfig(chosen, config, None)

@@ -21,6 +21,7 @@ from jaxdp.devices.shards import on_host
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.registry import Setting
+from jaxdp.recipes import encoders
 from jaxdp.runs import space as spaces
 from jaxdp.runs.failures import in_words
 from jaxdp.runs.run import Parts, Run, steps_within
@@ -55,6 +56,7 @@ def tune(
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     physical_batch_size: int | None = None,
     about: Mapping[str, Setting] | None = None,
+    features: encoders.Encoder | str | None = None,
     missing_values: bool = False,
 ) -> Chosen:
     """Trains a secret, random number of candidates and releases the one with the best score.
@@ -90,6 +92,7 @@ def tune(
         relation: which data sets are neighbours.
         physical_batch_size: as for ``jaxdp.Run``.
         about: further public words, kept with the result.
+        features: as for ``jaxdp.Run``.
         missing_values: as for ``jaxdp.Run``; records are looked through before the search is
             charged.
 
@@ -168,7 +171,10 @@ def tune(
         lambda secret: fingerprint(records, secret),
         params,
         about,
-        (SCORED if score_event is None else CHARGED_SCORE,),
+        (
+            SCORED if score_event is None else CHARGED_SCORE,
+            *(() if features is None else (encoders.public(features),)),
+        ),
     )
     directory = TuneDirectory(folder)
     if not directory.exists():  # a try that is refused would be one that failed
