@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import scenes
 from jaxdp.recipes import two_layers
 from jaxdp.recipes.features import CONTRAST, digest
-from jaxdp.recipes.two_layers import FILTERS, NEXT_SIDE, SIDE, Layer, Weights, Whitened
+from jaxdp.recipes.two_layers import FILTERS, NEXT_SIDE, SIDE, Layer, TwoLayers, Whitened
 
 FOLDER = Path(__file__).parents[1] / "jaxdp" / "recipes" / "weights"
 PATCHES, RIDGE, NEXT_CONTRAST, DIRECTIONS = 30_000, 0.1, 0.3, 256
@@ -85,12 +85,12 @@ def whitening(x: np.ndarray) -> Whitened:
     return Whitened(mean, vectors[:, :k], np.append(scales[:k], rest))
 
 
-def made(channels: int, seed: int, images: int, others: int, counts: tuple[int, int]) -> Weights:
+def made(channels: int, seed: int, images: int, others: int, counts: tuple[int, int]) -> TwoLayers:
     """The weights: filters of so many images, whitening by so many others."""
     found = layers(drawn(seed, np.arange(images), channels), counts, np.random.default_rng(seed))
     # As they will be used: of 8 bits, and in colour with the mirrored image.
     blank = [Whitened(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(2))] * 2
-    used = two_layers.of_stored(two_layers.stored(Weights(found, (blank[0], blank[1])))).layers
+    used = two_layers.of_stored(two_layers.stored(TwoLayers(found, (blank[0], blank[1])))).layers
 
     @jax.jit
     def cells(x: jax.Array) -> Sequence[jax.Array]:
@@ -103,7 +103,7 @@ def made(channels: int, seed: int, images: int, others: int, counts: tuple[int, 
     starts = range(images, images + others, _AT_ONCE)
     every = [cells(drawn(seed, start + np.arange(_AT_ONCE), channels)) for start in starts]
     parts = [whitening(np.concatenate(part)) for part in zip(*every, strict=True)]
-    return Weights(found, (parts[0], parts[1]))
+    return TwoLayers(found, (parts[0], parts[1]))
 
 
 def main() -> None:

@@ -467,7 +467,7 @@ def weights(channels: int) -> Weights:
 
 
 @functools.lru_cache(maxsize=2)
-def _two_layers(channels: int) -> layered.Weights:
+def _two_layers(channels: int) -> layered.TwoLayers:
     return layered.of_stored(arrays_of(f"scenes_{channels}"))
 
 

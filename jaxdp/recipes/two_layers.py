@@ -60,7 +60,7 @@ class Whitened(NamedTuple):
     factors: jax.Array
 
 
-class Weights(NamedTuple):
+class TwoLayers(NamedTuple):
     """What ``jaxdp/recipes/weights`` holds of the process.
 
     Attributes:
@@ -72,7 +72,7 @@ class Weights(NamedTuple):
     parts: tuple[Whitened, Whitened]
 
 
-def stored(weights: Weights) -> dict[str, np.ndarray]:
+def stored(weights: TwoLayers) -> dict[str, np.ndarray]:
     """The arrays of a file: float16, but the second kernel, each filter in 8 bits by its scale."""
     named = dict(zip(("first", "second"), weights.layers, strict=True))
     parts = dict(zip(("second_cells", "first_cells"), weights.parts, strict=True))
@@ -87,7 +87,7 @@ def stored(weights: Weights) -> dict[str, np.ndarray]:
     return found | {"second.scale": scale.astype(np.float16)}
 
 
-def of_stored(arrays: Mapping[str, np.ndarray]) -> Weights:
+def of_stored(arrays: Mapping[str, np.ndarray]) -> TwoLayers:
     """The weights in float32 of the arrays of a file, with layers of ``ready``."""
     x = {name: array.astype(np.float32) for name, array in arrays.items()}
     kernel = x["second.kernel"] * x["second.scale"][:, None, None, None]
@@ -97,7 +97,7 @@ def of_stored(arrays: Mapping[str, np.ndarray]) -> Weights:
         return kind(*(jnp.asarray(x[f"{name}.{field}"]) for field in kind._fields))
 
     layers = ready((of(Layer, "first"), of(Layer, "second")))
-    return Weights(layers, (of(Whitened, "second_cells"), of(Whitened, "first_cells")))
+    return TwoLayers(layers, (of(Whitened, "second_cells"), of(Whitened, "first_cells")))
 
 
 def numbers_of(channels: int) -> int:
@@ -107,7 +107,7 @@ def numbers_of(channels: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames="mirrored")
-def encoded(weights: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
+def encoded(weights: TwoLayers, images: jax.Array, mirrored: bool) -> jax.Array:
     """[n, numbers] of images [n, height, width, channels], one after the other.
 
     Args:

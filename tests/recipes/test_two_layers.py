@@ -7,7 +7,7 @@ import pytest
 from benchmarks import scenes
 from benchmarks import two_layers as making
 from jaxdp.recipes import features, two_layers
-from jaxdp.recipes.two_layers import CELLS, Layer, Weights, Whitened
+from jaxdp.recipes.two_layers import CELLS, Layer, TwoLayers, Whitened
 
 
 def drawn(channels, counts=(16, 24)):
@@ -26,7 +26,7 @@ def drawn(channels, counts=(16, 24)):
 
     layers = layer(counts[0], channels, 6), layer(counts[1], 2 * counts[0], 3)
     parts = map(whitened, counts[::-1], CELLS[channels])
-    return Weights(layers, tuple(parts))
+    return TwoLayers(layers, tuple(parts))
 
 
 def responses(layer, x):
@@ -75,7 +75,7 @@ def summed(weights, image, mirrored):
 def test_features_are_the_sums_over_patches(mirrored):
     for height, width, channels in ((16, 24, 3), (15, 21, 1), (28, 28, 1)):
         weights = drawn(channels)
-        ready = Weights(two_layers.ready(weights.layers), weights.parts)
+        ready = TwoLayers(two_layers.ready(weights.layers), weights.parts)
         image = np.random.default_rng(height).random((height, width, channels)).astype(np.float32)
         found = np.asarray(two_layers.encoded(ready, image[None], mirrored))[0]
         np.testing.assert_allclose(found, summed(weights, image, mirrored), atol=2e-5)
