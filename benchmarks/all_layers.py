@@ -294,7 +294,7 @@ def trained(given: argparse.Namespace) -> dict[str, Any]:
     print(f"{steps} steps, noise multiplier {noise:.3f}", flush=True)
 
     # The phases are a run and its further stage, which begins with what the run has released.
-    device = str(jax.devices()[0].device_kind)
+    ledger, device = jaxdp.Ledger(out / "ledger.jsonl"), str(jax.devices()[0].device_kind)
     told: dict[str, Any] = {"epsilon asked": given.epsilon, **fixed, "device": device}
     for name, phase in planned.items():
         last = [time.monotonic(), 0.0]
@@ -318,7 +318,7 @@ def trained(given: argparse.Namespace) -> dict[str, Any]:
             every=max(1, steps // 12),
             progress=progress,
             report=False,
-            ledger=jaxdp.Ledger(out / "ledger.jsonl"),
+            ledger=ledger,
             extend=None if name == "head" else name,
             **training(given, network, phase),
         )
