@@ -90,7 +90,8 @@ def made(channels: int, seed: int, images: int, others: int, counts: tuple[int, 
     found = layers(drawn(seed, np.arange(images), channels), counts, np.random.default_rng(seed))
     # As they will be used: of 8 bits, and in colour with the mirrored image.
     blank = [Whitened(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(2))] * 2
-    used = two_layers.of_stored(two_layers.stored(TwoLayers(found, (blank[0], blank[1])))).layers
+    kept = two_layers.stored(TwoLayers(found, (blank[0], blank[1])))
+    used = two_layers.ready(two_layers.of_stored(kept).layers)
 
     @jax.jit
     def cells(x: jax.Array) -> Sequence[jax.Array]:

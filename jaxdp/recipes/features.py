@@ -468,7 +468,8 @@ def weights(channels: int) -> Weights:
 
 @functools.lru_cache(maxsize=2)
 def _two_layers(channels: int) -> layered.TwoLayers:
-    return layered.of_stored(arrays_of(f"scenes_{channels}"))
+    found = layered.of_stored(arrays_of(f"scenes_{channels}"))
+    return found._replace(layers=layered.ready(found.layers))
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:

@@ -88,7 +88,7 @@ def stored(weights: TwoLayers) -> dict[str, np.ndarray]:
 
 
 def of_stored(arrays: Mapping[str, np.ndarray]) -> TwoLayers:
-    """The weights in float32 of the arrays of a file, with layers of ``ready``."""
+    """The weights in float32 of the arrays of a file."""
     x = {name: array.astype(np.float32) for name, array in arrays.items()}
     kernel = x["second.kernel"] * x["second.scale"][:, None, None, None]
     x["second.kernel"] = kernel - kernel.mean((1, 2, 3), keepdims=True)
@@ -96,7 +96,7 @@ def of_stored(arrays: Mapping[str, np.ndarray]) -> TwoLayers:
     def of(kind: type[Any], name: str) -> Any:
         return kind(*(jnp.asarray(x[f"{name}.{field}"]) for field in kind._fields))
 
-    layers = ready((of(Layer, "first"), of(Layer, "second")))
+    layers = of(Layer, "first"), of(Layer, "second")
     return TwoLayers(layers, (of(Whitened, "second_cells"), of(Whitened, "first_cells")))
 
 
@@ -118,7 +118,7 @@ def encoded(weights: TwoLayers, images: jax.Array, mirrored: bool) -> jax.Array:
 
     def one(image: jax.Array) -> jax.Array:
         parts = zip(cells(weights.layers, image, mirrored), weights.parts, strict=True)
-        found = [_whitened(normalised(x), numbers).reshape(-1) for x, numbers in parts]
+        found = [whitened(normalised(x), numbers).reshape(-1) for x, numbers in parts]
         return jnp.concatenate(found)
 
     return jax.lax.map(one, images)
@@ -161,7 +161,8 @@ def normalised(x: jax.Array) -> jax.Array:
     return (grouped * scale).reshape(x.shape)
 
 
-def _whitened(x: jax.Array, numbers: Whitened) -> jax.Array:
+def whitened(x: jax.Array, numbers: Whitened) -> jax.Array:
+    """[channels, places] of such: centred, and each direction by its factor."""
     x, last = x - numbers.mean, numbers.factors[-1]
     along = jnp.matmul(numbers.directions.T, x, precision=_EXACT)
     along = along * (numbers.factors[:-1] - last).reshape(-1, 1)

@@ -71,13 +71,16 @@ def summed(weights, image, mirrored):
     return np.concatenate(found)
 
 
+def ready(weights):
+    return weights._replace(layers=two_layers.ready(weights.layers))
+
+
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_features_are_the_sums_over_patches(mirrored):
     for height, width, channels in ((16, 24, 3), (15, 21, 1), (28, 28, 1)):
         weights = drawn(channels)
-        ready = TwoLayers(two_layers.ready(weights.layers), weights.parts)
         image = np.random.default_rng(height).random((height, width, channels)).astype(np.float32)
-        found = np.asarray(two_layers.encoded(ready, image[None], mirrored))[0]
+        found = np.asarray(two_layers.encoded(ready(weights), image[None], mirrored))[0]
         np.testing.assert_allclose(found, summed(weights, image, mirrored), atol=2e-5)
 
 
@@ -90,10 +93,8 @@ def test_what_is_stored_is_read_back_but_for_eight_bits_of_the_second_kernel():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), one, other)
     # The image of every filter among the products: 1 where all sums of it are.
     image = np.random.default_rng(0).random((1, 16, 16, 3)).astype(np.float32)
-    want = two_layers.encoded(
-        weights._replace(layers=two_layers.ready(weights.layers)), image, True
-    )
-    np.testing.assert_allclose(two_layers.encoded(found, image, True), want, atol=0.1)
+    want, given = (two_layers.encoded(ready(w), image, True) for w in (weights, found))
+    np.testing.assert_allclose(given, want, atol=0.1)
 
 
 def test_shipped_weights_are_those_of_their_recipe_and_whiten():
