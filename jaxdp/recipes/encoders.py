@@ -27,8 +27,11 @@ from jaxdp import arguments
 from jaxdp.recipes import features
 
 # Records that are computed alone and beside others first, and the share of the largest feature by
-# which rounding, of 32 bits, may change one: batch statistics change it by tenths.
-_TRIED, _ROUNDING = 4, 1e-3
+# which rounding, of 32 bits, may change one, and of its own: batch statistics change it by tenths.
+_TRIED, _ROUNDING, _OF_OWN = 4, 1e-3, 3e-2
+# What counts as a feature's own size at least, of the largest one's: rounding is of what it was
+# made of.
+_SMALL = 1e-2
 # Of public probes: the key that they are drawn with, numbers that are kept of their features, and
 # the share by which another machine may change those (other weights change them by tenths).
 _PROBES, _KEPT, _ALIKE = 49, 8, 1e-2
@@ -42,9 +45,9 @@ class Encoder:
     Privacy: the features of a record must be a function of that record alone. With ``rows`` 1 each
     is computed by itself, and no other record can have a part in its last digit, unless ``encode``
     remembers. With more, an encoder that takes them one by one may still round a record by its
-    neighbours, which the words of the report say. Before the rest the first few records are
-    computed alone, beside others, in another order and twice: other numbers, beyond rounding, are
-    refused. What is said then names no record and no number of one.
+    neighbours, which the words of the report say. Before the rest a few records are computed
+    alone, beside others, in another order and twice, and once more after all: other numbers, beyond
+    rounding, are refused. What is said then names no record and no number of one.
 
     Attributes:
         encode: from records [k, ...], k = ``rows``, to their features [k, ...], numbers of NumPy,
@@ -92,7 +95,9 @@ class Encoder:
         count, rows = len(records), self.rows
         if not count:
             raise ValueError("records must be at least one, got none")
-        shape = self._tried(records)
+        places = np.unique(np.linspace(0, count - 1, min(_TRIED, count), dtype=int))
+        few = [records[i : i + 1] for i in places]
+        shape = self._tried(few, records)
         found = np.empty((count, *shape), np.float32)
         began, said = time.monotonic(), False
         for start in range(0, count, rows):
@@ -104,6 +109,8 @@ class Encoder:
                 if whole > _QUIET:
                     words = f"jaxdp: features by {self.name} take about {whole / 60:.0f} min"
                     print(words, file=sys.stderr)
+        after = np.concatenate([self._computed(each, shape) for each in few])
+        self._require_same(after, found[places], "after all others")
         return found
 
     def __str__(self) -> str:
@@ -116,12 +123,15 @@ class Encoder:
             "one by its neighbours"
         )
 
-    def _tried(self, records: Any) -> tuple[int, ...]:
-        """The shape of a record's features; refuses an encoder that mixes the first records."""
+    def _tried(self, few: list[Any], records: Any) -> tuple[int, ...]:
+        """The shape of a record's features; refuses an encoder that mixes these few with others.
+
+        They are from everywhere: the first ones may all be alike.
+        """
         # Of one at a time, others beside it are for usefulness alone: an encoder may take no more.
         many = self if self.rows > 1 else dataclasses.replace(self, rows=_TRIED)
-        beside = records[: many.rows]
-        few = [records[i : i + 1] for i in range(min(_TRIED, len(beside)))]
+        few = few[: many.rows]
+        beside = _joined([*few, records[: many.rows - len(few)]])
         shape = self._computed(few[0]).shape[1:]
         alone = np.concatenate([self._computed(each, shape) for each in few])
         again = np.concatenate([self._computed(each, shape) for each in few[::-1]])[::-1]
@@ -134,30 +144,35 @@ class Encoder:
             return shape
         for other in together:
             self._require_same(alone, other[: len(few)], "beside other records")
+        if self.rows > 1 and not isinstance(beside, list) and beside.dtype.kind == "f":
+            # In whole numbers by a batch's largest one, as of networks in 8 bits, neighbours of its
+            # own size do not show.
+            faint = (0.01 * np.asarray(few[0])).astype(beside.dtype)
+            pair = self._computed(_joined([faint, beside[: self.rows - 1]]), shape)
+            self._require_same(self._computed(faint, shape), pair[:1], "beside larger ones")
         return shape
 
     def _require_same(self, alone: np.ndarray, other: np.ndarray, when: str) -> None:
         """Raises ValueError for features that differ by more than rounding; names no number."""
-        if np.abs(other - alone).max() <= _ROUNDING * np.abs(alone).max():
+        change = np.abs(other - alone).max(0).ravel()
+        own = np.abs(np.concatenate([alone, other])).max(0).ravel()  # alone, all may be centred
+        least = min(_SMALL * own.max(), np.quantile(own[own > 0], 0.25) if own.any() else 0)
+        by_own = (change <= _OF_OWN * np.maximum(own, least)).all()
+        if by_own and change.max() <= _ROUNDING * own.max():
             return
         raise ValueError(
             f"encode must give a record the same features alone, beside others and twice, got "
             f"others {when} from {self.name}: it would mix records, and the guarantee of each be "
             "lost. Usual causes: a torch model in training, with batch normalisation or dropout "
             "(call model.eval()), Flax without use_running_average=True and deterministic=True, "
-            "numbers standardised over a batch, or 16 bits and several rows (rows=1 is exact)"
+            "numbers standardised over a batch, or 8 or 16 bits and several rows (rows=1 is exact)"
         )
 
     def _computed(self, part: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The features of at most ``rows`` records; refused where they are not of one shape."""
         count, filled = len(part), _copied(part)
         if missing := self.rows - count:
-            last = filled[-1:]
-            filled = (
-                filled + last * missing
-                if isinstance(filled, list)
-                else np.concatenate([filled, np.repeat(last, missing, axis=0)])
-            )
+            filled = _joined([filled, *[filled[-1:]] * missing])
         try:
             found = np.asarray(_on_host(self.encode(filled)))
         except Exception as error:
@@ -214,6 +229,9 @@ def digest(weights: Any) -> str:
 
     Args:
         weights: a path, or a pytree of arrays that lie on the host.
+
+    Raises:
+        ValueError: a leaf that is no array, such as a torch module.
     """
     if isinstance(weights, str | os.PathLike):
         with Path(weights).open("rb") as file:
@@ -221,6 +239,11 @@ def digest(weights: Any) -> str:
     found = hashlib.sha256()
     for keys, leaf in jax.tree_util.tree_leaves_with_path(weights):
         array = np.asarray(_on_host(leaf))
+        if array.dtype.kind == "O":  # whose bytes are where it lies in memory
+            raise ValueError(
+                "weights must be a file or a pytree of arrays, such as model.state_dict(), got "
+                f"a {type(leaf).__name__}"
+            )
         found.update(f"{jax.tree_util.keystr(keys)} {array.dtype} {array.shape}\n".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
@@ -265,9 +288,10 @@ def shape_of(
     return features.shape_of(name, example_shape)
 
 
-@functools.lru_cache(maxsize=8)
 def named(name: str) -> Encoder:
     """The encoder that "package.module:function" or "file.py:function" names.
+
+    A file is executed once in a process, as long as it is the same; the name is looked up anew.
 
     Args:
         name: of a function from records to features, or of an ``Encoder``.
@@ -278,24 +302,36 @@ def named(name: str) -> Encoder:
     place, _, attribute = name.rpartition(":")
     try:
         if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, module)  # as dataclasses in it ask
-            spec.loader.exec_module(module)
+            path = Path(place).absolute()  # in the folder of now, which an error then names
+            module = _of_file(str(path), path.read_bytes())
         else:
             module = importlib.import_module(place)
         found = functools.reduce(getattr, attribute.split("."), module)
-    except (OSError, ImportError, AttributeError, ValueError) as error:
+    except (OSError, ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise ValueError(
             "features must name a function or an Encoder, package.module:function or "
             f"file.py:function, got {name!r}: {error}"
         ) from error
-    return found if isinstance(found, Encoder) else Encoder(found, name)  # type: ignore[arg-type]
+    return found if isinstance(found, Encoder) else Encoder(found, name)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
+def _of_file(path: str, content: bytes) -> Any:
+    """The module in a file of this content, under a name that no other file and no import has."""
+    name = f"{Path(path).stem}_{hashlib.sha256(path.encode() + content).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as dataclasses in it ask
+    try:
+        # Not by its loader, which may take code that was compiled of an earlier content.
+        exec(compile(content, path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
 def probed(name: str, example_shape: tuple[int, ...]) -> dict[str, Any]:
     """Public constants of an encoder, for a configuration: words, shape, numbers of public probes.
 
@@ -318,10 +354,19 @@ def _copied(records: Any) -> Any:
     return list(records) if isinstance(records, list | tuple) else np.array(records)
 
 
+def _joined(parts: list[Any]) -> Any:
+    """Records of several slices in one list or array."""
+    if isinstance(parts[0], list | tuple):
+        return [record for part in parts for record in part]
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
 def _on_host(value: Any) -> Any:
     """Numbers that NumPy reads: a torch tensor without its gradient, off its device, as float32."""
     if hasattr(value, "detach"):
         return value.detach().cpu().float().numpy()
+    if isinstance(value, list | tuple) and any(hasattr(each, "detach") for each in value):
+        return [_on_host(each) for each in value]
     return value
 
 

@@ -52,7 +52,19 @@ def rate(
         steps: T.
         numbers: d, of an example; their mean square is about 1.
         momentum: m.
+
+    Raises:
+        ValueError: a number that is not positive, or a momentum of 1 or more.
     """
+    for name, value in (
+        ("noise_multiplier", noise_multiplier),
+        ("l2_clip_norm", l2_clip_norm),
+        ("batch_size", batch_size),
+        ("steps", steps),
+        ("numbers", numbers),
+        ("1 - momentum", 1 - momentum),
+    ):
+        arguments.positive(name, value)
     noise = noise_multiplier * l2_clip_norm / batch_size / (1 - momentum)
     return SCORE_NOISE / (noise * math.sqrt(steps * numbers))
 

@@ -201,7 +201,11 @@ def prepared(
         canaries: candidates of an audit.
     """
     raw = (dataset.train_x, dataset.train_y)
-    dataset = _projected(config, featured(config, dataset), start)
+    dataset = featured(config, dataset)
+    if config.encoder is not None:  # in its words of now: of others its probes may be alike
+        assert config.features is not None
+        start.ledger.trust(encoders.public(encoders.named(config.features)))
+    dataset = _projected(config, dataset, start)
     if canaries is not None and canaries.leaf is None and config.whiten_noise_multiplier:
         # Candidate records are whitened as the others, by a release: so they stay public. They are
         # not among the records that it was released of, which no coin touches.

@@ -291,9 +291,10 @@ def resolve(config: RunConfig) -> RunConfig:
             f"{config.epsilon}, {config.noise_multiplier}, {config.steps}"
         )
     config = strategies.resolved(config)
+    known = None  # of a configuration that was resolved before, others' may be left
     if config.features is not None and ":" in config.features:
         known = encoders.probed(config.features, config.spec.example_shape)
-        config = dataclasses.replace(config, encoder=known)
+    config = dataclasses.replace(config, encoder=known)
     _check_parts(config)
     config = _with_noise_and_steps(config)
     assert config.steps is not None

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from jaxdp import arguments
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.registry import Setting
@@ -188,6 +189,11 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         "own": own_constants(chosen) if own else None,
     }
     if given.get("features") is not None:
+        if not isinstance(given["features"], str):
+            raise ValueError(
+                "features must be a name, of a function or an Encoder package.module:function or "
+                f"file.py:function, got {arguments.described(given['features'])}"
+            )
         defaults |= {"model": "logistic", **({} if own else _ON_FEATURES.get(chosen.name, {}))}
         whitened = given.get("whiten_noise_multiplier") is not None
         if whitened or given["features"].startswith("two_layers"):

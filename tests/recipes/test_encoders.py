@@ -3,7 +3,9 @@
 In a run they are named, cost nothing, and stay the same ones.
 """
 
+import dataclasses
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +97,41 @@ def dropped(images, rng=np.random.default_rng(0)):  # noqa: B008
     return encode(images) * (rng.random(6) < 0.5)
 
 
+class Drifting:
+    """Centred by a mean over what came before that hardly moves."""
+
+    mean = 0.0
+
+    def __call__(self, images):
+        self.mean += 3e-5 * images.mean()
+        return images.reshape(len(images), -1) - self.mean
+
+
+def in_8_bits(images):
+    """By the largest number of all, as networks do that were quantised as they go."""
+    scale = np.abs(images).max() / 127
+    return np.rint(images.reshape(len(images), -1) / scale) * scale
+
+
+def test_what_shows_late_or_beside_large_numbers_is_refused():
+    many = np.tile(X[:1], (600, 1, 1, 1)) + np.arange(600).reshape(-1, 1, 1, 1) // 64
+    dates = np.column_stack([np.full(11, 1.7e9), X.reshape(11, -1)])
+    all_refused(
+        [
+            ("after all others from mine", lambda: Encoder(Drifting(), "mine")(many)),
+            ("beside larger ones from mine", lambda: Encoder(in_8_bits, "mine", 8)(np.rint(X))),
+            # Of a first batch that is all alike, no neighbour would say anything.
+            ("beside other records", lambda: Encoder(lambda x: x - x.mean(0), "mine", 64)(many)),
+            (
+                "beside other records",
+                lambda: Encoder(
+                    lambda x: np.column_stack([x[:, 0], x[:, 1:] - x[:, 1:].mean(0)]), "mine", 64
+                )(dates),
+            ),
+        ]
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 2, 32])
 def test_what_mixes_records_is_refused(rows):
     said = r"alone, beside others and twice, got others {} from mine: .*model\.eval\(\)"
@@ -159,6 +196,8 @@ def test_words_name_the_weights_and_what_rounds(tmp_path):
     one, other = ({"a": W, "b": Tensor(W[0] + change)} for change in (0.0, 1e-3))
     assert encoders.digest(one) == encoders.digest(dict(one))
     assert encoders.digest(one) != encoders.digest(other)
+    # Not where a module lies in memory, which were other words in each process.
+    refused("arrays, such as model.state_dict.., got a Encoder", encoders.digest, [of_file])
     assert "64 records at a time, which may round" in str(Encoder(encode, "net", 64))
 
 
@@ -169,7 +208,7 @@ from jaxdp.recipes.encoders import Encoder
 W = np.random.default_rng({seed}).normal(size=(64, 6)).astype(np.float32)
 def encode(images):
     return np.tanh(images.reshape(len(images), -1) @ W)
-NAMED = Encoder(encode, "net", weights=W)
+NAMED = Encoder(encode, "net", weights={weights})
 """
 
 
@@ -177,10 +216,8 @@ NAMED = Encoder(encode, "net", weights=W)
 def file(tmp_path):
     """From a seed of the weights to the name of the encoder; one that is read anew."""
 
-    def written(seed=0, attribute="NAMED"):
-        (tmp_path / "mine.py").write_text(FILE.format(seed=seed))
-        encoders.named.cache_clear()
-        encoders.probed.cache_clear()
+    def written(seed=0, attribute="NAMED", weights="W"):
+        (tmp_path / "mine.py").write_text(FILE.format(seed=seed, weights=weights))
         return f"{tmp_path / 'mine.py'}:{attribute}"
 
     return written
@@ -195,9 +232,13 @@ def test_a_run_goes_on_with_its_encoder_and_no_other(tmp_path, file):
     file(seed=1)
     other = f"those that the run was begun with, net .* from {tmp_path}"
     refused(other, small.go, tmp_path / "r", cfg)
-    file()
+    file(weights="2 * W")  # others, by which no probe is changed: said beside those of then
     result = small.go(tmp_path / "r", cfg, rows=rows)
-    assert result.ledger.unverified()[0] == encoders.public(cfg.encoder["words"])
+    now = str(encoders.named(cfg.features))
+    assert now != cfg.encoder["words"]
+    said = {encoders.public(words) for words in (now, cfg.encoder["words"])}
+    assert said <= set(result.ledger.unverified())
+    file()
     seen = assemble.featured(cfg, rows)
     np.testing.assert_allclose(seen.train_x, encode(rows.train_x), rtol=1e-5)
     # Another machine's digits are no other encoder; nor must there be test records.
@@ -213,6 +254,33 @@ def test_a_run_goes_on_with_its_encoder_and_no_other(tmp_path, file):
             ("must be a function from records", lambda: small.config(features=file(0, "W"))),
         ]
     )
+
+
+def test_names_are_looked_up_anew(tmp_path, monkeypatch):
+    made = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("mine.py").write_text(FILE.format(seed=len(made), weights="W"))
+        made.append(encoders.named("mine.py:NAMED"))
+    Path("mine.py").write_text(FILE.format(seed=7, weights="W"))  # as long, in the same second
+    made.append(encoders.named("mine.py:NAMED"))
+    assert len({str(encoder) for encoder in made}) == 3
+    assert len({encoder(X).tobytes() for encoder in made}) == 3
+    # Of a notebook.
+    monkeypatch.setattr(encoders, "mine", encode, raising=False)
+    numbers = encoders.probed("jaxdp.recipes.encoders:mine", (8, 8, 1))["numbers"]
+    monkeypatch.setattr(encoders, "mine", lambda x: 2 * encode(x))
+    now = encoders.probed("jaxdp.recipes.encoders:mine", (8, 8, 1))["numbers"]
+    np.testing.assert_allclose(now, 2 * np.array(numbers), rtol=1e-5)
+    Path("half.py").write_text("1 +")
+    refused("must name a function or an Encoder", encoders.named, "half.py:f")
+    refused("features must be a name", runs.recipe, "digits", features=made[0])
+
+
+def test_what_was_resolved_with_an_encoder_can_do_without(file):
+    cfg = small.config(features=file())
+    assert runs.resolve(dataclasses.replace(cfg, features=None, epsilon=None)).encoder is None
 
 
 @small.undrawn()
