@@ -37,7 +37,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import data, linear
 from jaxdp.recipes import features, two_layers
-from jaxdp.recipes.two_layers import CELLS, THRESHOLD, Weights
+from jaxdp.recipes.two_layers import CELLS, THRESHOLD, TwoLayers
 
 DELTA, CLASSES = 1e-5, 10
 # The norm of a record's features, about: that of the head's gradient is like the other layers'.
@@ -130,7 +130,7 @@ def first_params(small: bool = False) -> dict[str, Any]:
     return layers | {"head": head, "fixed": fixed}
 
 
-def _cut(weights: Weights, counts: tuple[int, int]) -> Weights:
+def _cut(weights: TwoLayers, counts: tuple[int, int]) -> TwoLayers:
     """So many filters of either layer, the first of them."""
     layers, parts, inputs = [], [], np.arange(3)
     for layer, part, count in zip(weights.layers, weights.parts[::-1], counts, strict=True):
@@ -140,7 +140,7 @@ def _cut(weights: Weights, counts: tuple[int, int]) -> Weights:
         inputs = np.r_[:count, len(layer.bias) : len(layer.bias) + count]
         mean, directions = part.mean[inputs], part.directions[inputs]
         parts.append(part._replace(mean=mean, directions=directions))
-    return Weights((layers[0], layers[1]), (parts[1], parts[0]))
+    return TwoLayers((layers[0], layers[1]), (parts[1], parts[0]))
 
 
 @dataclasses.dataclass(frozen=True)
