@@ -61,7 +61,7 @@ class Whitened(NamedTuple):
 
 
 class TwoLayers(NamedTuple):
-    """What ``jaxdp/recipes/weights`` holds of the process.
+    """Both layers and their whitening, as ``jaxdp/recipes/weights`` holds them.
 
     Attributes:
         layers: the first and the second.
@@ -203,7 +203,7 @@ def _over_contrast(mean: jax.Array, square: jax.Array, layer: Layer) -> jax.Arra
 
 
 def _rectified(y: jax.Array, layer: Layer, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What of products y [count, places], by contrast, is above the threshold, and below minus."""
+    """Products y [count, places], by contrast, above the threshold, and below minus it."""
     y = y * scale.reshape(1, -1) + layer.bias.reshape(-1, 1)
     return jax.nn.relu(y - THRESHOLD), jax.nn.relu(-y - THRESHOLD)
 
