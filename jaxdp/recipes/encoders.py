@@ -71,6 +71,7 @@ class Encoder:
     name: str
     rows: int = 1
     weights: Any = None
+    _calls: list[None] = dataclasses.field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not callable(self.encode):
@@ -111,6 +112,7 @@ class Encoder:
                     print(words, file=sys.stderr)
         after = np.concatenate([self._computed(each, shape) for each in few])
         self._require_same(after, found[places], "after all others")
+        self._calls[:] = [None]
         return found
 
     def __str__(self) -> str:
@@ -217,6 +219,15 @@ def public(encoder: Encoder | str) -> str:
         f"records are features of an encoder that was taken as public: {words}; nothing here can "
         "check what it learnt from"
     )
+
+
+def require_used(encoder: Encoder | str | None) -> None:
+    """Raises ValueError for an encoder that no records were given to: a run does not do it."""
+    if isinstance(encoder, Encoder) and not encoder._calls:
+        raise ValueError(
+            f"features must be an Encoder that made the records' numbers, source=(encoder(x), y), "
+            f"or words where they were made before; got {encoder.name}, which was never called"
+        )
 
 
 def in_words(encoder: Encoder | str) -> str:

@@ -223,8 +223,9 @@ class Run:
             step; "last" compares its losses before the first step and after the last alone.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
-        features: the ``jaxdp.encoders.Encoder`` that made the records' numbers, or public words for
-            one. The page names it, and ``unverified`` that it was taken as public.
+        features: the ``jaxdp.encoders.Encoder`` that made the records' numbers (the run makes
+            none), or public words for one. The page names it, and ``unverified`` that it was taken
+            as public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
         same_program: True goes on although optimizer, loss or first parameters are not those that
@@ -381,6 +382,7 @@ class Run:
             # Raises where a step has no bound under the relation, before any is charged.
             flatten(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
+        encoders.require_used(features)
         self._features = None if features is None else encoders.public(features)
         if features is not None:
             self._about = {"Features": encoders.in_words(features), **self._about}

@@ -105,6 +105,7 @@ def tune(
             tuning, or one on other data.
     """
     arguments.fraction("delta", delta)
+    encoders.require_used(features)
     relation, params = acc.Relation(relation), jax.tree.map(np.asarray, params)
     if type(tries) not in _LAWS:
         names = [law.__name__ for law in _LAWS]

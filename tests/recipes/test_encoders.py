@@ -305,6 +305,10 @@ def test_a_program_says_it_of_its_own_features(tmp_path):
     assert "| Features | net, trained on ImageNet; taken as public" in page
     assert said in page
     refused("features must be an Encoder or", own.run, tmp_path / "s", features=3)
+    forgotten = Encoder(encode, "net")
+    refused("net, which was never called", own.run, tmp_path / "s", features=forgotten)
+    forgotten(X)
+    own.run(tmp_path / "s", features=forgotten)
 
 
 def test_a_search_says_it_too(tmp_path, file):
