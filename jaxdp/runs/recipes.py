@@ -196,7 +196,11 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
             )
         defaults |= {"model": "logistic", **({} if own else _ON_FEATURES.get(chosen.name, {}))}
         whitened = given.get("whiten_noise_multiplier") is not None
-        if whitened or given["features"].startswith("two_layers"):
+        plain = given.get("optimizer") in (None, "sgd") and given.get("algorithm") in (
+            None,
+            "dp-sgd",
+        )
+        if plain and (whitened or given["features"].startswith("two_layers")):
             defaults["learning_rate"] = None
     if named := registry.ALGORITHMS.get(given.get("algorithm") or ""):
         defaults.update(named.recipe)

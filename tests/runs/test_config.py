@@ -96,6 +96,7 @@ def test_a_run_of_the_best_recipe_says_its_origin_first_and_what_is_not_given_fo
         assert noise * (366 * 12_288) ** 0.5 == pytest.approx(2.12, rel=0.01)
     assert recipe("mnist", features="scattering", whiten_noise_multiplier=8.0).learning_rate < 5
     assert recipe("cifar10", learning_rate=2.0, **fields).learning_rate == 2.0
+    assert recipe("cifar10", optimizer="adam", **fields).learning_rate == 4.0
     assert runs.recipe("mnist", features="scattering", model="mlp", steps=5).steps == 5
     assert runs.recipe("mnist").model == "mnist-cnn"
     # Two of three give the third.
