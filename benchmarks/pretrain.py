@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,19 +68,23 @@ def main() -> None:
     began = time.process_time()
     found = made(given.channels, given.seed, given.images)
     arrays = {name: np.asarray(array, np.float16) for name, array in found._asdict().items()}
-    given.folder.mkdir(parents=True, exist_ok=True)
-    np.savez(given.folder / f"dead_leaves_{given.channels}.npz", **arrays)
-    recipe = {
-        "command": f"python -m benchmarks.pretrain {given.channels} --seed {given.seed} "
-        f"--images {given.images}",
-        "images": "dead leaves (benchmarks/dead_leaves.py), of no data of anybody's",
-        "processor_seconds": round(time.process_time() - began),
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "sha256": digest(arrays),
-    }
-    path = given.folder / f"dead_leaves_{given.channels}.json"
-    path.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    command = f"{given.channels} --seed {given.seed} --images {given.images}"
+    write(
+        given.folder / f"dead_leaves_{given.channels}",
+        arrays,
+        command=f"python -m benchmarks.pretrain {command}",
+        images="dead leaves (benchmarks/dead_leaves.py), of no data of anybody's",
+        processor_seconds=round(time.process_time() - began),
+    )
+
+
+def write(path: Path, arrays: dict[str, np.ndarray], **recipe: Any) -> None:
+    """Writes arrays to path.npz, and their recipe with versions and digest to path.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path.with_suffix(".npz"), **arrays)
+    made_by = {"jax": jax.__version__, "numpy": np.__version__, "sha256": digest(arrays)}
+    text = json.dumps(recipe | made_by, indent=1) + "\n"
+    path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

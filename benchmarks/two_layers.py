@@ -8,7 +8,6 @@ centre and whiten each part's channels.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ import jax
 import numpy as np
 
 from benchmarks import scenes
+from benchmarks.pretrain import FOLDER, write
 from jaxdp.recipes import two_layers
-from jaxdp.recipes.features import CONTRAST, digest
+from jaxdp.recipes.features import CONTRAST
 from jaxdp.recipes.two_layers import FILTERS, NEXT_SIDE, SIDE, Layer, TwoLayers, Whitened
 
-FOLDER = Path(__file__).parents[1] / "jaxdp" / "recipes" / "weights"
 PATCHES, RIDGE, NEXT_CONTRAST, DIRECTIONS = 30_000, 0.1, 0.3, 256
 _AT_ONCE = 100
 
@@ -120,19 +119,14 @@ def main() -> None:
     channels = given.channels
     found = made(channels, given.seed, given.images, given.whitened, FILTERS[channels])
     arrays = two_layers.stored(found) | {"image": scenes.images(given.seed, np.arange(1))[0]}
-    given.folder.mkdir(parents=True, exist_ok=True)
-    np.savez(given.folder / f"scenes_{channels}.npz", **arrays)
-    recipe = {
-        "command": f"python -m benchmarks.two_layers {channels} --seed {given.seed} "
-        f"--images {given.images} --whitened {given.whitened}",
-        "images": "a random process (benchmarks/scenes.py), of no data of anybody's",
-        "processor_seconds": round(time.process_time() - began),
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "sha256": digest(arrays),
-    }
-    path = given.folder / f"scenes_{channels}.json"
-    path.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    command = f"{channels} --seed {given.seed} --images {given.images} --whitened {given.whitened}"
+    write(
+        given.folder / f"scenes_{channels}",
+        arrays,
+        command=f"python -m benchmarks.two_layers {command}",
+        images="a random process (benchmarks/scenes.py), of no data of anybody's",
+        processor_seconds=round(time.process_time() - began),
+    )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def rate(
         momentum: m.
 
     Raises:
-        ValueError: a number that is not positive, or a momentum of 1 or more.
+        ValueError: a number that is not positive, or a momentum outside [0, 1).
     """
     for name, value in (
         ("noise_multiplier", noise_multiplier),
@@ -62,9 +62,10 @@ def rate(
         ("batch_size", batch_size),
         ("steps", steps),
         ("numbers", numbers),
-        ("1 - momentum", 1 - momentum),
     ):
         arguments.positive(name, value)
+    if arguments.non_negative("momentum", momentum) >= 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
     noise = noise_multiplier * l2_clip_norm / batch_size / (1 - momentum)
     return SCORE_NOISE / (noise * math.sqrt(steps * numbers))
 

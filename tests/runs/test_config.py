@@ -14,6 +14,7 @@ from jaxdp.noise import Workload, dyadic, optimise
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble, described, strategies
 from jaxdp.runs.recipes import best
+from jaxdp.runs.tuned import configured
 from tests.refusing import all_refused
 from tests.runs import small
 
@@ -94,6 +95,13 @@ def test_a_run_of_the_best_recipe_says_its_origin_first_and_what_is_not_given_fo
         found = recipe("cifar10", epsilon=epsilon, **fields)
         noise = found.learning_rate * found.noise_multiplier * 0.1 / 8_192 / 0.1
         assert noise * (366 * 12_288) ** 0.5 == pytest.approx(2.12, rel=0.01)
+    # A search's is that of the noise that its whole budget leaves, not of one run's.
+    searched = configured(
+        "cifar10", acc.Geometric(0.2), epsilon=1.0, noise_multiplier=None, **fields
+    )
+    assert searched.noise_multiplier > found.noise_multiplier
+    noise = searched.learning_rate * searched.noise_multiplier * 0.1 / 8_192 / 0.1
+    assert noise * (366 * 12_288) ** 0.5 == pytest.approx(2.12, rel=0.01)
     assert recipe("mnist", features="scattering", whiten_noise_multiplier=8.0).learning_rate < 5
     assert recipe("cifar10", learning_rate=2.0, **fields).learning_rate == 2.0
     assert recipe("cifar10", optimizer="adam", **fields).learning_rate == 4.0
