@@ -5,6 +5,7 @@ clipped gradients is at most one clip norm long, and as long only where all reco
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 import warnings
@@ -15,7 +16,7 @@ from jaxdp.audit.findings import Finding
 from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd, expected_error
 from jaxdp.noise import identity
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
-from jaxdp.sampling.rules import names
+from jaxdp.sampling.rules import ExampleLevel, Sampling, names
 
 _MANY = 1_000  # epochs, which nobody takes but in large batches
 _FEW, _EPOCHS = 100, 0.25  # so few steps, of so few epochs together, may be meant as epochs
@@ -108,13 +109,17 @@ def with_budget(mechanism: Mechanism, **changed: float) -> Mechanism:
     Raises:
         ValueError: the mechanism has no budget; the budget cannot be met.
     """
-    rule = mechanism.sampling.name
+    rule, sizes = mechanism.sampling, _budget(mechanism) | changed
+    sampling: str | Sampling = rule.name if rule.name in names() else "poisson"
+    if isinstance(rule, ExampleLevel):
+        rate = min(1.0, sizes["batch_size"] / sizes["dataset_size"])
+        sampling = dataclasses.replace(rule, sampling_prob=rate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of whole epochs
         return dp_sgd(
-            **(_budget(mechanism) | changed),
+            **sizes,
             records_per_user=mechanism.records_per_user,
-            sampling=rule if rule in names() else "poisson",
+            sampling=sampling,
             noise=mechanism.noise,
         )
 
@@ -134,6 +139,8 @@ def outlooks(mechanism: Mechanism) -> list[Outlook]:
         f"twice epsilon: {epsilon:.3g}": functools.partial(changed, epsilon=epsilon),
         "correlated noise (jaxdp.dp_mf)": functools.partial(dp_mf, **budget),
     }
+    if mechanism.records_per_user is not None:  # which ``dp_mf`` does not take
+        del others["correlated noise (jaxdp.dp_mf)"]
     found = [outlook(mechanism)]
     for change, make in others.items() if mechanism.strategy is None else ():
         with contextlib.suppress(ValueError):  # the budget cannot be met so
