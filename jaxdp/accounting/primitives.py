@@ -305,8 +305,8 @@ def binomial_mixture(noise_multiplier: float, sampling_prob: float, k: int) -> M
 class ExamplesPerUser(PairedEvent):
     """A Gaussian on Poisson-sampled records, where the privacy unit is a user with several of them.
 
-    Example-level sampling (Charles et al. 2024, arXiv:2407.07737): every record takes part by itself
-    and is clipped by itself. Of a user's records a binomial number does, and in the worst case these
+    Example-level sampling (Charles et al. 2024, arXiv:2407.07737): every record takes part and is
+    clipped by itself. Of a user's records a binomial number takes part, which in the worst case
     point one way: the ``MixtureOfGaussians`` of 0, ..., k, which is tight. What a user with fewer
     records adds, or with records that point apart, is dominated
     (docs/proofs/accounting.md#users-whose-records-are-drawn-one-by-one).

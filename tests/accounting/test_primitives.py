@@ -127,7 +127,9 @@ def test_a_user_of_several_sampled_records_is_their_mixture():
         assert bound.lower <= theirs == pytest.approx(bound.upper, rel=2e-4), numbers
         if k == 1:
             record = acc.epsilon(run(q, z, steps), small)
-            assert (bound.lower, bound.upper) == pytest.approx((record.lower, record.upper), rel=1e-6)
+            assert (bound.lower, bound.upper) == pytest.approx(
+                (record.lower, record.upper), rel=1e-6
+            )
     # Fewer records of a user, or a smaller rate, cost less; zeroing out costs the same.
     event = acc.ExamplesPerUser(acc.Gaussian(1.2), 0.3, 3)
     for less in (replace(event, records=2), replace(event, sampling_prob=0.25)):

@@ -119,9 +119,7 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
     assert find_copies(user_examples(whose, OWNERS, K), same) == []
     assert find_copies(user_examples(whose, np.arange(250), K), same) != []
     budget = {"epsilon": 2.0, "delta": 1e-3, "steps": 20, "l2_clip_norm": 1.0}
-    mechanism = jaxdp.dp_sgd(
-        **budget, batch_size=30, dataset_size=N, sampling=ExampleLevel(0.2, K)
-    )
+    mechanism = jaxdp.dp_sgd(**budget, batch_size=30, dataset_size=N, sampling=ExampleLevel(0.2, K))
     larger = advice.with_budget(mechanism, batch_size=60)
     assert larger.sampling == ExampleLevel(0.4, K)
     assert not [each for each in advice.outlooks(mechanism) if "dp_mf" in str(each)]
@@ -167,4 +165,7 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
         most = max(most, epsilon_bound(counts, delta, 0.999))
     assert 0.75 * upper < most <= upper
     # What is told of a record, or of whole users at the same noise, is another number.
-    assert most > sgd_of(z, 1.0, mechanism.batch_size, count, Poisson(rate)).epsilon(steps, delta).upper
+    assert (
+        most
+        > sgd_of(z, 1.0, mechanism.batch_size, count, Poisson(rate)).epsilon(steps, delta).upper
+    )

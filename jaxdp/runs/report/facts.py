@@ -32,8 +32,8 @@ _SAMPLINGS: dict[str, str] = {
     "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
     "group, and each record of it with probability {rule.sampling_prob:.3g}, independently of the "
     "others (cyclic Poisson sampling)",
-    "ExampleLevel": "{batch:,} of {size:,} records expected a step, each with probability {rate:.3g}, "
-    "independently of the others, those of one user too (example-level sampling)",
+    "ExampleLevel": "{batch:,} of {size:,} records expected a step, each with probability "
+    "{rate:.3g}, independently of the others, those of one user too (example-level sampling)",
     HIDDEN: "every record in one of {size:,} / {batch:,} fixed batches, of a secret partition that "
     "was drawn once",
     "fixed_order": "{batch:,} of {size:,} records a step: every pass takes the records in one and "
