@@ -226,8 +226,8 @@ class Mechanism:
                 found.append((acc.NonPrivate(self.leak), first, count))
                 continue
             event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
-            # A user is drawn whole, unless the event is of her records, drawn one by one; integers
-            # are a distance from the theorem's.
+            # A user is drawn whole, unless the event is of records drawn one by one; integers are a
+            # distance from the theorem's.
             if self.records_per_user is not None and not self.by_example:
                 event = acc.PerUser(event, self.records_per_user)
             if distance := NOISES[self.noise].distance:

@@ -38,7 +38,7 @@ def of_users(batch=30, noise=1.0, **options):
     return sgd_of(noise, 1.0, batch, N, ExampleLevel(batch / N, K), **options)
 
 
-def test_of_every_user_the_same_records_are_kept_as_for_whole_users_and_by_her_own_alone():
+def test_of_every_user_the_same_records_are_kept_as_for_whole_users_and_by_these_alone():
     source = user_examples(DATA, IDS, 3)
     assert (len(source), source.records_per_user) == (6, 3)
     found = ask(source, *range(6))["x"].astype(int)
@@ -48,11 +48,11 @@ def test_of_every_user_the_same_records_are_kept_as_for_whole_users_and_by_her_o
     assert IDS[found].tolist() == sorted(IDS[found])
     assert IDS[ask(source.one_of_each(), 0, 1, 2)["x"].astype(int)].tolist() == ["a", "b", "c"]
     # Other users change nothing: neither which are kept, nor of whom.
-    for others in ("b", "bc"):
-        here = np.isin(IDS, list(others))
+    for otdrawn in ("b", "bc"):
+        here = np.isin(IDS, list(otdrawn))
         alone = user_examples({"x": DATA["x"][here]}, IDS[here], 3)
         kept = ask(alone, *range(len(alone)))["x"].astype(int)
-        assert kept.tolist() == [i for i in found if IDS[i] in others]
+        assert kept.tolist() == [i for i in found if IDS[i] in otdrawn]
     masked = source.gather(np.array([5, 0]), np.array([False, True]))["x"]
     assert masked.tolist() == [0.0, float(found[0])]
     named = user_examples({**DATA, "who": IDS}, "who", 3)
@@ -113,7 +113,7 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
     assert "30 of 150 records expected a step" in page
     assert "More than one record per person" not in page
     assert run.unverified() == []
-    # Alike records of one user are hers, of two users not.
+    # Alike records of one user are the user's, of two users not.
     whose = {"who": OWNERS.astype(np.int32)}
     same = lambda record: int(record["who"])  # noqa: E731
     assert find_copies(user_examples(whose, OWNERS, K), same) == []
@@ -130,13 +130,13 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
 
 def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_allows():
     """Two worlds, by jaxdp's own draws, clipping and noise: near the bound, never above it."""
-    k, rate, steps, z, runs, others = 4, 0.3, 2, 1.5, 4_000, 12
-    count = others + k
+    k, rate, steps, z, runs, otdrawn = 4, 0.3, 2, 1.5, 4_000, 12
+    count = otdrawn + k
     rule = ExampleLevel(rate, k)
     mechanism = sgd_of(z, 1.0, round(rate * count), count, rule)
     chain = optax.chain(mechanism.clip_and_sum(), mechanism.privatize())
-    # Hers lie last, in one direction, longer than the clip norm; the others' are zero.
-    records = jnp.concatenate([jnp.zeros(others), jnp.full(k, 7.0)])
+    # The user's lie last, in one direction, longer than the clip norm; the otdrawn' are zero.
+    records = jnp.concatenate([jnp.zeros(otdrawn), jnp.full(k, 7.0)])
 
     def released(mask, key):
         grads = {"w": jnp.where(mask, records, 0.0)[:, None]}
@@ -146,17 +146,17 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
 
     rng, law = np.random.default_rng(5), mechanism.event._mixture
     shifts, chances = np.array(law.sensitivities), np.array(law.probabilities)
-    scores, hers = [], 0
+    scores, drawn = [], 0
     for there in (False, True):
         masks = np.zeros((runs * steps, count), bool)
         for row in masks:
-            row[rule.choose(rng, others + k * there)] = True
-        hers += masks[:, others:].sum()
+            row[rule.choose(rng, otdrawn + k * there)] = True
+        drawn += masks[:, otdrawn:].sum()
         keys = jax.random.split(jax.random.key(3 + there), runs * steps)
         sums = np.asarray(jax.jit(jax.vmap(released))(masks, keys), np.float64)
         loss = np.log(np.exp((sums[:, None] * shifts - shifts**2 / 2) / z**2) @ chances)
         scores.append(loss.reshape(runs, steps).sum(axis=1))
-    assert is_binomial(hers, runs * steps * k, rate)
+    assert is_binomial(drawn, runs * steps * k, rate)
     delta, most = 1e-2, 0.0
     upper = mechanism.epsilon(steps, delta).upper
     for cut in (1.5, 2.0, 2.5):  # of the losses, fixed beforehand
