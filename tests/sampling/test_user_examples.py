@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.audit import advice
+from jaxdp.audit import advice, charged
 from jaxdp.audit.bounds import ErrorCounts, epsilon_bound
 from jaxdp.audit.copies import find_copies
 from jaxdp.clipping import user_loss
@@ -48,11 +48,11 @@ def test_of_every_user_the_same_records_are_kept_as_for_whole_users_and_by_these
     assert IDS[found].tolist() == sorted(IDS[found])
     assert IDS[ask(source.one_of_each(), 0, 1, 2)["x"].astype(int)].tolist() == ["a", "b", "c"]
     # Other users change nothing: neither which are kept, nor of whom.
-    for otdrawn in ("b", "bc"):
-        here = np.isin(IDS, list(otdrawn))
+    for others in ("b", "bc"):
+        here = np.isin(IDS, list(others))
         alone = user_examples({"x": DATA["x"][here]}, IDS[here], 3)
         kept = ask(alone, *range(len(alone)))["x"].astype(int)
-        assert kept.tolist() == [i for i in found if IDS[i] in otdrawn]
+        assert kept.tolist() == [i for i in found if IDS[i] in others]
     masked = source.gather(np.array([5, 0]), np.array([False, True]))["x"]
     assert masked.tolist() == [0.0, float(found[0])]
     named = user_examples({**DATA, "who": IDS}, "who", 3)
@@ -123,25 +123,26 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
     larger = advice.with_budget(mechanism, batch_size=60)
     assert larger.sampling == ExampleLevel(0.4, K)
     assert not [each for each in advice.outlooks(mechanism) if "dp_mf" in str(each)]
-    ledger = jaxdp.Ledger()
-    jaxdp.diagnose(loss_fn, jnp.zeros(3), source, mechanism, ledger=ledger, epsilon=1.0)
-    assert isinstance(ledger.entries[0].event, acc.ExamplesPerUser)
+    release = charged.plan(mechanism, jaxdp.Ledger(), 60, 1.0)
+    assert release.mechanism.sampling == ExampleLevel(0.4, K)
+    assert acc.epsilon(release.mechanism.event, 1e-3).upper <= 1.0
 
 
 def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_allows():
     """Two worlds, by jaxdp's own draws, clipping and noise: near the bound, never above it."""
-    k, rate, steps, z, runs, otdrawn = 4, 0.3, 2, 1.5, 4_000, 12
-    count = otdrawn + k
+    k, rate, steps, z, runs, others = 4, 0.3, 2, 1.5, 4_000, 12
+    count = others + k
     rule = ExampleLevel(rate, k)
     mechanism = sgd_of(z, 1.0, round(rate * count), count, rule)
     chain = optax.chain(mechanism.clip_and_sum(), mechanism.privatize())
-    # The user's lie last, in one direction, longer than the clip norm; the otdrawn' are zero.
-    records = jnp.concatenate([jnp.zeros(otdrawn), jnp.full(k, 7.0)])
+    # The user's lie last, in one direction, longer than the clip norm; the others' are zero.
+    records = jnp.concatenate([jnp.zeros(others), jnp.full(k, 7.0)])
 
     def released(mask, key):
         grads = {"w": jnp.where(mask, records, 0.0)[:, None]}
-        state = chain.init({"w": jnp.zeros(1)})
-        found, _ = chain.update(grads, state, mask=mask, noise_key=mechanism.simulated_key(key))
+        params, noise_key = {"w": jnp.zeros(1)}, mechanism.simulated_key(key)
+        state = chain.init(params)
+        found, _ = chain.update(grads, state, params, mask=mask, noise_key=noise_key)
         return found["w"][0] * mechanism.batch_size
 
     rng, law = np.random.default_rng(5), mechanism.event._mixture
@@ -150,8 +151,8 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
     for there in (False, True):
         masks = np.zeros((runs * steps, count), bool)
         for row in masks:
-            row[rule.choose(rng, otdrawn + k * there)] = True
-        drawn += masks[:, otdrawn:].sum()
+            row[rule.choose(rng, others + k * there)] = True
+        drawn += masks[:, others:].sum()
         keys = jax.random.split(jax.random.key(3 + there), runs * steps)
         sums = np.asarray(jax.jit(jax.vmap(released))(masks, keys), np.float64)
         loss = np.log(np.exp((sums[:, None] * shifts - shifts**2 / 2) / z**2) @ chances)
