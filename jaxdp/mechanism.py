@@ -583,6 +583,8 @@ class Mechanism:
             ValueError: it is one of these.
         """
         found = getattr(source, "records_per_user", None)
+        if isinstance(source, UserExamples):
+            found = source.examples_per_user
         if found != self.records_per_user:
             raise ValueError(
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "

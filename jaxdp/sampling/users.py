@@ -114,7 +114,9 @@ class UserExamples:
     indices: np.ndarray = dataclasses.field(repr=False)
     # int64 [U]; where those of each user begin. Sensitive.
     starts: np.ndarray = dataclasses.field(repr=False)
-    records_per_user: int  # the most records of one user; public
+    # The most records of one user; public. Not ``records_per_user``, which says that an index is a
+    # user: what wraps this source, and knows no better, is one of records.
+    examples_per_user: int
     # False: rows are gathered on the host.
     on_device: bool = dataclasses.field(default=False, init=False, repr=False)
 

@@ -34,13 +34,26 @@ def loss_fn(w, record):
     return jnp.square(record["x"] @ w - 1.0)
 
 
+class Wrapped:
+    """A source around another, that passes on how many records of a user an index holds."""
+
+    on_device = False
+
+    def __init__(self, source):
+        self.source, self.gather, self.example = source, source.gather, source.example
+        self.records_per_user = getattr(source, "records_per_user", None)
+
+    def __len__(self):
+        return len(self.source)
+
+
 def of_users(batch=30, noise=1.0, **options):
     return sgd_of(noise, 1.0, batch, N, ExampleLevel(batch / N, K), **options)
 
 
 def test_of_every_user_the_same_records_are_kept_as_for_whole_users_and_by_these_alone():
     source = user_examples(DATA, IDS, 3)
-    assert (len(source), source.records_per_user) == (6, 3)
+    assert (len(source), source.examples_per_user) == (6, 3)
     found = ask(source, *range(6))["x"].astype(int)
     whole = users(DATA, IDS, 3)
     rows = ask(whole, 0, 1, 2)
@@ -90,6 +103,9 @@ def test_training_charges_users_and_another_unit_is_refused():
     refused(unlike, on, source, sgd_of(1.0, 1.0, 30, N, records_per_user=K))
     refused(unlike, on, users(TABLE, OWNERS, K), of_users(), user_loss(loss_fn))
     on(users(TABLE, OWNERS, K), whole, user_loss(loss_fn))
+    wrapped = Wrapped(source)  # what knows no better is a source of records
+    for one in (sgd_of(1.0, 1.0, 30, N, records_per_user=K), mechanism):
+        refused("expected None, got 3", on, wrapped, one)
     refused("expected 3, got None", on, source, sgd_of(1.0, 1.0, 30, N))
     refused("expected 2, got 3", on, user_examples(TABLE, OWNERS, 2), mechanism)
     refused("expected None, got 3", on, TABLE, mechanism)
