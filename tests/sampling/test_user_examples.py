@@ -156,9 +156,8 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
 
     def released(mask, key):
         grads = {"w": jnp.where(mask, records, 0.0)[:, None]}
-        params, noise_key = {"w": jnp.zeros(1)}, mechanism.simulated_key(key)
-        state = chain.init(params)
-        found, _ = chain.update(grads, state, params, mask=mask, noise_key=noise_key)
+        params, of_step = {"w": jnp.zeros(1)}, mechanism.simulated_key(key)
+        found, _ = chain.update(grads, chain.init(params), params, mask=mask, key=of_step)
         return found["w"][0] * mechanism.batch_size
 
     rng, law = np.random.default_rng(5), mechanism.event._mixture
