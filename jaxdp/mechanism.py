@@ -36,6 +36,7 @@ from jaxdp.sampling import (
     Sampling,
     Source,
     StepSampling,
+    WeightedPoisson,
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
@@ -124,6 +125,7 @@ class Mechanism:
         first_step: int = 0,
         reserve: int = 1,
         identities: Identities | None = None,
+        source: Source | None = None,
     ) -> Sampler:
         """A sampler that charges every step to a ledger before it draws the step's records.
 
@@ -137,6 +139,7 @@ class Mechanism:
             reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
             identities: an integer, string or bytes for each record, that stays its own whatever the
                 other records are; for cyclic Poisson sampling.
+            source: the records, for weighted Poisson sampling, which reads each once.
 
         Raises:
             ValueError: the records cannot be drawn from like this.
@@ -154,7 +157,7 @@ class Mechanism:
             physical_batch_size = getattr(self.sampling, "cap", usual)
         issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
         known = None if identities is None else lambda: identities
-        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known)
+        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known, source)
 
     def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -316,6 +319,52 @@ class Mechanism:
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
         return acc.epsilon(self.total(steps), delta, self.covered(relation) or self.neighbours)
+
+    def epsilon_by_class(
+        self,
+        steps: int,
+        delta: float,
+        probabilities: Mapping[str, float],
+        relation: acc.Relation | None = None,
+    ) -> dict[str, acc.Bound]:
+        """Epsilon of the run, and beside it what a person of each class has: never the run's.
+
+        It says how well the presence of a person of that class is hidden, who is drawn with its
+        probability at most; that she is not of another class is hidden by the run's alone.
+
+        Args:
+            steps: how many.
+            delta: of all.
+            probabilities: by class, each in (0, largest], as the sampling rule's function has them.
+            relation: add_or_remove_one or replace_special; None takes ``neighbours``.
+
+        Returns:
+            Bounds by class, the first that of "the run".
+
+        Raises:
+            ValueError: another sampling than ``WeightedPoisson``; a probability above its largest;
+                replace_one, under which a person may become one of another class.
+
+        Example:
+            >>> mechanism.epsilon_by_class(300, 1e-5, {"rare": 0.2, "common": 0.01})
+        """
+        rule, relation = self.sampling, self.covered(relation) or self.neighbours
+        if not isinstance(rule, WeightedPoisson) or relation is acc.Relation.REPLACE_ONE:
+            raise ValueError(
+                "an epsilon by class is defined for weighted Poisson sampling, under "
+                f"add_or_remove_one and replace_special, got {rule} and {relation.value}"
+            )
+        found = {"the run": self.epsilon(steps, delta, relation)}
+        for name, own in probabilities.items():
+            arguments.probability(name, own)
+            if own > rule.largest or name in found:
+                raise ValueError(
+                    f"probabilities must be at most largest ({rule.largest}), each of a class of "
+                    f"its own, got {own} for {name!r}"
+                )
+            one = dataclasses.replace(self, sampling=dataclasses.replace(rule, largest=own))
+            found[name] = one.epsilon(steps, delta, relation)
+        return found
 
     def covered(self, relation: acc.Relation | None) -> acc.Relation | None:
         """The relation, unless only the event has a bound under it: the draws' proof must, too.
