@@ -319,9 +319,9 @@ class WeightedPoisson(StepSampling):
         if batch_size is not None and not batch_size <= 2 * expected <= 3 * batch_size:
             raise ValueError(
                 "batch_size must be the expected number of records of a draw, the sum of all "
-                f"probabilities, to half of itself, got {batch_size}: compute it from public shares"
-                " of the classes. Nothing was charged. That it was refused tells something of the "
-                "records: it is for their owner, and not to be published"
+                f"probabilities: from two thirds of it to twice, got {batch_size}. Compute it from "
+                "public shares of the classes. Nothing was charged. That it was refused tells "
+                "something of the records: it is for their owner, and not to be published"
             )
         return shares
 
@@ -341,8 +341,8 @@ class WeightedPoisson(StepSampling):
         return drawn[words >> np.uint64(1) < shares[drawn]]
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """That of Poisson sampling at ``largest``."""
-        return acc.PoissonSampled(released, sampling_prob=self.largest)
+        """The event of a Gaussian on such a sample, by the largest probability."""
+        return acc.WeightedPoissonSampled(released, sampling_prob=self.largest)
 
     def positions_held(self, dataset_size: int) -> float:
         """Those of one draw at ``largest``, and eight bytes for each record."""
