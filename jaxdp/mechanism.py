@@ -327,26 +327,20 @@ class Mechanism:
         probabilities: Mapping[str, float],
         relation: acc.Relation | None = None,
     ) -> dict[str, acc.Bound]:
-        """Epsilon of the run, and beside it what a person of each class has: never the run's.
+        """Epsilon of "the run", then what a person of each class has beside it: never the run's.
 
-        It says how well the presence of a person of that class is hidden, who is drawn with its
-        probability at most; that she is not of another class is hidden by the run's alone.
+        That a person of a class is in the data is hidden as a record of its probability is; that
+        she is not of another class, as the run says.
 
         Args:
             steps: how many.
             delta: of all.
-            probabilities: by class, each in (0, largest], as the sampling rule's function has them.
+            probabilities: by class, in (0, largest], as ``WeightedPoisson`` has them.
             relation: add_or_remove_one or replace_special; None takes ``neighbours``.
 
-        Returns:
-            Bounds by class, the first that of "the run".
-
         Raises:
-            ValueError: another sampling than ``WeightedPoisson``; a probability above its largest;
-                replace_one, under which a person may become one of another class.
-
-        Example:
-            >>> mechanism.epsilon_by_class(300, 1e-5, {"rare": 0.2, "common": 0.01})
+            ValueError: another sampling; a probability above its largest; replace_one, under which
+                a person may become one of another class.
         """
         rule, relation = self.sampling, self.covered(relation) or self.neighbours
         if not isinstance(rule, WeightedPoisson) or relation is acc.Relation.REPLACE_ONE:
@@ -356,8 +350,7 @@ class Mechanism:
             )
         found = {"the run": self.epsilon(steps, delta, relation)}
         for name, own in probabilities.items():
-            arguments.probability(name, own)
-            if own > rule.largest or name in found:
+            if arguments.probability(name, own) > rule.largest or name in found:
                 raise ValueError(
                     f"probabilities must be at most largest ({rule.largest}), each of a class of "
                     f"its own, got {own} for {name!r}"

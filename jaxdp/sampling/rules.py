@@ -248,21 +248,16 @@ class WeightedPoisson(StepSampling):
     Each record takes part independently with ``probability(record)``: a public function, fixed
     before the run, of the record alone, never of other records, of a count of them or of a release.
     Records are drawn at ``largest``, and kept with their share of it, rounded down to a multiple of
-    2^-63. It costs what Poisson sampling at ``largest`` does, and no class less
-    (docs/proofs/sampling_bounds.md, Theorem 5); ``Mechanism.epsilon_by_class`` says what a person
-    of a class drawn more rarely has. ``batch_size`` is the declared divisor: the sum of all
-    probabilities, by public shares of the classes.
+    2^-63. It costs what Poisson sampling at ``largest`` does, whatever the class
+    (docs/proofs/sampling_bounds.md, Theorem 5). ``batch_size`` is the declared divisor: the sum of
+    all probabilities, by public shares of the classes.
 
     Attributes:
         probability: from one privacy unit as the source gives it (a record, NumPy; or a ``User``)
-            to a number, on the host. One below 0, or NaN, counts as 0, one above ``largest`` as
-            ``largest``: nothing is refused for it. An error that it raises is passed on, before
-            the first draw, with nothing charged.
+            to a number, on the host. NaN or one below 0 counts as 0, one above ``largest`` as that.
+            An error that it raises is passed on before the first draw, with nothing charged.
         largest: in (0, 1], public.
         label: a name for the function, which goes into keys and reports; "" takes its own.
-
-    Raises:
-        ValueError: an argument is not so; a function that has no name, and no label.
 
     Example:
         >>> def by_class(record):
@@ -279,16 +274,11 @@ class WeightedPoisson(StepSampling):
 
     def __post_init__(self) -> None:
         arguments.probability("largest", self.largest)
-        if not callable(self.probability):
-            raise ValueError(
-                "probability must be a function of one record, got "
-                f"{arguments.described(self.probability)}"
-            )
         label = self.label or getattr(self.probability, "__name__", "<lambda>")
-        if not isinstance(label, str) or label == "<lambda>":
+        if not callable(self.probability) or label == "<lambda>":
             raise ValueError(
-                "label must be a name for a probability that has none of its own, such as a lambda,"
-                f" got {self.label!r}"
+                "probability must be a function of one record, with a label where it has no name of"
+                f" its own, got {arguments.described(self.probability)}"
             )
         object.__setattr__(self, "label", label)
 
@@ -300,19 +290,17 @@ class WeightedPoisson(StepSampling):
             batch_size: the declared divisor; None where there is none.
 
         Raises:
-            ValueError: the divisor is less than two thirds, or more than twice, the expected number
-                of records of a draw.
+            ValueError: it is far from the expected number of records of a draw.
         """
         below, above = float(self.largest).as_integer_ratio()
         shares = np.empty(len(source), np.uint64)
         for start in range(0, len(shares), _AT_ONCE):
             places = np.arange(start, min(len(shares), start + _AT_ONCE))
-            rows = source.gather(places, np.ones(len(places), bool))
-            leaves, structure = jax.tree.flatten(rows)
+            leaves, structure = jax.tree.flatten(source.gather(places, np.ones(len(places), bool)))
             for i in range(len(places)):
-                own = float(self.probability(structure.unflatten([leaf[i] for leaf in leaves])))
-                # NaN is not above 0. In whole numbers, rounded down.
-                own = min(own, self.largest) if own > 0 else 0.0
+                record = jax.tree.unflatten(structure, [leaf[i] for leaf in leaves])
+                own = float(self.probability(record))
+                own = min(own, self.largest) if own > 0 else 0.0  # NaN is not above 0
                 yes, whole = own.as_integer_ratio()
                 shares[start + i] = (yes * above << 63) // (whole * below)
         expected = math.fsum(shares.tolist()) / 2**63 * self.largest
@@ -328,14 +316,8 @@ class WeightedPoisson(StepSampling):
     def choose(
         self, rng: np.random.Generator, num_records: int, shares: np.ndarray | None = None
     ) -> np.ndarray:
-        """int64 [k]: the positions drawn at ``largest`` and kept by a word each, in random order.
-
-        Args:
-            rng: of the step.
-            num_records: n.
-            shares: from ``read``.
-        """
-        assert shares is not None  # which a sampler has read
+        """int64 [k]: the positions drawn, with the ``shares`` that ``read`` has found."""
+        assert shares is not None
         drawn = Poisson(self.largest).choose(rng, num_records)
         words = rng.bit_generator.random_raw(len(drawn))
         return drawn[words >> np.uint64(1) < shares[drawn]]

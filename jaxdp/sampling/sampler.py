@@ -79,9 +79,8 @@ class Sampler:
         if isinstance(sampling, WeightedPoisson):
             if source is None or len(source) != num_records:
                 raise ValueError(
-                    f"source must be the records that are drawn from under {sampling.title}, which "
-                    "reads each: mechanism.sampler(len(source), source=source); jaxdp.Trainer gives"
-                    " its own. Got none, or another number of them"
+                    "source must be the records that weighted Poisson sampling draws from, "
+                    "mechanism.sampler(len(source), source=source), got none or another number"
                 )
             issuer.ledger.trust(
                 f"the probability of a record, {sampling.label}, is the caller's function: that it "
@@ -152,8 +151,7 @@ class Sampler:
         if step in issuer.passed_over:
             chosen = np.zeros(0, np.int64)
         elif isinstance(rule, WeightedPoisson):
-            self.prepare()
-            chosen = rule.choose(issuer.generator(step), self._num_records, self._shares)
+            chosen = rule.choose(issuer.generator(step), self._num_records, self.prepare())
         elif isinstance(rule, StepSampling):
             chosen = rule.choose(issuer.generator(step), self._num_records)
         elif isinstance(rule, RunSampling):
@@ -180,19 +178,21 @@ class Sampler:
     def prepare(self) -> Any:
         """The order of the records of a run with correlated noise, made once; None for others.
 
-        Of a rule that reads the records it reads them, once.
+        Of ``WeightedPoisson`` what it has read of each.
 
         Raises:
             ValueError: identities are missing; another sampler of the issuer has made an order;
                 the rule refuses the records.
         """
         rule = self._sampling
-        if isinstance(rule, WeightedPoisson) and self._shares is None:
-            assert self._source is not None
-            shares = rule.read(self._source, getattr(self._issuer.mechanism, "batch_size", None))
-            # Where processes drew apart a record could be summed twice.
-            processes.agree(probabilities=lambda: hashlib.blake2b(shares.tobytes()).hexdigest())
-            self._shares = shares
+        if isinstance(rule, WeightedPoisson):
+            if self._shares is None:
+                assert self._source is not None
+                found = rule.read(self._source, getattr(self._issuer.mechanism, "batch_size", None))
+                # Where processes drew apart a record could be summed twice.
+                processes.agree(probabilities=lambda: hashlib.blake2b(found.tobytes()).hexdigest())
+                self._shares = found
+            return self._shares
         if not isinstance(rule, RunSampling):
             return None
         if self._issuer.run_order is None:

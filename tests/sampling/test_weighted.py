@@ -151,7 +151,7 @@ def test_a_user_is_one_record():
 def test_what_it_is_named_and_what_is_refused():
     assert repr(RULE) == "WeightedPoisson(largest=0.4, label='by_label')"
     assert WeightedPoisson(lambda _: 0.1, 0.4, "a") != WeightedPoisson(lambda _: 0.1, 0.4, "b")
-    refused("label must be a name", WeightedPoisson, lambda _: 0.1, 0.4)
+    refused("with a label", WeightedPoisson, lambda _: 0.1, 0.4)
     refused("probability must be a function", WeightedPoisson, 0.1, 0.4)
     refused("largest must be", WeightedPoisson, by_label, 1.5)
     refused("largest must be", WeightedPoisson, by_label, 0.0)
