@@ -339,22 +339,19 @@ class Mechanism:
             relation: add_or_remove_one or replace_special; None takes ``neighbours``.
 
         Raises:
-            ValueError: another sampling; a probability above its largest; replace_one, under which
-                a person may become one of another class.
+            ValueError: another sampling; a probability above its largest; replace_one.
         """
         rule, relation = self.sampling, self.covered(relation) or self.neighbours
         if not isinstance(rule, WeightedPoisson) or relation is acc.Relation.REPLACE_ONE:
             raise ValueError(
-                "an epsilon by class is defined for weighted Poisson sampling, under "
-                f"add_or_remove_one and replace_special, got {rule} and {relation.value}"
+                "an epsilon by class is defined for weighted Poisson sampling, but not under "
+                f"replace_one, got {rule} and {relation.value}"
             )
         found = {"the run": self.epsilon(steps, delta, relation)}
         for name, own in probabilities.items():
             if arguments.probability(name, own) > rule.largest or name in found:
-                raise ValueError(
-                    f"probabilities must be at most largest ({rule.largest}), each of a class of "
-                    f"its own, got {own} for {name!r}"
-                )
+                known = f"at most largest ({rule.largest}), each of a class of its own"
+                raise ValueError(f"probabilities must be {known}, got {own} for {name!r}")
             one = dataclasses.replace(self, sampling=dataclasses.replace(rule, largest=own))
             found[name] = one.epsilon(steps, delta, relation)
         return found

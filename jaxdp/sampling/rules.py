@@ -258,12 +258,6 @@ class WeightedPoisson(StepSampling):
             An error that it raises is passed on before the first draw, with nothing charged.
         largest: in (0, 1], public.
         label: a name for the function, which goes into keys and reports; "" takes its own.
-
-    Example:
-        >>> def by_class(record):
-        ...     return 0.2 if record["y"] == 1 else 0.01
-        >>> WeightedPoisson(by_class, largest=0.2)
-        WeightedPoisson(largest=0.2, label='by_class')
     """
 
     probability: Callable[[PyTree], float] = dataclasses.field(repr=False)
@@ -306,10 +300,10 @@ class WeightedPoisson(StepSampling):
         expected = math.fsum(shares.tolist()) / 2**63 * self.largest
         if batch_size is not None and not batch_size <= 2 * expected <= 3 * batch_size:
             raise ValueError(
-                "batch_size must be the expected number of records of a draw, the sum of all "
-                f"probabilities: from two thirds of it to twice, got {batch_size}. Compute it from "
-                "public shares of the classes. Nothing was charged. That it was refused tells "
-                "something of the records: it is for their owner, and not to be published"
+                "batch_size must be the expected number of records of a draw, from two thirds to "
+                "twice the sum of all probabilities, by public shares of the classes, got "
+                f"{batch_size}. Nothing was charged. That it was refused tells something of the "
+                "records: it is for their owner, and not to be published"
             )
         return shares
 

@@ -181,8 +181,7 @@ class Sampler:
         Of ``WeightedPoisson`` what it has read of each.
 
         Raises:
-            ValueError: identities are missing; another sampler of the issuer has made an order;
-                the rule refuses the records.
+            ValueError: identities are missing; another sampler of the issuer has made an order.
         """
         rule = self._sampling
         if isinstance(rule, WeightedPoisson):
