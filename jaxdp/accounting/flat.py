@@ -318,6 +318,7 @@ def directions(
     below += [(part.pairs(relation, False), n) for part, n in run.parts if both]
     # For a lower end what has none counts as telling nothing: to release less is post-processing.
     known = any(pairs for pairs, _ in below)
+    once = not all(pairs for pairs, _ in below) or any(part.apart for part, _ in run.parts)
     below = [(pairs or (_NOTHING,), n) for pairs, n in below]
     found = []
     for i in range(max(len(pairs) for pairs, _ in above + (below if known else []))):
@@ -327,7 +328,7 @@ def directions(
             for end in (above, below)
         )
         goal = max(tolerance, 3 * spread)
-        found.append(Direction(upper, lower if known else None, log_delta, goal))
+        found.append(Direction(upper, lower if known else None, log_delta, goal, once))
     return found
 
 

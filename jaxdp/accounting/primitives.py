@@ -396,6 +396,7 @@ class ExponentialMechanism(_StatedEvent):
     """
 
     words = "a choice by an exponential mechanism of epsilon {epsilon:.4g}"
+    apart: ClassVar[bool] = True
 
     epsilon: float
 
@@ -527,6 +528,7 @@ class ObjectivePerturbation(PairedEvent):
         "the minimum of a logistic loss with a random linear term (noise multiplier "
         "{noise_multiplier:.4g}, curvature {curvature:.4g})"
     )
+    apart: ClassVar[bool] = True
 
     noise_multiplier: float
     curvature: float
