@@ -16,7 +16,8 @@ from jaxdp.audit.findings import Finding
 from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd, expected_error
 from jaxdp.noise import identity
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
-from jaxdp.sampling.rules import ExampleLevel, Sampling, names
+from jaxdp.sampling import ExampleLevel, Sampling, WeightedPoisson
+from jaxdp.sampling.rules import names
 
 _MANY = 1_000  # epochs, which nobody takes but in large batches
 _FEW, _EPOCHS = 100, 0.25  # so few steps, of so few epochs together, may be meant as epochs
@@ -114,6 +115,9 @@ def with_budget(mechanism: Mechanism, **changed: float) -> Mechanism:
     if isinstance(rule, ExampleLevel):
         rate = min(1.0, sizes["batch_size"] / sizes["dataset_size"])
         sampling = dataclasses.replace(rule, sampling_prob=rate)
+    if isinstance(rule, WeightedPoisson):  # every probability grows with the batch
+        share = sizes["batch_size"] / mechanism.batch_size
+        sampling = dataclasses.replace(rule, largest=min(1.0, share * rule.largest))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of whole epochs
         return dp_sgd(
