@@ -136,11 +136,11 @@ def test_a_user_of_several_sampled_records_is_their_mixture():
         for epsilon in (0.0, 0.5, 2.0):
             assert acc.delta(less, epsilon).upper < acc.delta(event, epsilon).lower
     assert acc.epsilon(event, 1e-5, SPECIAL).upper == acc.epsilon(event, 1e-5).upper
-    # By brute force over the 2^3 sets of records, at 30 digits.
+    # By brute force over the 2^3 sets of records, at 20 digits.
     one = lambda x, c: mpmath.npdf(x, c, mpmath.mpf(1.2))  # noqa: E731
     chance = lambda j: math.comb(3, j) * mpmath.mpf(0.3) ** j * (1 - mpmath.mpf(0.3)) ** (3 - j)  # noqa: E731
     mixed = lambda x: mpmath.fsum(chance(j) * one(x, j) for j in range(4))  # noqa: E731
-    with mpmath.workdps(30):
+    with mpmath.workdps(20):
         for epsilon in (0.3, 1.5):
             gain = lambda x, e=epsilon: mixed(x) - mpmath.exp(e) * one(x, 0)  # noqa: E731
             cut = mpmath.findroot(gain, 1.5)
@@ -158,7 +158,7 @@ def test_a_user_of_several_sampled_records_is_their_mixture():
     grid = np.linspace(-9, 13, 441)
     x, y = np.meshgrid(grid, grid)
     rng = np.random.default_rng(1)
-    for _ in range(4):
+    for _ in range(3):
         angles = rng.uniform(0, 2, 3)
         p = np.zeros_like(x)
         for taken in itertools.product((0, 1), repeat=3):

@@ -146,7 +146,7 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
 
 def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_allows():
     """Two worlds, by jaxdp's own draws, clipping and noise: near the bound, never above it."""
-    k, rate, steps, z, runs, others = 4, 0.3, 2, 1.5, 4_000, 12
+    k, rate, steps, z, runs, others = 4, 0.3, 2, 2.5, 40_000, 12
     count = others + k
     rule = ExampleLevel(rate, k)
     mechanism = sgd_of(z, 1.0, round(rate * count), count, rule)
@@ -175,11 +175,11 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
     assert is_binomial(drawn, runs * steps * k, rate)
     delta, most = 1e-2, 0.0
     upper = mechanism.epsilon(steps, delta).upper
-    for cut in (1.5, 2.0, 2.5):  # of the losses, fixed beforehand
+    for cut in (1.4, 1.7, 2.0):  # of the losses, fixed beforehand
         alarms, hits = (int(np.sum(each > cut)) for each in scores)
         counts = ErrorCounts(alarms, runs, runs - hits, runs)
-        most = max(most, epsilon_bound(counts, delta, 0.999))
-    assert 0.75 * upper < most <= upper
+        most = max(most, epsilon_bound(counts, delta, 0.99))
+    assert 0.8 * upper < most <= upper
     # What is told of a record, or of whole users at the same noise, is another number.
     assert (
         most
