@@ -550,6 +550,40 @@ def test_contributions_that_depend_on_the_release_cost_no_more(group):
             assert found == pytest.approx(bound.upper, abs=5 * error), epsilon
 
 
+@pytest.mark.parametrize("kind", ["poisson", "min-sep", "allocation", "group"])
+def test_draws_that_are_not_cyclic_under_two_bands(kind):
+    """docs/proofs/correlated_noise.md, Theorems 4 and 5."""
+
+    def mean(i, w, drawn):
+        return sum(
+            BANDED[i, j] * (others(j, w) + (own(j, w) if j in drawn else 0)) for j in range(i + 1)
+        )
+
+    p, draws = 0.3, {}
+    for drawn in itertools.product((0, 1), repeat=4):
+        chance, blocked = 1.0, False
+        for on in drawn:
+            hazard = 0.0 if blocked and kind == "min-sep" else p
+            chance, blocked = chance * (hazard if on else 1 - hazard), bool(on)
+        draws[tuple(np.flatnonzero(drawn))] = chance
+    split = acc.Gaussian(SIGMA / math.sqrt(float((BANDED.T @ BANDED).sum(axis=1).max())))
+    event = acc.Repeated(acc.PoissonSampled(split, p), 4)
+    if kind == "allocation":
+        draws, event = {(j,): 0.25 for j in range(4)}, acc.RandomAllocation(split, 4)
+    if kind == "group":
+        draws = {(0,): 0.5, (2,): 0.5}
+        event = acc.RandomAllocation(acc.Gaussian(SIGMA), 2)
+    assert sum(draws.values()) == pytest.approx(1)
+    draws = {drawn: chance for drawn, chance in draws.items() if chance}
+    epsilons = (0.0, 0.5, 1.5)
+    deltas = sampled_deltas(mean, 4, draws, epsilons)
+    for epsilon, (found, error) in zip(epsilons, deltas, strict=True):
+        upper = acc.delta(event, epsilon).upper
+        assert found <= upper + 4 * error, epsilon
+        if kind == "group":  # attained
+            assert found == pytest.approx(upper, abs=5 * error), epsilon
+
+
 STRATEGY = np.asarray([[1.0, 0, 0, 0], [0.5, 1, 0, 0], [0.4, 0.5, 1, 0], [0.3, 0.4, 0.5, 1]])
 
 
