@@ -24,6 +24,7 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
 )
 from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
+from jaxdp.accounting.primitives import poisson_sampled
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
@@ -212,6 +213,14 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
                 # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
+                if kind == "poisson" and not (run.steps or run.dominated or run.infinite):
+                    # A release alone, which has a draw of its own.
+                    if len(run.parts) == 1 and run.parts[0][1] == 1:
+                        alone = run.parts[0][0]
+                        found = alone if q == 1 else poisson_sampled(alone, q)
+                        if found is not None:
+                            todo.append((found, times))
+                            continue
                 for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
                         f"{name} of a {part.type_name} event: its amplification by sampling "
