@@ -170,7 +170,7 @@ class _SampledLaplace(PairedEvent):
     """A ``DiscreteLaplace`` on a Poisson sample, where a record is added, removed or zeroed out.
 
     With (P, Q) the unsampled pair, the pairs are ((1 - q) Q + q P, Q) and its reverse (Zhu, Dong
-    and Wang 2022, arXiv:2106.08567v2, Theorem 11; docs/proofs/sampling_bounds.md, Theorem 4).
+    and Wang 2022, arXiv:2106.08567v2, Theorem 11; docs/proofs/accounting.md).
     """
 
     event: DiscreteLaplace

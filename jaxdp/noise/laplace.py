@@ -2,7 +2,7 @@
 
 The number is rounded to an integer grid, and an integer is added whose law is exp(-|k| / t), drawn
 without any rounding from the words of a cryptographic generator (Canonne, Kamath and Steinke 2020,
-arXiv:2004.00010v5, Algorithms 1 and 2). Laplace noise in floating point shows by its gaps what it
+arXiv:2004.00010v5). Laplace noise in floating point shows by its gaps what it
 was added to (Mironov 2012, "On significance of the least significant bits"); here no float is drawn.
 docs/proofs/grid_noise.md, Theorem 6.
 """
@@ -160,7 +160,7 @@ def discrete_laplace(key: jax.Array, scale: int) -> jax.Array:
         return loop(lambda state: state[0] >= n, word, (n, at))  # type: ignore[no-any-return]
 
     def coin(numerator: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """True with probability exp(-numerator / t), at most 1: Algorithm 1 there."""
+        """True with probability exp(-numerator / t), at most 1: their Bernoulli(exp(-gamma))."""
 
         def toss(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             """The k-th toss, of probability numerator / (t k)."""
@@ -180,10 +180,10 @@ def discrete_laplace(key: jax.Array, scale: int) -> jax.Array:
     def high(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """One more with probability 1 / e, and whether it goes on."""
         more, at = coin(t, state[2])
-        return state[0] + more, more, at
+        return state[0] + more.astype(jnp.uint32), more, at
 
     def attempt(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """A magnitude and a sign; -0 is tried again, for 0 has no sign: Algorithm 2 there."""
+        """A magnitude and a sign; -0 is tried again, for 0 has no sign."""
         small, _, at = loop(lambda state: ~state[1], low, (start, no, state[2]))
         times, _, at = loop(lambda state: state[1], high, (start, yes, at))
         sign, at = below(jnp.uint32(2), at)

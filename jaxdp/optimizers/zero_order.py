@@ -162,7 +162,9 @@ def dp_zo(
             u = direction_of(line.direction, trained)
 
             def loss_at(side: float) -> jax.Array:
-                moved = jax.tree.map(lambda p, u: (p + side * width * u).astype(p.dtype), trained, u)
+                moved = jax.tree.map(
+                    lambda p, u: (p + side * width * u).astype(p.dtype), trained, u
+                )
                 result = loss_fn(filled(moved, line.at), *example, **key)
                 loss = result[0] if isinstance(result, tuple) else result
                 return loss.astype(jnp.float32)

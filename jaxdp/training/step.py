@@ -215,7 +215,9 @@ class PrivateStep:
                 other parameters.
         """
         # The sum tells which are trained where it has their structure, and no other gradient does.
-        trained = like(summed.value, params) if self.grad_fn is None else self.grad_fn.trained(params)
+        trained = (
+            like(summed.value, params) if self.grad_fn is None else self.grad_fn.trained(params)
+        )
         first, last = opt_state
         if summed.leaked is not None:
             extra["leaked"] = summed.leaked

@@ -72,6 +72,7 @@ def links(made, wrap=PLAIN):
         (params, (first, rest)), (value, key) = carry, given
         scale = made.context((first, inner_state(rest))).get("scale")
         value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
+        value = value["b"][0] if made.direction else value  # one number
         summed = Summed(value, made.mechanism.l2(params), scale)
         noisy, first = noise.update(summed, first, params, key=key)
         updates, rest = after.update(noisy, rest, params, **extras(made, value))
