@@ -213,14 +213,12 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
                 # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
-                if kind == "poisson" and not (run.steps or run.dominated or run.infinite):
-                    # A release alone, which has a draw of its own.
-                    if len(run.parts) == 1 and run.parts[0][1] == 1:
-                        alone = run.parts[0][0]
-                        found = alone if q == 1 else poisson_sampled(alone, q)
-                        if found is not None:
-                            todo.append((found, times))
-                            continue
+                single = not (run.steps or run.dominated) and [n for _, n in run.parts] == [1]
+                if single and kind == "poisson":  # with a draw of its own
+                    on_sample = poisson_sampled(run.parts[0][0], q)
+                    if on_sample is not None:
+                        todo.append((on_sample, times))
+                        continue
                 for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
                         f"{name} of a {part.type_name} event: its amplification by sampling "

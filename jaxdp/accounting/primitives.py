@@ -166,7 +166,7 @@ class DiscreteLaplace(_IntegerNoise):
 
 
 @dataclass(frozen=True)
-class _SampledLaplace(PairedEvent):
+class _SampledLaplace(PairedEvent, type_name="PoissonSampled of a DiscreteLaplace"):
     """A ``DiscreteLaplace`` on a Poisson sample, where a record is added, removed or zeroed out.
 
     With (P, Q) the unsampled pair, the pairs are ((1 - q) Q + q P, Q) and its reverse (Zhu, Dong
@@ -199,7 +199,8 @@ class _SampledLaplace(PairedEvent):
         return (mixed, least * np.exp(mixed)), (-mixed[::-1], least[::-1])
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        rounding = 32 * _U * (8 + self.event.pure(relation))
+        # Each loss and mass is rounded a few times, and masses of one loss are added up.
+        rounding = _U * (256 + 32 * self.event.pure(relation) + self.event.sensitivity)
         found = self._losses(relation)
         return tuple(discrete_pair(loss, p, upper, rounding=rounding) for loss, p in found)
 
@@ -209,7 +210,9 @@ class _SampledLaplace(PairedEvent):
 
 
 def poisson_sampled(event: PairedEvent, sampling_prob: float) -> PairedEvent | None:
-    """The event on a Poisson sample, with the probability in (0, 1); None where none is known."""
+    """The event on a Poisson sample, with the probability in (0, 1]; None where none is known."""
+    if sampling_prob == 1:
+        return event
     if isinstance(event, DiscreteLaplace) and event.sensitivity / event.scale < _UNDERFLOW:
         return _SampledLaplace(event, sampling_prob)
     return None

@@ -5,7 +5,7 @@ the sensitivity under a participation; optimised strategies have the least of th
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxdp import accounting as acc
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
@@ -52,7 +52,7 @@ class NoiseKind(NamedTuple):
     independent: Callable[[float | NoiseSchedule], Noise]
     correlated: Callable[[float, Strategy], Noise] | None = None
     distance: float = 0.0
-    event: Callable[[float], acc.Event] = acc.Gaussian
+    event: Callable[[float], Any] = acc.Gaussian
 
 
 NOISES = {

@@ -2,9 +2,9 @@
 
 The number is rounded to an integer grid, and an integer is added whose law is exp(-|k| / t), drawn
 without any rounding from the words of a cryptographic generator (Canonne, Kamath and Steinke 2020,
-arXiv:2004.00010v5). Laplace noise in floating point shows by its gaps what it
-was added to (Mironov 2012, "On significance of the least significant bits"); here no float is drawn.
-docs/proofs/grid_noise.md, Theorem 6.
+arXiv:2004.00010v5). Laplace noise in floating point shows by its gaps what it was added to (Mironov
+2012, "On significance of the least significant bits for differential privacy"); here no float is
+drawn. docs/proofs/grid_noise.md, Theorem 6.
 """
 
 import functools
@@ -33,6 +33,9 @@ CELLS = 1024
 _CELLS_OF_L2 = np.float32((CELLS - 2.0**-10) * (1 - 2.0**-18))
 # Integers end here before the noise and after it: a clip, far from overflow.
 _MOST = 2**29
+# What was drawn, and the number of the next word.
+_Pair = tuple[jax.Array, jax.Array]
+_State = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def scale_of(noise_multiplier: float) -> int:
@@ -131,7 +134,7 @@ def _require_one_number(count: int) -> None:
     """Raises ValueError for a sum of several numbers, whose norms l1 and l2 differ."""
     if count != 1:
         raise ValueError(
-            f"params must be one number for Laplace noise, whose sensitivity is in the norm l1, got "
+            f"params must be one number for Laplace noise, of a sensitivity in the norm l1, got "
             f"{count}: take jaxdp.optimizers.dp_zo, or noise='gaussian'"
         )
 
@@ -149,20 +152,20 @@ def discrete_laplace(key: jax.Array, scale: int) -> jax.Array:
     start, yes, no = jnp.uint32(0), jnp.bool_(True), jnp.bool_(False)
 
     # What follows returns a value, and at which word the next one begins.
-    def below(n: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def below(n: jax.Array, at: jax.Array) -> _Pair:
         """Uniform in 0, ..., n - 1: as few bits as hold n - 1, until they are below n."""
         bits = np.uint32(32) - jax.lax.clz(n - 1)
         mask = jnp.where(bits == 0, start, ~start >> (np.uint32(32) - bits))
 
-        def word(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def word(state: _Pair) -> _Pair:
             return chacha20_block(key, state[1], (0, 0, 0))[0] & mask, state[1] + 1
 
-        return loop(lambda state: state[0] >= n, word, (n, at))  # type: ignore[no-any-return]
+        return loop(lambda state: state[0] >= n, word, (n, at))
 
-    def coin(numerator: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def coin(numerator: jax.Array, at: jax.Array) -> _Pair:
         """True with probability exp(-numerator / t), at most 1: their Bernoulli(exp(-gamma))."""
 
-        def toss(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def toss(state: _State) -> _State:
             """The k-th toss, of probability numerator / (t k)."""
             k, _, at = state
             small, at = below(t, at)
@@ -172,17 +175,17 @@ def discrete_laplace(key: jax.Array, scale: int) -> jax.Array:
         k, _, at = loop(lambda state: state[1], toss, (jnp.uint32(1), yes, at))
         return k % 2 == 0, at  # the toss before this k was the first to fail
 
-    def low(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def low(state: _State) -> _State:
         """A number below t, which is kept with probability exp(-number / t)."""
         number, at = below(t, state[2])
         return number, *coin(number, at)
 
-    def high(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def high(state: _State) -> _State:
         """One more with probability 1 / e, and whether it goes on."""
         more, at = coin(t, state[2])
         return state[0] + more.astype(jnp.uint32), more, at
 
-    def attempt(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def attempt(state: _State) -> _State:
         """A magnitude and a sign; -0 is tried again, for 0 has no sign."""
         small, _, at = loop(lambda state: ~state[1], low, (start, no, state[2]))
         times, _, at = loop(lambda state: state[1], high, (start, yes, at))
