@@ -240,7 +240,7 @@ def built_from(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
 _SMALL_RATE = {"learning_rate": 0.002}
 _ADAGRAD_RATE = {"learning_rate": 0.02}
 # Differences along a direction of many coordinates vary as much as the gradient is long.
-_ZERO_ORDER_RECIPE = {"learning_rate": 1e-3, "l2_clip_norm": 1.0}
+_ZERO_ORDER_RECIPE = {"learning_rate": 0.01, "l2_clip_norm": 1.0}
 # SA-DPSGD's Algorithm 2 steps by the noisy gradient itself; its authors' later code has 0.9.
 ANNEALED_RECIPE = {"momentum": 0.0}
 # Of AdaDp's paper.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, options
@@ -59,7 +60,7 @@ class LineGrad(ClippedGrad):
     the guarantee, rounding included, is that of one number a record.
 
     Attributes:
-        chosen: which of the parameters are trained, as ``trainable`` of ``ClippedGrad``.
+        chosen: which of the parameters are trained: ``trainable`` where it is not that of a line.
     """
 
     chosen: options.Trainable = None
@@ -82,23 +83,39 @@ class LineGrad(ClippedGrad):
 
     def with_info(self, params: PyTree, *args: Any, direction: Any = None, **given: Any) -> Any:
         """As of ``ClippedGrad``, along a ``direction``, uint32 [2]."""
-        return super().with_info(self.line(params, direction), *args, **given)
+        return super(LineGrad, self._of_line(params)).with_info(
+            self.line(params, direction), *args, **given
+        )
 
     def sum_draw(
         self, params: PyTree, *args: Any, direction: Any = None, **given: Any
     ) -> tuple[Summed, list[ClipInfo]]:
         """As of ``ClippedGrad``, along a ``direction``, uint32 [2]."""
-        return super().sum_draw(self.line(params, direction), *args, **given)
+        return super(LineGrad, self._of_line(params)).sum_draw(
+            self.line(params, direction), *args, **given
+        )
 
     def clip_physical_batch(
         self, params: PyTree, *args: Any, direction: Any = None, **given: Any
     ) -> tuple[Summed, ClipInfo]:
         """As of ``ClippedGrad``, along a ``direction``, uint32 [2]."""
-        return super().clip_physical_batch(self.line(params, direction), *args, **given)
+        return super(LineGrad, self._of_line(params)).clip_physical_batch(
+            self.line(params, direction), *args, **given
+        )
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The plan of the parameters, none of which has a gradient."""
-        return super().plan(self.line(params), batch)
+        return super(LineGrad, self._of_line(params)).plan(self.line(params), batch)
+
+    def _of_line(self, params: PyTree) -> "LineGrad":
+        """The same for lines: one number is trained, and on a mesh every device has it."""
+        if isinstance(params, Line):
+            return self
+        place = self.placement
+        if place is not None and place.leaves is not None:
+            place = dataclasses.replace(place, leaves=(*place.leaves, P(), P()))
+        alone = options.checked_trainable(Line(False, True, False))
+        return dataclasses.replace(self, trainable=alone, placement=place)
 
     def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Plan]:
         """As of ``ClippedGrad``; public are assumed the caller's frozen parameters alone."""
@@ -157,7 +174,9 @@ def dp_zo(
         fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
 
         @functools.wraps(loss_fn)
-        def along_line(line: Line, *example: PyTree, **key: PyTree) -> jax.Array:
+        def along_line(line: Line, *example: PyTree, **key: PyTree) -> PyTree:
+            if not isinstance(line, Line):  # who looks at the loss itself
+                return loss_fn(line, *example, **key)
             trained = found.trained(line.at)
             u = direction_of(line.direction, trained)
 
@@ -174,8 +193,7 @@ def dp_zo(
             # Its value is the loss, and its derivative the difference.
             return line.along * ((right - left) / (2 * width)) + (right + left) / 2
 
-        alone = options.checked_trainable(Line(False, True, False))
-        fields |= {"loss_fn": along_line, "trainable": alone, "engine": "vmap"}
+        fields |= {"loss_fn": along_line, "engine": "vmap"}
         found = LineGrad(**fields, chosen=plain.trainable)
         return found
 
