@@ -19,7 +19,7 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import ClipInfo, LossFn, PyTree, Summed, filled
 
 
-class Line(NamedTuple):
+class LinePoint(NamedTuple):
     """A line through the parameters, of which the one coordinate along it is trained."""
 
     at: PyTree  # the parameters
@@ -56,30 +56,21 @@ def direction_of(words: jax.Array, trained: PyTree) -> PyTree:
 class LineGrad(ClippedGrad):
     """Sums clipped differences of each record's loss along a line: forward passes alone.
 
-    It clips what ``ClippedGrad`` clips, of a loss whose one trained parameter is ``Line.along``:
-    the guarantee, rounding included, is that of one number a record.
+    It clips what ``ClippedGrad`` clips, of a loss whose one trained parameter is
+    ``LinePoint.along``: the guarantee, rounding included, is that of one number a record.
 
     Attributes:
-        chosen: which of the parameters are trained: ``trainable`` where it is not that of a line.
+        chosen: as ``trainable``, which is that of the line where lines are asked of.
     """
 
     chosen: options.Trainable = None
 
-    def trained(self, params: PyTree) -> PyTree:
-        """The trained parameters, with None at frozen leaves; of a line the number along it."""
-        if isinstance(params, Line):
-            return super().trained(params)
-        leaves, structure = jax.tree.flatten(params)
-        flags = options.trained_flags(self.chosen, params)
-        kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
-        return jax.tree.unflatten(structure, kept)
-
-    def line(self, params: PyTree, direction: jax.Array | None = None) -> Line:
+    def line(self, params: PyTree, direction: jax.Array | None = None) -> LinePoint:
         """The line through the parameters; None, of whose shapes alone are asked, is any."""
-        if isinstance(params, Line):
+        if isinstance(params, LinePoint):
             return params
         words = jnp.zeros(2, jnp.uint32) if direction is None else direction
-        return Line(params, jnp.zeros([], jnp.float32), words)
+        return LinePoint(params, jnp.zeros([], jnp.float32), words)
 
     def with_info(self, params: PyTree, *args: Any, direction: Any = None, **given: Any) -> Any:
         """As of ``ClippedGrad``, along a ``direction``, uint32 [2]."""
@@ -109,12 +100,12 @@ class LineGrad(ClippedGrad):
 
     def _of_line(self, params: PyTree) -> "LineGrad":
         """The same for lines: one number is trained, and on a mesh every device has it."""
-        if isinstance(params, Line):
+        if isinstance(params, LinePoint):
             return self
         place = self.placement
         if place is not None and place.leaves is not None:
             place = dataclasses.replace(place, leaves=(*place.leaves, P(), P()))
-        alone = options.checked_trainable(Line(False, True, False))
+        alone = options.checked_trainable(LinePoint(False, True, False))
         return dataclasses.replace(self, trainable=alone, placement=place)
 
     def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Plan]:
@@ -174,8 +165,8 @@ def dp_zo(
         fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
 
         @functools.wraps(loss_fn)
-        def along_line(line: Line, *example: PyTree, **key: PyTree) -> PyTree:
-            if not isinstance(line, Line):  # who looks at the loss itself
+        def along_line(line: LinePoint, *example: PyTree, **key: PyTree) -> PyTree:
+            if not isinstance(line, LinePoint):  # who looks at the loss itself
                 return loss_fn(line, *example, **key)
             trained = found.trained(line.at)
             u = direction_of(line.direction, trained)
