@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, options
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan
+from jaxdp.clipping.ghost.run import holds_convolution
 from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism
@@ -134,7 +135,7 @@ def dp_zo(
     Each step takes a direction u of standard normals, and of each drawn record the difference d =
     (loss(params + width u) - loss(params - width u)) / (2 width), clipped to ±C, C the rule's norm.
     Their sum with noise, over the batch size, is the number g; the parameters move by what the
-    optimizer makes of g u. Memory is that of a forward pass and one more copy of what is trained.
+    optimizer makes of g u. Memory is that of a forward pass and about two copies of what is trained.
 
     Formal guarantee: a step is the mechanism's own on one number, which a record moves by at most C
     (2C where it is replaced; the accountant applies the relation), and the rest is post-processing:
@@ -171,7 +172,7 @@ def dp_zo(
             trained = found.trained(line.at)
             u = direction_of(line.direction, trained)
 
-            def loss_at(side: float) -> jax.Array:
+            def loss_at(side: jax.Array) -> jax.Array:
                 moved = jax.tree.map(
                     lambda p, u: (p + side * width * u).astype(p.dtype), trained, u
                 )
@@ -179,8 +180,11 @@ def dp_zo(
                 loss = result[0] if isinstance(result, tuple) else result
                 return loss.astype(jnp.float32)
 
-            # Not by a loop, in which convolutions of many examples would come one after another.
-            right, left = map(jax.lax.stop_gradient, (loss_at(1.0), loss_at(-1.0)))
+            # One after the other, so that one copy of the parameters is there: in a loop, but where
+            # convolutions of many examples would then come one by one.
+            sides, one = 1.0 - 2.0 * jnp.arange(2.0), jax.make_jaxpr(loss_at)(1.0)
+            in_turn = map if holds_convolution(one.jaxpr) else jax.lax.map
+            right, left = map(jax.lax.stop_gradient, in_turn(loss_at, sides))
             # Its value is the loss, and its derivative the difference.
             return line.along * ((right - left) / (2 * width)) + (right + left) / 2
 

@@ -137,6 +137,25 @@ def test_no_gradient_of_the_network_is_formed():
     assert isinstance(summed, Summed)
 
 
+def test_a_network_with_convolutions_says_the_same():
+    images, params = RNG.normal(size=(5, 6)).astype(np.float32), {"kernel": jnp.ones(3) / 3}
+
+    def pooled(params, x):
+        return jnp.sum(jnp.tanh(jnp.convolve(x, params["kernel"], mode="valid")))
+
+    words, made = jnp.array([5, 6], jnp.uint32), opt.dp_zo(mechanism(), RATE, width=WIDTH)
+    grad_fn, u = made.clipped_grad(pooled), direction_of(words, params)
+    ends = [
+        jax.vmap(pooled, (None, 0))(
+            {"kernel": params["kernel"] + side * WIDTH * u["kernel"]}, images
+        )
+        for side in (1, -1)
+    ]
+    total = np.sum(np.clip((ends[0] - ends[1]) / (2 * WIDTH), -C, C))
+    summed, _ = grad_fn.with_info(params, images, "all", direction=words)
+    np.testing.assert_allclose(jax.tree.leaves(summed.value)[0], total, rtol=5e-3)
+
+
 @pytest.mark.parametrize(("kind", "noise"), [("gaussian", 1.0), ("laplace", 4.0)])
 def test_it_learns(kind, noise):
     x = RNG.normal(size=(2000, 8)).astype(np.float32)
