@@ -135,7 +135,7 @@ def dp_zo(
     Each step takes a direction u of standard normals, and of each drawn record the difference d =
     (loss(params + width u) - loss(params - width u)) / (2 width), clipped to ±C, C the rule's norm.
     Their sum with noise, over the batch size, is the number g; the parameters move by what the
-    optimizer makes of g u. Memory is that of a forward pass and about two copies of what is trained.
+    optimizer makes of g u. Memory: a forward pass and about two copies of what is trained.
 
     Formal guarantee: a step is the mechanism's own on one number, which a record moves by at most C
     (2C where it is replaced; the accountant applies the relation), and the rest is post-processing:
