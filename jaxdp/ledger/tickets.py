@@ -500,6 +500,8 @@ def issuer_of(
         mechanism=mechanism, options=sorted(options.items()), versions=processes.versions
     )
     stream, place = ledger.new_stream()
+    for what in [] if (part := getattr(mechanism, "part", None)) is None else part.trusted():
+        ledger.trust(what)
     if secret.reproducible:
         options = {"incarnation": str(place), "note": SEEDED, **options}
     return Issuer(mechanism, ledger, secret, stream, **{"incarnation": stream, **options})

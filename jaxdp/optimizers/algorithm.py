@@ -15,6 +15,7 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
+from jaxdp.sampling import Source
 from jaxdp.types import LossFn, PyTree, filled
 
 
@@ -112,6 +113,12 @@ class Algorithm:
                         "float32 noise, and the guarantee would not be that of the grid; got an "
                         "algorithm that has one. Take SGD, momentum or Adam"
                     )
+
+    def on(self, source: Source) -> "Algorithm":
+        """A copy for a source that is a part of the records, see ``Mechanism.on``."""
+        mechanism = self.mechanism.on(source)
+        same = mechanism is self.mechanism
+        return self if same else dataclasses.replace(self, mechanism=mechanism)
 
     def on_trust(self) -> list[str]:
         """Sentences on functions of the caller's that set what the next gradient is clipped by."""
