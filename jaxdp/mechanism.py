@@ -424,13 +424,13 @@ class Mechanism:
         return float(rounded if float(rounded) >= exact else up)
 
     def on(self, source: Source) -> "Mechanism":
-        """A copy for a source that is a part of the records; itself for any other source.
+        """The mechanism for a source: one that is a part of the records is charged as such.
 
-        Its releases are charged as ``jaxdp.accounting.Parallel``. A ``Trainer`` or ``Run`` asks for
-        it; a budget's plan and a loop of your own name it.
+        Its releases are then ``jaxdp.accounting.Parallel`` events. ``Trainer`` and ``Run`` ask for
+        it by themselves; the plan of a budget, or a loop of your own, names it.
 
         Raises:
-            ValueError: it is for another part; a part has no bound under its sampling, or relation.
+            ValueError: a part has no bound under the sampling, or the relation.
         """
         part = getattr(source, "part", None)
         return self if part == self.part else dataclasses.replace(self, part=part)

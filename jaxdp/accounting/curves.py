@@ -126,7 +126,7 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     least = check.target("delta_min", delta_min)
     if len(seen := alternatives(event, relation)) > 1:
         return largest(mu_gdp(each, relation, least) for each in seen)
-    run = flatten(*seen, relation)
+    run = flatten(seen[0], relation)
     whole = _full_batch_mu(run, relation)
     if run.distance:
         whole = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)

@@ -30,7 +30,7 @@ from jaxdp.accounting.events import (
 from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
-_MOST_ALTERNATIVES = 2_000  # unlike things that units in unlike parts saw: each is a query
+_MOST_ALTERNATIVES = 1_000  # unlike things that units in unlike parts saw: each is a query
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
 _MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
@@ -156,7 +156,7 @@ class FlatRun:
 
 
 def alternatives(event: Event, relation: Relation) -> tuple[Event, ...]:
-    """What units in unlike parts saw, one event each: the event itself where nothing has parts.
+    """An event for each part, of all that units there saw; the event itself where none has parts.
 
     The bound of a run with ``Parallel`` events is the largest of theirs. A unit is in one part of
     every rule, so that there is an event for each choice of parts; those that saw no more than
@@ -186,16 +186,15 @@ def alternatives(event: Event, relation: Relation) -> tuple[Event, ...]:
     found = [event]
     for rule, names in rules.items():
         chosen = [_seen_in(each, rule, name) for each in found for name in sorted(names)]
-        counts = sorted(map(counts_of, chosen), key=lambda held: -sum(held.values()))
         most: list[dict[Event, int]] = []
-        for held in counts:
+        for held in sorted(map(counts_of, chosen), key=lambda held: -sum(held.values())):
             if not any(all(other.get(e, 0) >= n for e, n in held.items()) for other in most):
                 most.append(held)
-        if len(most) > _MOST_ALTERNATIVES:
-            raise UnsupportedEventError(
-                f"Parallel: parts with more than {_MOST_ALTERNATIVES:,} unlike releases, each of "
-                "which is a query of its own"
-            )
+            if len(most) > _MOST_ALTERNATIVES:
+                raise UnsupportedEventError(
+                    f"Parallel: parts with more than {_MOST_ALTERNATIVES:,} unlike releases, each "
+                    "of which is a query of its own"
+                )
         found = [Composed(tuple(Repeated(e, n) for e, n in held.items())) for held in most]
     return tuple(found)
 
@@ -222,7 +221,7 @@ def _parallels(event: Event) -> Iterator[Parallel]:
 
 
 def _seen_in(event: Event, rule: str, name: str) -> Event:
-    """What a unit in one part of one rule saw of a composition."""
+    """The composition without what other parts of one rule saw alone."""
     match event:
         case Repeated(inner, n):
             return Repeated(_seen_in(inner, rule, name), n)

@@ -84,7 +84,7 @@ def epsilon(
         tolerance = check.positive("tolerance", tolerance)
     if len(seen := alternatives(event, relation)) > 1:
         return largest(epsilon(each, delta, relation, accountant, tolerance) for each in seen)
-    run = flatten(*seen, relation)
+    run = flatten(seen[0], relation)
     question = Question("epsilon", run, relation, at, tolerance)
     _require_supported(run, relation, accountant)
     if at == 1:
@@ -119,7 +119,7 @@ def delta(
         tolerance = check.positive("tolerance", tolerance)
     if len(seen := alternatives(event, relation)) > 1:
         return largest(delta(each, epsilon, relation, accountant, tolerance) for each in seen)
-    run = flatten(*seen, relation)
+    run = flatten(seen[0], relation)
     question = Question("delta", run, relation, at, tolerance)
     _require_supported(run, relation, accountant)
     if run.distance:

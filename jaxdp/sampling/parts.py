@@ -47,9 +47,8 @@ class Part:
         """Sentences on what could not be verified of the partitions."""
         said = [] if self.within is None else self.within.trusted()
         sentence = (
-            f"the partition {self.rule!r} may be made more than once, for it has a name: that every "
-            "unit was in the same part each time, as one whose values never change is, was not "
-            "verified"
+            f"the partition {self.rule!r} has a name, under which it may be made again: that every "
+            "unit was in the same part each time, as where no value changes, was not verified"
         )
         return [*said, sentence] if self.kept else said
 
@@ -71,7 +70,7 @@ class PartOfSource:
 
     @property
     def records_per_user(self) -> int | None:
-        """Where the units are users, the most records of one."""
+        """The most records of a unit that is a user; None where units are records."""
         return getattr(self.source, "records_per_user", None)
 
     @property
@@ -190,12 +189,10 @@ def parts(
     made: dict[str, Source] = {}
     for number, name in enumerate(names):
         rows = np.flatnonzero(found == number)
-        part = Part(token, name, within, partition is not None)
-        leaves = jax.tree.leaves(source.arrays) if isinstance(source, ArraySource) else []
+        made[name] = one = PartOfSource(source, rows, Part(token, name, within, bool(partition)))
+        arrays = source.arrays if isinstance(source, ArraySource) else None
+        leaves = jax.tree.leaves(arrays)
         if leaves and all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in leaves):
-            taken = ArraySource.of(jax.tree.map(lambda leaf, at=rows: leaf[at], source.arrays))
-            identities = PartOfSource(source, rows, part).identities
-            made[name] = dataclasses.replace(taken, identities=identities, part=part)
-        else:
-            made[name] = PartOfSource(source, rows, part)
+            taken = ArraySource.of(jax.tree.map(lambda leaf, at=rows: leaf[at], arrays))
+            made[name] = dataclasses.replace(taken, identities=one.identities, part=one.part)
     return made
