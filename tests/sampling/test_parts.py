@@ -59,7 +59,6 @@ def test_the_part_of_a_record_follows_from_it_alone(tmp_path, monkeypatch):
     for name in SIGN:
         np.testing.assert_array_equal(whole(rest[name]), whole(found[name])[name == own :])
         np.testing.assert_array_equal(whole(shuffled[name])[::-1], whole(found[name]))
-    monkeypatch.setattr(parts.__globals__["parts"], "__kwdefaults__", {"partition": None})
     monkeypatch.setitem(parts.__globals__, "_AT_ONCE", 7)
     np.testing.assert_array_equal(whole(parts(X, sign, SIGN)["above"]), whole(found["above"]))
     # Sources of all kinds; a memory map is not copied.
