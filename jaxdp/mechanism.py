@@ -601,7 +601,7 @@ class Mechanism:
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
             )
-        if getattr(source, "part", None) != self.part:
+        if self.part not in (None, getattr(source, "part", None)):
             raise ValueError(
                 "source must be of the part that the mechanism charges, mechanism.on(source), got "
                 f"{getattr(source, 'part', None)} for {self.part}"

@@ -191,7 +191,8 @@ def test_a_budget_a_sampler_and_what_is_refused():
     assert own[0].on(as_source(X)) == MECHANISM
     assert repr(own[0]) == repr(MECHANISM)
     refused("the part that the mechanism charges", own[0].check_source, found["above"])
-    refused("the part that the mechanism charges", MECHANISM.check_source, found["above"])
+    refused("the part that the mechanism charges", own[0].check_source, as_source(X))
+    MECHANISM.check_source(found["above"])  # what is charged as common costs the sum
     bound = "may not be public"
     kinds = [sgd_of(1.0, 1.0, 20, 100, sampling=name) for name in ("fixed_size", "shuffle")]
     kinds += [sgd_of(1.0, 1.0, 20, 100, relation="replace_one")]
