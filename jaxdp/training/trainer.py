@@ -207,7 +207,8 @@ class Trainer:
         rows = given or default_rows(self.mechanism, self.source)
         rows = self._place.round_up(rows) if self._place else rows
         known = functools.partial(identities, self.source)
-        self._sampler = Sampler(self.mechanism.sampling, len(self.source), rows, issuer, known)
+        sampling, size = self.mechanism.sampling, len(self.source)
+        self._sampler = Sampler(sampling, size, rows, issuer, known, self.source)
 
     @property
     def clipped_grad(self) -> Any:
@@ -536,7 +537,7 @@ class Trainer:
         rng = ticket.rng("examples") if self._takes_rng else None
         with (
             using_mesh(self._place.mesh if self._place else None),
-            losses.inspecting(self._guard.look),
+            losses.inspecting(lambda traced, public, loss: self._guard.look(traced, public)),
         ):
             params, opt_state, info, infos = self._step(
                 ticket,
