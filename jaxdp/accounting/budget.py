@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import (
-    ADD,
-    Composed,
-    Event,
-    Relation,
-    Repeated,
-    counts_of,
-    to_dict,
-)
+from jaxdp.accounting.events import ADD, Composed, Event, Relation, Repeated, counts_of, to_dict
 from jaxdp.accounting.queries import calibrate_count
 from jaxdp.accounting.queries import epsilon as epsilon_of
 

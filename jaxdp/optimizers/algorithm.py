@@ -15,7 +15,6 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.devices import processes
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
-from jaxdp.sampling import Source
 from jaxdp.types import LossFn, PyTree, filled
 
 
@@ -114,11 +113,10 @@ class Algorithm:
                         "algorithm that has one. Take SGD, momentum or Adam"
                     )
 
-    def on(self, source: Source) -> "Algorithm":
-        """A copy for a source that is a part of the records, see ``Mechanism.on``."""
-        mechanism = self.mechanism.on(source)
-        same = mechanism is self.mechanism
-        return self if same else dataclasses.replace(self, mechanism=mechanism)
+    def on(self, source: PyTree) -> "Algorithm":
+        """The algorithm for a source, which may be a part of the records; see ``Mechanism.on``."""
+        made = self.mechanism.on(source)
+        return self if made is self.mechanism else dataclasses.replace(self, mechanism=made)
 
     def on_trust(self) -> list[str]:
         """Sentences on functions of the caller's that set what the next gradient is clipped by."""

@@ -46,11 +46,10 @@ class Part:
     def trusted(self) -> list[str]:
         """Sentences on what could not be verified of the partitions."""
         said = [] if self.within is None else self.within.trusted()
-        sentence = (
+        return said + self.kept * [
             f"the partition {self.rule!r} has a name, under which it may be made again: that every "
             "unit was in the same part each time, as where no value changes, was not verified"
-        )
-        return [*said, sentence] if self.kept else said
+        ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,7 +175,7 @@ def parts(
     within = getattr(source, "part", None)
     token = processes.from_process_0(lambda: secrets.token_hex(8))
     if partition is not None:
-        text = f"{lowered}|{names}|{within}"
+        text = f"{lowered}|{list(names)}|{within}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         token = f"{partition} {digest}"
         held = hashlib.blake2b(found.tobytes(), digest_size=16).digest()
