@@ -326,8 +326,9 @@ class Run:
                     f"after must be other runs, got {each.path}, the folder of this one: it counts "
                     "what it has released itself"
                 )
+        algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
-        self.algorithm = as_algorithm(mechanism, optimizer, average).on(self.source)
+        self.algorithm = algorithm.on(self.source)
         self.algorithm.mechanism.check_source(self.source)
         if not getattr(self.algorithm.mechanism.part, "kept", True):
             raise ValueError(

@@ -153,8 +153,9 @@ class Trainer:
         given: Any = None if self._to_fit else physical_batch_size
         if given is not None:
             given = arguments.integer("physical_batch_size", given, least=1)
+        algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
-        algorithm = as_algorithm(mechanism, optimizer, average).on(self.source)
+        algorithm = algorithm.on(self.source)
         self.algorithm, self.mechanism = algorithm, algorithm.mechanism
         self._on_trust = algorithm.on_trust()
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
