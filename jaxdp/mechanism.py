@@ -31,6 +31,7 @@ from jaxdp.sampling import (
     CyclicPoisson,
     EpochSampling,
     FixedOrder,
+    Part,
     RunSampling,
     Sampler,
     Sampling,
@@ -94,6 +95,8 @@ class Mechanism:
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
         models: how many models, of ``steps`` steps each, the noise was calibrated for together.
+        part: the part of the records that it draws from (``jaxdp.sampling.parts``), see ``on``;
+            None for all of them.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -115,6 +118,7 @@ class Mechanism:
     # and of however many models.
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
     models: int = dataclasses.field(default=1, repr=False)
+    part: Part | None = dataclasses.field(default=None, repr=False)
 
     def sampler(
         self,
@@ -232,6 +236,8 @@ class Mechanism:
                 event = acc.PerUser(event, self.records_per_user)
             if distance := NOISES[self.noise].distance:
                 event = acc.GridNoise(event, event.block * distance)
+            if self.part is not None:
+                event = self.part.event(event)
             found.append((event, first, count))
         return found
 
@@ -458,6 +464,18 @@ class Mechanism:
         up = np.nextafter(rounded, np.float32(np.inf))
         return float(rounded if float(rounded) >= exact else up)
 
+    def on(self, source: Source) -> "Mechanism":
+        """The mechanism for a source: one that is a part of the records is charged as such.
+
+        Its releases are then ``jaxdp.accounting.Parallel`` events. ``Trainer`` and ``Run`` ask for
+        it by themselves; the plan of a budget, or a loop of your own, names it.
+
+        Raises:
+            ValueError: a part has no bound under the sampling, or the relation.
+        """
+        part = getattr(source, "part", None)
+        return self if part == self.part else dataclasses.replace(self, part=part)
+
     def with_leak(self, reason: str) -> "Mechanism":
         """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
         return dataclasses.replace(self, leak=reason)
@@ -543,6 +561,18 @@ class Mechanism:
                 f"at once (its block), got {released!r}"
             )
         self.covered(self.relation)
+        if self.part is not None and not (
+            acc.Relation.ADD_OR_REMOVE_ONE in sampling.relations
+            and acc.supports(released, acc.Relation.ADD_OR_REMOVE_ONE)
+            and self.relation is not acc.Relation.REPLACE_ONE
+        ):
+            raise ValueError(
+                "sampling and relation must be such that a part of the records has a bound, got "
+                f"{sampling.title} under {self.neighbours.value}: how many records are in a part "
+                "follows from what they hold and may not be public, and one that is replaced may "
+                "change its part. Take Poisson sampling, full batches or random allocation, and "
+                "add_or_remove_one or replace_special"
+            )
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % (block := sampling.block(size)):
                 raise ValueError(
@@ -611,6 +641,11 @@ class Mechanism:
             raise ValueError(
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
+            )
+        if self.part not in (None, getattr(source, "part", None)):
+            raise ValueError(
+                "source must be of the part that the mechanism charges, mechanism.on(source), got "
+                f"{getattr(source, 'part', None)} for {self.part}"
             )
         self.check_privacy_unit(source)
         self.sampling.check(len(source), self.dataset_size)

@@ -307,6 +307,9 @@ class Issuer:
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
         ledger._register(stream, self)
+        if (part := getattr(mechanism, "part", None)) is not None:  # jaxdp.sampling.parts
+            for what in part.trusted():
+                ledger.trust(what)
         # The event is written as text, and read, here already: the first step waits for less.
         with contextlib.suppress(ValueError):  # what is wrong is said where the step is taken
             event, _, _ = self._stretch(self.next)

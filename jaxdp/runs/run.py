@@ -24,7 +24,7 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.accounting.flat import flatten
+from jaxdp.accounting.flat import require_bound
 from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import (
     SPLIT_NNX,
@@ -326,9 +326,15 @@ class Run:
                     f"after must be other runs, got {each.path}, the folder of this one: it counts "
                     "what it has released itself"
                 )
-        self.algorithm = as_algorithm(mechanism, optimizer, average)
+        algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
+        self.algorithm = algorithm.on(self.source)
         self.algorithm.mechanism.check_source(self.source)
+        if not getattr(self.algorithm.mechanism.part, "kept", True):
+            raise ValueError(
+                "source must be of a partition with a name, for a run that may be taken up again, "
+                "jaxdp.sampling.parts(..., partition='regions'); got one that only this process has"
+            )
         check_arrays(params)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
@@ -380,7 +386,7 @@ class Run:
         self._relation = acc.Relation(relation or self.algorithm.mechanism.neighbours)
         if self._delta is not None:
             # Raises where a step has no bound under the relation, before any is charged.
-            flatten(self.algorithm.total(1), self._relation)
+            require_bound(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
         encoders.require_used(features)
         self._features = None if features is None else encoders.public(features)
@@ -1266,7 +1272,7 @@ class Run:
     def _check_events(self, found: Ledger, words: str) -> None:
         """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
         for event in {entry.event for entry in found.reserved}:
-            flatten(event, self._relation)  # raises where it has no bound
+            require_bound(event, self._relation)
             if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
                 raise ValueError(
                     f"{words.format('whose privacy unit is a user, as here')}, which holds "

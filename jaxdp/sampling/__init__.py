@@ -12,6 +12,7 @@ as well as the report says; ``users`` makes a source in which one index is a per
 
 from jaxdp.sampling.files import load
 from jaxdp.sampling.hashes import fingerprint
+from jaxdp.sampling.parts import Part, parts
 from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
     CyclicPoisson,
@@ -42,6 +43,7 @@ __all__ = [
     "FixedOrder",
     "FixedSize",
     "FullBatch",
+    "Part",
     "Poisson",
     "RandomAllocation",
     "RunSampling",
@@ -61,6 +63,7 @@ __all__ = [
     "names",
     "pad",
     "padded_text",
+    "parts",
     "prefetch",
     "relations",
     "users",
