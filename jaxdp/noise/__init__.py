@@ -18,12 +18,18 @@ from jaxdp.noise.gaussian import (
     privatize,
 )
 from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
-from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
+from jaxdp.noise.optimise import (
+    optimal_banded,
+    optimal_buffered,
+    optimal_dense,
+    optimal_lambda,
+)
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,
     Dense,
+    MadeAgain,
     Strategy,
     Toeplitz,
     ToeplitzStrategy,
@@ -68,6 +74,7 @@ __all__ = [
     "IndependentNoise",
     "IntegerMatrixNoise",
     "IntegerNoise",
+    "MadeAgain",
     "MatrixNoise",
     "Noise",
     "NoiseKind",
@@ -88,6 +95,7 @@ __all__ = [
     "optimal_banded",
     "optimal_buffered",
     "optimal_dense",
+    "optimal_lambda",
     "privatize",
     "rms_error",
     "sensitivity",

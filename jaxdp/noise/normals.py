@@ -30,6 +30,7 @@ def add_normals(
     words: jax.Array,
     sharded_over: tuple[str, ...] = (),
     replicated_over: tuple[str, ...] = (),
+    before: tuple[ArrayLike, jax.Array] | None = None,
 ) -> PyTree:
     """Adds independent float32 normals of standard deviation ``std`` to every coordinate.
 
@@ -39,6 +40,8 @@ def add_normals(
         words: uint32 [2], a threefry key.
         sharded_over: see ``jaxdp.privatize``.
         replicated_over: see ``jaxdp.privatize``.
+        before: (scalar, uint32 [2]): to each normal so many times that of another key is added,
+            before ``std`` multiplies both. No array holds it.
 
     Raises:
         ValueError: members of a ``vmap`` share the key (two equal keys give NaN); a mesh axis of a
@@ -47,17 +50,26 @@ def add_normals(
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    keys = []  # another one for each part of a leaf that devices hold
-    for leaf in leaves:
-        own = words
-        for axis in sharded_axes(leaf, sharded_over, replicated_over):
-            index = jax.lax.axis_index(axis).astype(jnp.uint32)
-            own = jnp.stack(_threefry(own[0], own[1], jnp.uint32(0xFFFFFFFF), index))
-        keys.append(own)
+
+    def of_parts(own: jax.Array) -> list[jax.Array]:
+        """The key of each leaf: another one for each part of it that devices hold."""
+        keys = []
+        for leaf in leaves:
+            key = own
+            for axis in sharded_axes(leaf, sharded_over, replicated_over):
+                index = jax.lax.axis_index(axis).astype(jnp.uint32)
+                key = jnp.stack(_threefry(key[0], key[1], jnp.uint32(0xFFFFFFFF), index))
+            keys.append(key)
+        return keys
+
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
+    add, given = _add_normals, values
+    if before is not None:
+        add = _add_two_normals
+        given = [jnp.asarray(before[0], jnp.float32), *of_parts(before[1]), *values]
     with placement.using_mesh(placement.current_mesh(values), override=False):
-        return jax.tree.unflatten(structure, over_vmap(_add_normals)(keys, std, *values))
+        return jax.tree.unflatten(structure, over_vmap(add)(of_parts(words), std, *given))
 
 
 def _small_leaves(
@@ -90,22 +102,31 @@ def _small_leaves(
     return found
 
 
-def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
-    """``leaf`` and its noise, in a computation of its own.
+def _add_separately(
+    words: jax.Array, std: jax.Array, number: int, leaf: jax.Array, *before: jax.Array
+) -> jax.Array:
+    """``leaf`` and its noise, in a computation of its own; ``before`` as in ``_add_normals``.
 
     XLA would otherwise run the generator again in everything that takes the result, and make the
     noise of all leaves before it needs the first: on a CPU, which ignores barriers there, a branch
     keeps it from that. The branch not taken is one of NaN.
     """
 
-    def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+    def added(words: jax.Array, std: jax.Array, leaf: jax.Array, *before: jax.Array) -> jax.Array:
         """The leaf and its noise."""
-        # Scalar keys: XLA would write broadcast ones to memory.
         counters, second = _counters(leaf.shape)
-        first, last = _threefry(words[0], words[1], jnp.uint32(number), counters)
-        return leaf + std * _from_bits(jnp.where(second, last, first)).reshape(leaf.shape)
 
-    def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        def normals(key: jax.Array) -> jax.Array:
+            # Scalar keys: XLA would write broadcast ones to memory.
+            first, last = _threefry(key[0], key[1], jnp.uint32(number), counters)
+            return _from_bits(jnp.where(second, last, first)).reshape(leaf.shape)
+
+        noise = normals(words)
+        if before:
+            noise = _with_earlier(noise, before[0], normals(before[1]), std)
+        return leaf + std * noise
+
+    def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array, *before: jax.Array) -> jax.Array:
         """NaN, as what a deviation of NaN would make."""
         return leaf * jnp.nan + std
 
@@ -113,6 +134,7 @@ def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Arr
         words,
         std,
         leaf,
+        *before,
         cpu=lambda *each: jax.lax.cond(jnp.isnan(std), all_nan, added, *each),
         default=lambda *each: jax.lax.optimization_barrier(added(*each)),
     )
@@ -150,6 +172,24 @@ def _from_bits(bits: jax.Array) -> jax.Array:
     uniform = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(1)
     centred = jnp.maximum(_LOWEST, uniform * (1 - _LOWEST) + _LOWEST)
     return np.float32(math.sqrt(2)) * jax.lax.erf_inv(centred)
+
+
+def _with_earlier(
+    normals: jax.Array, weight: jax.Array, earlier: jax.Array, std: jax.Array
+) -> jax.Array:
+    """``normals`` + ``weight`` · ``earlier``, each of both as float32 holds it.
+
+    A compiler would fuse the product that a normal ends with and the sum that takes it, and leave
+    out the rounding between: a normal would then have other digits when it is added than when it is
+    taken back. An integer operation between the two, with a number that it does not know, keeps it.
+    """
+    nothing = jnp.isinf(std).astype(jnp.uint32)
+
+    def rounded(value: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
+        return jax.lax.bitcast_convert_type(bits | nothing, jnp.float32)
+
+    return rounded(normals) + weight * rounded(earlier)
 
 
 @functools.lru_cache(maxsize=64)
@@ -202,19 +242,46 @@ def over_vmap(
     return add
 
 
-def _add_normals(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-    """Each leaf with its noise."""
+def _add_normals(
+    words: list[jax.Array],
+    std: jax.Array,
+    *leaves: jax.Array,
+    before: tuple[jax.Array, list[jax.Array]] | None = None,
+) -> list[jax.Array]:
+    """Each leaf with its noise; and with ``before``, a weight and keys, that of these."""
 
     @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
-    def added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+    def added(
+        words: list[jax.Array],
+        std: jax.Array,
+        before: tuple[jax.Array, list[jax.Array]] | None,
+        *leaves: jax.Array,
+    ) -> list[jax.Array]:
         """The leaves and their noise: small ones together, large ones each by itself."""
-        small = _small_leaves(words, [leaf.shape for leaf in leaves])
-        return [
-            leaf + std * small[n] if n in small else _add_separately(words[n], std, n, leaf)
-            for n, leaf in enumerate(leaves)
-        ]
+        shapes, found = [leaf.shape for leaf in leaves], []
+        small, earlier = _small_leaves(words, shapes), {}
+        if before is not None:
+            earlier = _small_leaves(before[1], shapes)
+        for n, leaf in enumerate(leaves):
+            if n not in small:
+                other = () if before is None else (before[0], before[1][n])
+                found.append(_add_separately(words[n], std, n, leaf, *other))
+                continue
+            noise = small[n]
+            if before is not None:
+                noise = _with_earlier(noise, before[0], earlier[n], std)
+            found.append(leaf + std * noise)
+        return found
 
-    return added(words, std, *leaves)
+    return added(words, std, before, *leaves)
+
+
+def _add_two_normals(
+    words: list[jax.Array], std: jax.Array, weight: jax.Array, *given: jax.Array
+) -> list[jax.Array]:
+    """``_add_normals`` of so many further keys, and then the leaves."""
+    earlier, leaves = list(given[: len(words)]), given[len(words) :]
+    return _add_normals(words, std, *leaves, before=(weight, earlier))
 
 
 def sharded_axes(

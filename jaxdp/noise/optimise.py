@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload, square_sums
-from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, step_pattern
+from jaxdp.noise.sensitivity import SINGLE, Cyclic, Participation, sensitivity, step_pattern
 from jaxdp.noise.strategies import (
     Buffered,
     Dense,
+    MadeAgain,
     Strategy,
     Toeplitz,
     banded_inverse_square_root,
@@ -32,7 +33,7 @@ INFEASIBLE = 1e4
 
 # Strategies by name, as ``jaxdp.dp_mf`` takes them. Cyclic Poisson sampling amplifies the banded
 # ones alone; noise on an integer grid takes those whose rounded coefficients are as good.
-STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "dense", "identity")
+STRATEGIES = ("banded", "buffered", "lambda", "banded_inverse", "square_root", "dense", "identity")
 BANDED = ("banded", "identity")
 ON_GRID = ("banded", "square_root", "identity")
 
@@ -46,7 +47,8 @@ def strategy_by_name(
         name: one of ``STRATEGIES``.
         steps: n.
         bands: of "banded"; of "banded_inverse" those of the inverse; of "buffered" its buffers.
-        participation: the steps in which one record takes part, for "buffered" and "dense".
+        participation: the steps in which one record takes part, for "buffered", "lambda" and
+            "dense".
         workload: A.
         error: "rms" or "max".
 
@@ -55,6 +57,8 @@ def strategy_by_name(
     """
     if name == "buffered":
         return optimal_buffered(steps, bands, participation, workload, error)
+    if name == "lambda":
+        return optimal_lambda(steps, participation, workload, error)
     if name == "dense":
         return optimal_dense(steps, participation, workload)
     if bands > steps:
@@ -272,6 +276,53 @@ def _pattern_square(
     sums = (1 - pairs ** (lengths[:, None, None] - 1)) / (1 - pairs)
     rest = np.einsum("...pk,...pkl,...pl->...p", taken, sums, taken)
     return np.asarray((first + rest).sum(axis=-1))
+
+
+def optimal_lambda(
+    steps: int,
+    participation: Participation = SINGLE,
+    workload: Workload = PREFIX_SUMS,
+    error: str = "rms",
+) -> MadeAgain:
+    """The strategy y_i = z_i - λ z_(i-1) with the least error times sensitivity.
+
+    λ is within 1e-3 of 1 - λ of a local optimum, next to the best of 40. One evaluation takes n
+    operations for each time that a record takes part.
+
+    Args:
+        steps: n >= 2.
+        participation: once, or a fixed order.
+        workload: A.
+        error: "rms" or "max".
+
+    Raises:
+        ValueError: when an argument is out of its range, or the participation is cyclic.
+    """
+    from scipy import optimize  # slow to import
+
+    steps = arguments.integer("steps", steps, least=2)
+    arguments.one_of("error", error, tuple(ERRORS))
+    _refuse_cyclic(participation)
+
+    def made(rate: float) -> MadeAgain:
+        """The strategy of λ = 1 - exp(-rate)."""
+        return MadeAgain((1.0, float(np.expm1(-rate))), steps)
+
+    def loss(rate: float) -> float:
+        """The logarithm of error times sensitivity."""
+        strategy = made(rate)
+        return float(
+            np.log(ERRORS[error](strategy, workload)) + np.log(sensitivity(strategy, participation))
+        )
+
+    # From λ = 0 to where 1 - λ is 1 / (4 n): there C is that of all prefix sums.
+    rates = np.linspace(0.0, np.log(4.0 * steps), 40)
+    best = int(np.argmin([loss(rate) for rate in rates]))
+    between = rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]
+    found = optimize.minimize_scalar(
+        loss, bounds=between, method="bounded", options={"xatol": 1e-3}
+    )
+    return made(min(float(found.x), float(rates[best]), key=loss))
 
 
 _LARGEST_GAP = 1e-4
