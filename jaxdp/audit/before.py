@@ -257,7 +257,7 @@ def _check_loss(
 
     # Numbers: the same example beside other records; the loss was compared with all records above.
     if not found and len(source) > 1:
-        with losses.inspecting(lambda traced, public: None):
+        with losses.inspecting(lambda traced, public, loss: None):
             coupled = _check_independence(grad_fn, params, near.records_of(source, _ROWS))
         found += [coupled] if coupled else []
     return found, list(dict.fromkeys(entry.assumed for entry in plan if entry.assumed))

@@ -320,7 +320,7 @@ def inspect_loss(
     Raises:
         ValueError: an operation could reach other examples, or an array is traced or mutable.
     """
-    arrays = {_identity(array): array for array in captured_alone(traced)}
+    of_loss, arrays = traced, {_identity(array): array for array in captured_alone(traced)}
     # Gradient rules of its own are functions that are called only when a gradient is taken, and
     # capture what they like: the gradient by the trained leaves is traced, and checked as well.
     operations = (eqn for function in traced_functions(traced) for eqn in function.jaxpr.eqns)
@@ -341,7 +341,7 @@ def inspect_loss(
         traced = jax.make_jaxpr(gradient)(trained, leaves, *args)
         arrays = {_identity(array): array for array in captured_alone(traced)} | arrays
     if (look := _inspect.get()) is not None:
-        look(traced, public)
+        look(traced, public, of_loss)
 
     entries = []
     for at, array in enumerate(arrays.values()):
@@ -534,8 +534,13 @@ def named_key(
 
 
 @contextlib.contextmanager
-def inspecting(look: Callable[[core.ClosedJaxpr, Constants], None]) -> Iterator[None]:
-    """Calls ``look(traced loss, arrays declared public)`` for every loss that is traced inside.
+def inspecting(
+    look: Callable[[core.ClosedJaxpr, Constants, core.ClosedJaxpr], None],
+) -> Iterator[None]:
+    """Calls ``look(traced, public, loss)`` for every loss that is traced inside.
+
+    ``traced`` is the loss, or its gradient where it has gradient rules of its own; ``public`` are
+    the arrays declared public.
 
     In place of what ``comparing`` does there: a caller that has compared the loss with all records
     lets it be compared with no part of them again.
@@ -557,7 +562,7 @@ def comparing(data: PyTree) -> contextlib.AbstractContextManager[None]:
     if not leaves or _inspect.get() is not None or not all(map(is_readable, leaves)):
         return contextlib.nullcontext()
 
-    def compare(traced: core.ClosedJaxpr, public: Constants) -> None:
+    def compare(traced: core.ClosedJaxpr, public: Constants, loss: core.ClosedJaxpr) -> None:
         records = statistics.KnownRecords(leaves)
         match = functools.partial(statistics.match_statistic, records=records)
         for found in captured_from_records(traced, match, public):

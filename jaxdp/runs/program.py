@@ -136,7 +136,7 @@ def program_of(
     loss: list[str] = []
     if isinstance(step.grad_fn, ClippedGrad):
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
-        look = losses.inspecting(lambda traced, public: loss.extend(_lines(traced, hashed)))
+        look = losses.inspecting(lambda traced, *_: loss.extend(_lines(traced, hashed)))
         with look, contextlib.suppress(ValueError):  # the trainer raises it, of the run's program
             step.grad_fn.plan(params, one)
 

@@ -8,12 +8,13 @@ compiled program. So no record has a part in the choice.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import special
@@ -34,8 +35,10 @@ _SMALL = 2**19
 # pass, of which a row took 0.02 to 0.13 ns each with its gradient: 0.5 ms, and for every parameter
 # what writing its sum and adding it up took in a network of dense layers (1.4 ns). Measured on two
 # CPU cores with networks of 26,010 to 795,010 parameters. On an H100 a further physical batch took
-# 0.5 to 0.9 ms, in which small networks did 4e9 multiplications.
+# 0.5 to 0.9 ms, in which small networks did 4e9 multiplications; of deep ones much more, for every
+# operation is started by itself: 6 ms of SmolLM2 by LoRA, whose loss has 2,600 (docs/gpu.md).
 _FURTHER, _FURTHER_ON_ACCELERATOR, _PARAMETER = 2.0**22, 2.0**32, 64.0
+_STARTED_ON_ACCELERATOR = 2.0**25
 # What one program for all of a step saves beside two, likewise: about 0.15 ms of the host.
 _PROGRAM, _PROGRAM_ON_ACCELERATOR = 2.0**20, 2.0**29
 # A draw's size is looked at within so many standard deviations, and as many records: all but 1e-13.
@@ -81,6 +84,7 @@ class Work(NamedTuple):
 
     operations: float = 0.0  # multiplications of a forward pass, as ``operations_of`` counts them
     numbers: float = 0.0  # that its gradient holds at most, as ``numbers_of`` counts them
+    started: float = 0.0  # operations, one by one, as ``started_of`` counts them
 
 
 def rows_of_least_work(
@@ -109,7 +113,8 @@ def rows_of_least_work(
         one, most = at_once <= usual or _is_small(at_once, source), min(whole, 2 * usual)
     else:
         most = devices * _likely_to_fit(work.numbers, size)
-        one, further, program = at_once <= most, _FURTHER_ON_ACCELERATOR, _PROGRAM_ON_ACCELERATOR
+        one, program = at_once <= most, _PROGRAM_ON_ACCELERATOR
+        further = _FURTHER_ON_ACCELERATOR + _STARTED_ON_ACCELERATOR * work.started
         most = min(most, rows_for_most_draws(mechanism))
     row, further = work.operations / devices, further + _PARAMETER * size
     rows = _candidates(mechanism, most)
@@ -158,17 +163,20 @@ def expected_physical_batches(mechanism: Mechanism, rows: np.ndarray) -> np.ndar
     )
 
 
-def operations_of(traced: Any) -> float:
+def operations_of(traced: Any, varies: Sequence[bool] | None = None) -> float:
     """Multiplications of a traced loss of one example, and a number for each other result.
 
     Args:
         traced: a (closed) jaxpr. Bodies of ``scan`` count as often as they run, those of ``while``
             once, and all branches of ``cond``, which ``vmap`` runs.
+        varies: True of each argument that is the example's; what is computed from the others alone
+            is computed once for all rows, and does not count. None: all.
     """
     total = 0.0
-    for eqn in getattr(traced, "jaxpr", traced).eqns:
-        if inner := list(inner_jaxprs(eqn)):
-            total += eqn.params.get("length", 1) * sum(map(operations_of, inner))
+    for eqn, results, inner in _operations(traced, varies):
+        if inner:
+            found = sum(operations_of(*each) for each in inner)
+            total += eqn.params.get("length", 1) * found
             continue
         # Each result takes as many multiplications as there are numbers along what is contracted.
         each, numbers = 1.0, eqn.params.get("dimension_numbers")
@@ -178,21 +186,21 @@ def operations_of(traced: Any) -> float:
         elif eqn.primitive.name == "conv_general_dilated":
             kernel = eqn.invars[1].aval.shape
             each = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-        total += each * sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+        total += each * results
     return total
 
 
-def numbers_of(traced: Any) -> tuple[float, float]:
+def numbers_of(traced: Any, varies: Sequence[bool] | None = None) -> tuple[float, float]:
     """The results of a traced loss that its gradient keeps, and those that it makes again at once.
 
     Args:
         traced: a (closed) jaxpr. What is checkpointed is kept at its end, and made again part by
             part; all iterations of a loop are kept.
+        varies: as of ``operations_of``.
     """
     kept = again = 0.0
-    for eqn in getattr(traced, "jaxpr", traced).eqns:
-        results = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
-        inside = [numbers_of(body) for body in inner_jaxprs(eqn)]
+    for eqn, results, inner in _operations(traced, varies):
+        inside = [numbers_of(*each) for each in inner]
         if not inside or eqn.primitive.name in REMAT:
             kept += results
             again = max([again, *map(sum, inside)])
@@ -200,6 +208,50 @@ def numbers_of(traced: Any) -> tuple[float, float]:
             kept += eqn.params.get("length", 1) * sum(each for each, _ in inside)
             again = max([again, *(each for _, each in inside)])
     return kept, again
+
+
+def started_of(traced: Any, varies: Sequence[bool] | None = None) -> float:
+    """The number of operations of a traced loss, each as often as it runs; as ``operations_of``."""
+    total = 0.0
+    for eqn, _, inner in _operations(traced, varies):
+        each = sum(started_of(*body) for body in inner) if inner else 1.0
+        total += eqn.params.get("length", 1) * each
+    return total
+
+
+def _operations(
+    traced: Any, varies: Sequence[bool] | None
+) -> Iterator[tuple[Any, int, list[tuple[Any, list[bool] | None]]]]:
+    """The operations that vary with the example, from first to last.
+
+    Yields:
+        The operation, how many numbers its varying results have, and its bodies, each with what
+        varies of its own arguments: None, for all, where they are not the operation's.
+    """
+    jaxpr = getattr(traced, "jaxpr", traced)
+    flags = [True] * len(jaxpr.invars) if varies is None else varies
+    varying = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
+    for eqn in jaxpr.eqns:
+        given = [isinstance(var, core.Var) and var in varying for var in eqn.invars]
+        if not any(given):
+            continue
+        name, outs = eqn.primitive.name, eqn.outvars
+        if name == "optimization_barrier":  # each of its results is one operand
+            outs = [out for out, flag in zip(outs, given, strict=True) if flag]
+        elif name == "scan":  # what is carried may vary from the second iteration on
+            first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+            given[first : first + carried] = [True] * carried
+        elif name == "cond":
+            given = given[1:]
+        varying.update(outs)
+        results = sum(math.prod(getattr(var.aval, "shape", ())) for var in outs)
+        bodies = inner_jaxprs(eqn)
+        own = (len(getattr(body, "jaxpr", body).invars) == len(given) for body in bodies)
+        yield (
+            eqn,
+            results,
+            [(body, given if alike else None) for body, alike in zip(bodies, own, strict=True)],
+        )
 
 
 def _is_small(rows: int, source: Source) -> bool:

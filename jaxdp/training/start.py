@@ -21,7 +21,7 @@ from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource, holds, named
 from jaxdp.sampling.users import Users
 from jaxdp.training.lines import line_of_use
-from jaxdp.training.physical_batch import Work, numbers_of, operations_of
+from jaxdp.training.physical_batch import Work, numbers_of, operations_of, started_of
 from jaxdp.types import PyTree
 
 MadeOf = Callable[[PyTree], statistics.Match | None]
@@ -69,9 +69,13 @@ def inspect_loss(
     check_rule(grad_fn.rule, grad_fn.trained(params))
     made_of, work = guard.comparison(), Work()
 
-    def look(traced: core.ClosedJaxpr, public: losses.Constants) -> None:
+    def look(traced: core.ClosedJaxpr, public: losses.Constants, loss: core.ClosedJaxpr) -> None:
         nonlocal work
-        work = Work(operations_of(traced), sum(numbers_of(traced)))
+        # The parameters stand before the example; what is made of them alone, all rows share.
+        own = len(jax.tree.leaves(params))
+        varies = [at >= own for at in range(len(loss.jaxpr.invars))]
+        numbers = sum(numbers_of(loss, varies))
+        work = Work(operations_of(loss, varies), numbers, started_of(loss, varies))
         guard.look(traced, public, made_of)
 
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731

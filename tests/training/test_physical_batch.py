@@ -196,6 +196,23 @@ def test_operations_are_counted_where_they_are():
         assert physical_batch.operations_of(traced) == count, name
 
 
+def test_what_all_rows_share_counts_for_none():
+    def loss(w, x):
+        def layer(carry, w):
+            w, carry = jax.lax.optimization_barrier((w, carry))
+            return jnp.tanh(carry @ (2 * w)), None
+
+        return jax.lax.cond(x[0] > 0, jnp.sum, jnp.max, jax.lax.scan(layer, x, w)[0])
+
+    traced = jax.make_jaxpr(loss)(jnp.zeros((9, 5, 5)), jnp.zeros(5))
+    # An iteration: a carry handed on, 25 products, 5 results; outside: x[0] > 0, and the branches.
+    around = [eqn.primitive.name for eqn in traced.jaxpr.eqns if eqn.primitive.name != "scan"]
+    own = [False, True]
+    assert physical_batch.operations_of(traced, own) == 9 * (5 + 25 + 5) + len(around) - 1 + 2
+    assert physical_batch.operations_of(traced) == 9 * (30 + 25 + 25 + 5) + len(around) - 1 + 2
+    assert physical_batch.started_of(traced, own) == 9 * 3 + len(around) - 1 + 2
+
+
 # Draws of one pass and of two; of nearly twice as many records as were declared.
 @pytest.mark.parametrize(
     ("size", "rows", "records"),
