@@ -84,7 +84,7 @@ def plan(
             raise ValueError("json must not be given with --explain, which prints a page of words")
         _explain(arguments.integer("parameters (--parameters)", parameters, least=1), **numbers)
         return
-    click.echo("jaxdp: calibrating five mechanisms: about ten seconds", err=True)
+    click.echo("jaxdp: calibrating six mechanisms: about ten seconds", err=True)
     rows, refused = [], {}
     momentum = numbers["momentum"]
     budget = _Budget(**{k: v for k, v in numbers.items() if k != "momentum"})

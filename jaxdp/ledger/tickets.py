@@ -87,10 +87,7 @@ class NoiseKey:
 
 
 def simulated_key(
-    key: jax.Array,
-    multipliers: Mapping[str, Any],
-    step: Any = 0,
-    before: jax.Array | None = None,
+    key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0, before: jax.Array | None = None
 ) -> NoiseKey:
     """A noise key from a JAX key, for simulations and tests: **nothing is charged**.
 
@@ -114,11 +111,9 @@ def simulated_key(
     if any(part.startswith(ON_GRID) for part in parts):
         last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
         long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
-    taken = None
-    if any(part.startswith(AGAIN) for part in parts):
-        taken = previous
-        if before is not None:
-            previous, taken = jnp.where(step == 0, jnp.uint32(0), split_of(before)[:2])
+    taken = previous if any(part.startswith(AGAIN) for part in parts) else None
+    if taken is not None and before is not None:
+        previous, taken = jnp.where(step == 0, jnp.uint32(0), split_of(before)[:2])
     return NoiseKey(split[1:], stds, split[0], step, previous, parts, long, taken)
 
 
@@ -188,20 +183,23 @@ class Ticket:
             name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
             long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
 
-        # Who took the step before, whose noise this one goes on from: this issuer, or for its first
-        # the start that the state names, if it asked.
-        label, nothing = self.issuer.before if self.first else self.issuer.label, np.zeros(2, "u4")
-        earlier = (lambda name: self._words(name, self.step - 1, label)) if label else None
-        again = [part for part in self.multipliers if part.startswith(AGAIN)]
+        # The step before was this issuer's; before its first, that of the start which the state
+        # names, or nobody's.
+        label = self.issuer.before if self.first else self.issuer.label
+        names = ["tag", *(f"noise {part}" for part in self.multipliers if part.startswith(AGAIN))]
+        previous, *again = (
+            self._words(name, self.step - 1, label) if label else np.zeros(2, np.uint32)
+            for name in names
+        )
         return NoiseKey(
             np.array(words),
             np.asarray(list(self.multipliers.values()), np.float32),
             self.tag,
             np.int32(self.step),
-            earlier("tag") if earlier else nothing,
+            previous,
             tuple(self.multipliers),
             long,
-            (earlier(f"noise {again[0]}") if earlier else nothing) if again else None,
+            again[0] if again else None,
         )
 
     def check(self) -> None:
@@ -228,9 +226,8 @@ class Ticket:
     def blank(self) -> NoiseKey:
         """A noise key of zeros with this ticket's shapes, to trace an update; nothing is spent."""
         count = len(self.multipliers)
-        is_long, is_again = (
-            any(part.startswith(name) for part in self.multipliers) for name in (ON_GRID, AGAIN)
-        )
+        is_long = any(part.startswith(ON_GRID) for part in self.multipliers)
+        is_again = any(part.startswith(AGAIN) for part in self.multipliers)
         return NoiseKey(
             np.zeros((count, 2), np.uint32),
             np.zeros(count, np.float32),
@@ -248,9 +245,8 @@ class Ticket:
 
     def _words(self, name: str, step: int | None = None, label: str = "") -> np.ndarray:
         """uint32 [2] of the pseudorandom stream of a name, for this step and issuer or another."""
-        return self.issuer.words(
-            name, self.step if step is None else step, label or self.issuer.label
-        )
+        step = self.step if step is None else step
+        return self.issuer.words(name, step, label or self.issuer.label)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -385,25 +381,21 @@ class Issuer:
         self.next = self._end = self.first = step
 
     def go_on_from(self, tag: np.ndarray, incarnations: Collection[str]) -> None:
-        """Finds the start whose noise the first step takes back: that of the state's last key.
-
-        Args:
-            tag: uint32 [2], of that key, from the state.
-            incarnations: of the starts that may have spent it.
+        """Finds the start whose noise the first step takes back, by the tag [2] in the state.
 
         Raises:
-            ValueError: none of them has.
+            ValueError: it is none of these.
         """
-        for label in map(self._label, incarnations):
-            if (self.words("tag", self.first - 1, label) == np.asarray(tag)).all():
-                self.before = label
-                return
-        raise ValueError(
-            f"the run's starts must hold the one that took step {self.first - 1}, whose noise the "
-            "next step makes again and takes back, but the state names none of the "
-            f"{len(incarnations)} that are known: put back the secret folder as it was with the "
-            "checkpoint, all of it, or begin another run, whose cost adds to this one's"
-        )
+        labels, before = list(map(self._label, incarnations)), self.first - 1
+        of = [each for each in labels if (self.words("tag", before, each) == np.asarray(tag)).all()]
+        if not of:
+            raise ValueError(
+                f"the run's starts must hold the one that took step {before}, whose noise the next "
+                f"step takes back, but the state names none of the {len(labels)} that are known: "
+                "put back all of the folder secret/ as it was with this checkpoint, or begin "
+                "another run, whose cost adds to this one's"
+            )
+        self.before = of[0]
 
     def words(self, name: str, step: int, label: str) -> np.ndarray:
         """uint32 [2] of the pseudorandom stream of a name, for a step and an issuer's label."""

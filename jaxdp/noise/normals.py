@@ -62,14 +62,12 @@ def add_normals(
             keys.append(key)
         return keys
 
-    std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
-    add, given = _add_normals, values
+    given, std = values, jnp.asarray(std, jnp.float32)
     if before is not None:
-        add = _add_two_normals
         given = [jnp.asarray(before[0], jnp.float32), *of_parts(before[1]), *values]
     with placement.using_mesh(placement.current_mesh(values), override=False):
-        return jax.tree.unflatten(structure, over_vmap(add)(of_parts(words), std, *given))
+        return jax.tree.unflatten(structure, over_vmap(_add_normals)(of_parts(words), std, *given))
 
 
 def _small_leaves(
@@ -81,7 +79,7 @@ def _small_leaves(
     """
     found: dict[int, jax.Array] = {}
     groups: dict[frozenset[str], list[int]] = {}
-    for n, shape in enumerate(shapes):
+    for n, shape in enumerate(shapes[: len(words)]):
         if math.prod(shape) <= _SMALL:
             groups.setdefault(frozenset(placement.varying(words[n])), []).append(n)
     for small in groups.values():
@@ -123,7 +121,7 @@ def _add_separately(
 
         noise = normals(words)
         if before:
-            noise = _with_earlier(noise, before[0], normals(before[1]), std)
+            noise = _sum_of(noise, std, before[0], normals(before[1]))
         return leaf + std * noise
 
     def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array, *before: jax.Array) -> jax.Array:
@@ -174,22 +172,17 @@ def _from_bits(bits: jax.Array) -> jax.Array:
     return np.float32(math.sqrt(2)) * jax.lax.erf_inv(centred)
 
 
-def _with_earlier(
-    normals: jax.Array, weight: jax.Array, earlier: jax.Array, std: jax.Array
-) -> jax.Array:
+def _sum_of(normals: jax.Array, std: jax.Array, weight: jax.Array, earlier: jax.Array) -> jax.Array:
     """``normals`` + ``weight`` · ``earlier``, each of both as float32 holds it.
 
-    A compiler would fuse the product that a normal ends with and the sum that takes it, and leave
-    out the rounding between: a normal would then have other digits when it is added than when it is
-    taken back. An integer operation between the two, with a number that it does not know, keeps it.
+    A compiler would fuse the product that a normal ends with and the sum that takes it, without the
+    rounding between: a normal would have other digits when it is taken back than when it was added.
+    An integer operation on both, with a number that the compiler does not know, keeps it from that.
     """
     nothing = jnp.isinf(std).astype(jnp.uint32)
-
-    def rounded(value: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
-        return jax.lax.bitcast_convert_type(bits | nothing, jnp.float32)
-
-    return rounded(normals) + weight * rounded(earlier)
+    bits = [jax.lax.bitcast_convert_type(each, jnp.uint32) | nothing for each in (normals, earlier)]
+    own, other = (jax.lax.bitcast_convert_type(each, jnp.float32) for each in bits)
+    return own + weight * other
 
 
 @functools.lru_cache(maxsize=64)
@@ -242,46 +235,25 @@ def over_vmap(
     return add
 
 
-def _add_normals(
-    words: list[jax.Array],
-    std: jax.Array,
-    *leaves: jax.Array,
-    before: tuple[jax.Array, list[jax.Array]] | None = None,
-) -> list[jax.Array]:
-    """Each leaf with its noise; and with ``before``, a weight and keys, that of these."""
+def _add_normals(words: list[jax.Array], std: jax.Array, *given: jax.Array) -> list[jax.Array]:
+    """Each leaf with its noise: the last arguments; before them weight and keys of ``before``."""
 
     @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
-    def added(
-        words: list[jax.Array],
-        std: jax.Array,
-        before: tuple[jax.Array, list[jax.Array]] | None,
-        *leaves: jax.Array,
-    ) -> list[jax.Array]:
+    def added(words: list[jax.Array], std: jax.Array, *given: jax.Array) -> list[jax.Array]:
         """The leaves and their noise: small ones together, large ones each by itself."""
+        before, leaves = given[: -len(words)], given[-len(words) :]
         shapes, found = [leaf.shape for leaf in leaves], []
-        small, earlier = _small_leaves(words, shapes), {}
-        if before is not None:
-            earlier = _small_leaves(before[1], shapes)
+        small, earlier = (_small_leaves(keys, shapes) for keys in (words, before[1:]))
         for n, leaf in enumerate(leaves):
+            other = (before[0], before[1 + n]) if before else ()
             if n not in small:
-                other = () if before is None else (before[0], before[1][n])
                 found.append(_add_separately(words[n], std, n, leaf, *other))
                 continue
-            noise = small[n]
-            if before is not None:
-                noise = _with_earlier(noise, before[0], earlier[n], std)
+            noise = _sum_of(small[n], std, before[0], earlier[n]) if before else small[n]
             found.append(leaf + std * noise)
         return found
 
-    return added(words, std, before, *leaves)
-
-
-def _add_two_normals(
-    words: list[jax.Array], std: jax.Array, weight: jax.Array, *given: jax.Array
-) -> list[jax.Array]:
-    """``_add_normals`` of so many further keys, and then the leaves."""
-    earlier, leaves = list(given[: len(words)]), given[len(words) :]
-    return _add_normals(words, std, *leaves, before=(weight, earlier))
+    return added(words, std, *given)
 
 
 def sharded_axes(
