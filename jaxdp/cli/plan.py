@@ -189,8 +189,8 @@ def _row(
     strategy = mechanism.strategy
     memory = 0 if strategy is None else recurrence(strategy).size
     # A buffered strategy is named by its buffers.
-    bands = memory if kind == "buffered" else strategy and strategy.bands
-    bands = None if kind == "lambda" else bands
+    named = kind not in (None, "lambda")
+    bands = memory if kind == "buffered" else strategy.bands if named and strategy else None
     steps = mechanism.steps or budget.steps
     # An allocation may make smaller batches, whose sums are smaller too.
     share = budget.batch_size / mechanism.batch_size

@@ -403,7 +403,7 @@ class Issuer:
         return np.frombuffer(found[:8], dtype=np.uint32)
 
     def _label(self, incarnation: str) -> str:
-        """What goes into keys of mechanism and incarnation."""
+        """The hash of mechanism and incarnation that goes into every key."""
         named = f"{self.mechanism!r}|{incarnation}".encode()
         return hashlib.blake2b(named, digest_size=16).hexdigest()
 
