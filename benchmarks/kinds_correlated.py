@@ -14,7 +14,7 @@ import jaxdp
 from benchmarks.sampling_audit import DIRECTION, Case, drawn
 from jaxdp import mechanism as mechanisms
 from jaxdp.noise.sensitivity import sensitivity
-from jaxdp.sampling import CyclicPoisson
+from jaxdp.sampling import CyclicPoisson, as_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def released_in_order(case: Correlated, there: bool) -> np.ndarray:
     """Noisy sums [runs, steps] along the record's direction, of one world; secrets as elsewhere."""
     data = jnp.asarray(case.data(there))
     seeds = (case.seed + 2 * run + there for run in range(case.runs))
-    steps = [step for seed in seeds for step in drawn(case, seed, len(data))]
+    steps = [step for seed in seeds for step in drawn(case, seed, as_source(data))]
 
     def by_run(*leaves):
         stacked = np.stack(leaves)

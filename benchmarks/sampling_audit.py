@@ -29,7 +29,10 @@ from jaxdp.sampling import (
     RandomAllocation,
     Sampling,
     Shuffled,
+    Source,
     TruncatedPoisson,
+    WeightedPoisson,
+    as_source,
 )
 
 RESULT = Path(__file__).parent / "results" / "sampling_audit.json"
@@ -63,11 +66,22 @@ class SameBins(RandomAllocation):
         return super().epoch(first, num_records)
 
 
+def record_more(gradient):
+    """The probability of a record, by its gradient: that of the audited one is the largest."""
+    return 0.9 if gradient[0] > 0 else 0.1
+
+
+def record_less(gradient):
+    """The other way round: the audited one is of a class that is drawn more rarely."""
+    return 0.1 if gradient[0] > 0 else 0.9
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """An audited sampling.
 
-    ``others`` is what every other record contributes, 0 or -1. A ``threshold`` of the first score
+    ``others`` is what every other record contributes, 0 or -1. ``batch`` is the divisor, None for
+    what the sampling makes it. A ``threshold`` of the first score
     that is fixed beforehand sets no run aside; None chooses on a fifth of them.
     """
 
@@ -82,12 +96,13 @@ class Case:
     rows: int = 24
     threshold: float | None = None
     seed: int = 0
+    batch: int | None = None
 
     def mechanism(self, run: int = 0) -> jaxdp.Mechanism:
         sampling, batch = self.sampling, getattr(self.sampling, "batch_size", 1)
         if isinstance(sampling, SameBins):
             sampling = dataclasses.replace(sampling, run=run)
-        batch = round(sampling.rate(batch, self.records) * self.records)
+        batch = self.batch or round(sampling.rate(batch, self.records) * self.records)
         return jaxdp.dp_sgd(
             noise_multiplier=self.noise,
             l2_clip_norm=1.0,
@@ -131,9 +146,9 @@ def released(case: Case, there: bool) -> np.ndarray:
     Every run has its own secret: that of run i is the case's seed + 2i, or one more.
     """
     data, found, steps = jax.tree.map(jnp.asarray, case.data(there)), [], []
-    count = len(jax.tree.leaves(data)[0])
+    source = as_source(case.data(there))
     for run in range(case.runs):
-        steps += drawn(case, case.seed + 2 * run + there, count)
+        steps += drawn(case, case.seed + 2 * run + there, source)
         if len(steps) + case.steps > AT_ONCE or run == case.runs - 1:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
             found.append(release(case)(data, *stacked))
@@ -160,14 +175,15 @@ def release(case: Case):
     return step
 
 
-def drawn(case: Case, seed: int, num_records: int) -> list:
+def drawn(case: Case, seed: int, source: Source) -> list:
     """(positions, mask, noise key) of every step of a run."""
     sampler = case.mechanism(seed).sampler(
-        num_records,
+        len(source),
         secret=jaxdp.Secret.from_seed(seed),
         physical_batch_size=case.rows,
         reserve=case.steps,
-        identities=range(num_records),  # the record is the last: the others keep theirs
+        identities=range(len(source)),  # the record is the last: the others keep theirs
+        source=source,
     )
     found = []
     for _ in range(case.steps):
@@ -190,7 +206,7 @@ def scores(case: Case, sums: np.ndarray) -> np.ndarray:
         return (2 * mean * x - mean**2) / (2 * case.noise**2)
 
     if not isinstance(case.sampling, EpochSampling):
-        share = _share(case.sampling, batch, case.records)
+        share = _share(case, batch)
         first, second = (
             np.logaddexp(np.log1p(-share), np.log(share) + log_ratio(mean)) for mean in (here, gone)
         )
@@ -212,8 +228,11 @@ def _of_subsets(logs: np.ndarray, times: int) -> np.ndarray:
     return sums[-1]
 
 
-def _share(sampling, batch: int, records: int) -> float:
-    """The share of the steps that a record is kept in."""
+def _share(case: Case, batch: int) -> float:
+    """The share of the steps that the record is kept in."""
+    sampling, records = case.sampling, case.records
+    if isinstance(sampling, WeightedPoisson):
+        return sampling.probability(case.data(True)[-1])
     if not isinstance(sampling, TruncatedPoisson) or isinstance(sampling, IgnoresCap):
         return sampling.rate(batch, records)
     sizes = np.arange(records + 1)
@@ -233,7 +252,13 @@ def row(case: Case) -> dict:
     """Proven, audited, and what Poisson would claim."""
     begun = time.perf_counter()
     proven = case.mechanism().epsilon(case.steps, case.delta, relation=case.relation)
+    own = {}
+    if isinstance(case.sampling, WeightedPoisson):
+        of_class = {"record": _share(case, 0)}
+        found = case.mechanism().epsilon_by_class(case.steps, case.delta, of_class)
+        own = {"of the record's class": found["record"].upper}
     return {
+        **own,
         **{"sampling": repr(case.sampling), "relation": case.relation.value},
         **{"noise_multiplier": case.noise, "steps": case.steps, "delta": case.delta},
         "runs": 2 * case.runs,
@@ -261,6 +286,10 @@ def cases(quick: bool) -> dict[str, Case]:
         "random allocation, twice": Case(RandomAllocation(10, 2), 1.0, **ten),
         "truncated Poisson, cap 3": Case(TruncatedPoisson(0.1, 3), 0.7, **ten, relation=zeroed),
         "fixed size": Case(FixedSize(2), 1.4, **ten, relation=other, others=-1),
+        "weighted, the largest class": Case(
+            WeightedPoisson(record_more, 0.9), 1.2, **{**ten, "threshold": 1.0}, batch=2
+        ),
+        "weighted, a small class": Case(WeightedPoisson(record_less, 0.9), 0.7, **ten, batch=17),
         "shuffled": Case(Shuffled(2), 0.7, **{**ten, **passes, "threshold": 3.0}),
         "shuffled, 100 steps": Case(Shuffled(2), 0.5, 100, 1e-2, some, **passes, threshold=3.5),
         "fault: no cap": Case(IgnoresCap(0.5, 1), 2.0, 20, 1e-3, some, **capped),
@@ -273,9 +302,12 @@ def cases(quick: bool) -> dict[str, Case]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few runs, nothing is written")
+    parser.add_argument("--only", default="", help="those whose names begin so; others stay")
     args = parser.parse_args()
-    rows = {}
+    rows = json.loads(RESULT.read_text()) if args.only else {}
     for name, case in cases(args.quick).items():
+        if not name.startswith(args.only):
+            continue
         rows[name] = row(dataclasses.replace(case, seed=SEED))
         print(name, rows[name], flush=True)
     print("\n" + table(rows))

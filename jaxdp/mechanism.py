@@ -36,6 +36,7 @@ from jaxdp.sampling import (
     Sampling,
     Source,
     StepSampling,
+    WeightedPoisson,
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
@@ -124,6 +125,7 @@ class Mechanism:
         first_step: int = 0,
         reserve: int = 1,
         identities: Identities | None = None,
+        source: Source | None = None,
     ) -> Sampler:
         """A sampler that charges every step to a ledger before it draws the step's records.
 
@@ -137,6 +139,7 @@ class Mechanism:
             reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
             identities: an integer, string or bytes for each record, that stays its own whatever the
                 other records are; for cyclic Poisson sampling.
+            source: the records, for weighted Poisson sampling, which reads each once.
 
         Raises:
             ValueError: the records cannot be drawn from like this.
@@ -154,7 +157,7 @@ class Mechanism:
             physical_batch_size = getattr(self.sampling, "cap", usual)
         issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
         known = None if identities is None else lambda: identities
-        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known)
+        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known, source)
 
     def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -319,6 +322,42 @@ class Mechanism:
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
         return acc.epsilon(self.total(steps), delta, self.covered(relation) or self.neighbours)
+
+    def epsilon_by_class(
+        self,
+        steps: int,
+        delta: float,
+        probabilities: Mapping[str, float],
+        relation: acc.Relation | None = None,
+    ) -> dict[str, acc.Bound]:
+        """Epsilon of "the run", then what a person of each class has beside it: never the run's.
+
+        That a person of a class is in the data is hidden as a record of its probability is; that
+        she is not of another class, as the run says.
+
+        Args:
+            steps: how many.
+            delta: of all.
+            probabilities: by class, in (0, largest], as ``WeightedPoisson`` has them.
+            relation: add_or_remove_one or replace_special; None takes ``neighbours``.
+
+        Raises:
+            ValueError: another sampling; a probability above its largest; replace_one.
+        """
+        rule, relation = self.sampling, self.covered(relation) or self.neighbours
+        if not isinstance(rule, WeightedPoisson) or relation is acc.Relation.REPLACE_ONE:
+            raise ValueError(
+                "an epsilon by class is defined for weighted Poisson sampling, but not under "
+                f"replace_one, got {rule} and {relation.value}"
+            )
+        found = {"the run": self.epsilon(steps, delta, relation)}
+        for name, own in probabilities.items():
+            if arguments.probability(name, own) > rule.largest or name in found:
+                known = f"at most largest ({rule.largest}), each of a class of its own"
+                raise ValueError(f"probabilities must be {known}, got {own} for {name!r}")
+            one = dataclasses.replace(self, sampling=dataclasses.replace(rule, largest=own))
+            found[name] = one.epsilon(steps, delta, relation)
+        return found
 
     def covered(self, relation: acc.Relation | None) -> acc.Relation | None:
         """The relation, unless only the event has a bound under it: the draws' proof must, too.

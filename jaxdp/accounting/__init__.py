@@ -26,6 +26,7 @@ from jaxdp.accounting.events import (
     Relation,
     Repeated,
     UnsupportedEventError,
+    WeightedPoissonSampled,
 )
 from jaxdp.accounting.filter import RenyiFilter
 from jaxdp.accounting.groups import group_delta, group_epsilon
@@ -63,7 +64,8 @@ __all__ = [
     "Logarithmic", "MixtureOfGaussians", "NegativeBinomial", "NonPrivate", "ObjectivePerturbation",
     "PerUser", "PoissonSampled", "PoissonTries", "RandomAllocation", "RandomizedResponse",
     "RandomlyAllocated", "Relation", "RenyiFilter", "Repeated", "ShuffledEpoch", "TruncatedPoisson",
-    "TruncatedPoissonSampled", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
+    "TruncatedPoissonSampled", "Tuned", "UnsupportedEventError",
+    "WeightedPoissonSampled", "advantage", "calibrate",
     "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
     "group_delta", "group_epsilon", "mu_gdp", "renyi_curve", "supports",
     "trade_off",

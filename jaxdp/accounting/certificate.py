@@ -109,7 +109,7 @@ def bounds(
         low, high = low * unit, high * unit
         # Where the ends are wide, because rounding drowns the sum or no grid holds it, those from
         # moments alone may be better.
-        both = direction.lower is not None
+        both = direction.lower is not None and not direction.once
         if high == math.inf or (both and not high - low <= _WIDE_INTERVAL * high):
             direction.by_moments = True
             high = min(high, tails.upper_end(direction.upper, log_delta, epsilon))
@@ -161,7 +161,8 @@ def _refine(
         width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
         # Ends that do not approach are those of different pairs, or rounding's.
         stalled += width > 0.9 * before
-        if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:
+        done = width <= goal or upper <= 1e-9 or stalled > 1
+        if done or direction.once or direction.exhausted:
             return lower, upper
         # The width falls about as the tolerance does: by what is missing, within [5, 256].
         before = width
@@ -176,6 +177,7 @@ class Direction:
     lower: Kinds | None  # pairs for a lower end; None where none are known
     log_delta: float  # about where
     tolerance: float  # relative, of the width that is aimed at
+    once: bool = False  # True where the ends are of unlike pairs: finer grids are of no use
     exhausted: bool = False  # True once no finer grid is left
     by_moments: bool = False  # True once ends were asked of moments alone
 

@@ -227,6 +227,22 @@ class PoissonSampled(Event):
 
 
 @dataclass(frozen=True)
+class WeightedPoissonSampled(PoissonSampled):
+    """``event`` on a batch in which every record takes part with a probability of its own.
+
+    It is a public function of the record alone, at most ``sampling_prob``; records take part
+    independently. It costs what Poisson sampling with ``sampling_prob`` does, under every relation
+    (docs/proofs/sampling_bounds.md, Theorem 5); ``lower`` is of a record with the largest.
+
+    Attributes:
+        event: as for ``PoissonSampled``.
+        sampling_prob: the largest probability of any record that there may be, in [0, 1].
+    """
+
+    words = "{event}, each record drawn with a probability of its own, at most {sampling_prob:.4g}"
+
+
+@dataclass(frozen=True)
 class FixedSizeSampled(Event):
     """``event`` on ``batch_size`` of ``dataset_size`` records drawn uniformly without replacement.
 

@@ -23,11 +23,12 @@ from jaxdp.accounting.events import (
     Repeated,
     UnsupportedEventError,
 )
-from jaxdp.accounting.pairs import BatchGaussian, Pair, PairedEvent, SampledGaussian
+from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
 _MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
+_NOTHING = Discrete(np.zeros(1), np.ones(1))  # the pair of a release that tells nothing
 # Distances between the batch of fixed size without the record, with it, and with its replacement.
 _DISTANCES = {Relation.REPLACE_ONE: ((2, 2, 2),), Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1))}
 
@@ -315,7 +316,10 @@ def directions(
     above += [(part.pairs(relation, True), n) for part, n in run.parts]
     below = [(most.pairs(relation, False), n) for (_, most), n in groups if both]
     below += [(part.pairs(relation, False), n) for part, n in run.parts if both]
-    known = both and all(pairs for pairs, _ in below)
+    # For a lower end what has none counts as telling nothing: to release less is post-processing.
+    known = any(pairs for pairs, _ in below)
+    once = not all(pairs for pairs, _ in below) or any(part.apart for part, _ in run.parts)
+    below = [(pairs or (_NOTHING,), n) for pairs, n in below]
     found = []
     for i in range(max(len(pairs) for pairs, _ in above + (below if known else []))):
         # What has one pair for both directions is in each of them.
@@ -324,7 +328,7 @@ def directions(
             for end in (above, below)
         )
         goal = max(tolerance, 3 * spread)
-        found.append(Direction(upper, lower if known else None, log_delta, goal))
+        found.append(Direction(upper, lower if known else None, log_delta, goal, once))
     return found
 
 

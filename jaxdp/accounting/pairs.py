@@ -18,7 +18,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -87,6 +87,8 @@ class PairedEvent(Event):
 
     Subclasses are frozen dataclasses. An accountant asks ``refuses`` first.
     """
+
+    apart: ClassVar[bool] = False  # True where the pairs for the lower end are far from the upper's
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         """Pairs for an upper (or a lower) bound on delta: one for each direction, or one for both.

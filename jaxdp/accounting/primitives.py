@@ -24,6 +24,7 @@ from jaxdp.accounting.pairs import (
     MixedGaussian,
     Pair,
     PairedEvent,
+    SampledGaussian,
     discrete_pair,
     mixture_log_ratio,
     symmetric_pair,
@@ -386,7 +387,8 @@ class ExponentialMechanism(_StatedEvent):
     Charged for what such a choice is: epsilon-bounded range, all of its losses lie in an interval
     of length epsilon (Durfee and Rogers 2019, arXiv:1905.04273v3; Dong, Durfee and Rogers 2020,
     arXiv:1909.13830v2). That is about half of epsilon-differential privacy. Report-noisy-max with
-    Gumbel noise is such a choice. docs/proofs/accounting.md derives the pair. An upper end only.
+    Gumbel noise is such a choice. docs/proofs/accounting.md derives the pair. The lower end is the
+    choice between two candidates of which one rises by D where the other falls by it.
 
     Attributes:
         epsilon: > 0.
@@ -394,6 +396,7 @@ class ExponentialMechanism(_StatedEvent):
     """
 
     words = "a choice by an exponential mechanism of epsilon {epsilon:.4g}"
+    apart: ClassVar[bool] = True
 
     epsilon: float
 
@@ -408,8 +411,11 @@ class ExponentialMechanism(_StatedEvent):
         return self.epsilon
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        if not upper:
+            loss = np.asarray([-self.epsilon / 2, self.epsilon / 2])
+            return (discrete_pair(loss, special.expit(loss), upper),)
         weight = -1 / math.expm1(-self.epsilon)
-        return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
+        return (Exponential(self.epsilon, weight, 0.0),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
@@ -507,7 +513,8 @@ class ObjectivePerturbation(PairedEvent):
     |x| <= R, y in {-1, 1}, and the minimum is exact. Kifer, Smith and Thakurta 2012; Redberg,
     Koskela and Wang 2023 (arXiv:2401.00583v1, Theorem 3.1) have 2 H(epsilon - c, 1/z) with H the
     profile of a Gaussian mechanism and c = log(1 + curvature). Here it is H(epsilon - c, 1/z): the
-    derivative of the logistic loss keeps its sign. An upper end only.
+    derivative of the logistic loss keeps its sign. The lower end is H(epsilon, 1/z), which data
+    sets come as near to as one likes (docs/proofs/tabular.md).
 
     Adding or removing one record, or replacing it by the record x = 0; replacing it by another is
     refused.
@@ -521,6 +528,7 @@ class ObjectivePerturbation(PairedEvent):
         "the minimum of a logistic loss with a random linear term (noise multiplier "
         "{noise_multiplier:.4g}, curvature {curvature:.4g})"
     )
+    apart: ClassVar[bool] = True
 
     noise_multiplier: float
     curvature: float
@@ -536,7 +544,9 @@ class ObjectivePerturbation(PairedEvent):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        found = _profile(self.noise_multiplier, self.curvature) if upper else None
+        if not upper:
+            return (SampledGaussian(self.noise_multiplier, 1.0, relation),)
+        found = _profile(self.noise_multiplier, self.curvature)
         return () if found is None else (symmetric_pair(*found),)
 
 

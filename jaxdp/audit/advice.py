@@ -5,6 +5,7 @@ clipped gradients is at most one clip norm long, and as long only where all reco
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 import warnings
@@ -15,6 +16,7 @@ from jaxdp.audit.findings import Finding
 from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd, expected_error
 from jaxdp.noise import identity
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
+from jaxdp.sampling import WeightedPoisson
 from jaxdp.sampling.rules import names
 
 _MANY = 1_000  # epochs, which nobody takes but in large batches
@@ -108,13 +110,17 @@ def with_budget(mechanism: Mechanism, **changed: float) -> Mechanism:
     Raises:
         ValueError: the mechanism has no budget; the budget cannot be met.
     """
-    rule = mechanism.sampling.name
+    rule = mechanism.sampling
+    sampling: Any = rule.name if rule.name in names() else "poisson"
+    if isinstance(rule, WeightedPoisson):  # every probability grows with the batch
+        share = changed.get("batch_size", mechanism.batch_size) / mechanism.batch_size
+        sampling = dataclasses.replace(rule, largest=min(1.0, share * rule.largest))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of whole epochs
         return dp_sgd(
             **(_budget(mechanism) | changed),
             records_per_user=mechanism.records_per_user,
-            sampling=rule if rule in names() else "poisson",
+            sampling=sampling,
             noise=mechanism.noise,
         )
 

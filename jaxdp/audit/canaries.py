@@ -343,7 +343,7 @@ def require_auditable(algorithm: Algorithm, *, records: bool = False) -> None:
     if not isinstance(mechanism.sampling, Poisson | FullBatch | RandomAllocation):
         raise ValueError(
             f"canaries must be 0 for {mechanism.sampling.name} sampling: a record more changes "
-            "who else is drawn, got a number of them"
+            "who else is drawn, or has a rate of its own; got a number of them"
         )
     if mechanism.records_per_user is not None:
         raise ValueError(

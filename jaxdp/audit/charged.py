@@ -186,7 +186,7 @@ def measure_noisily(
 
     # Charged, drawn, clipped, summed, noised.
     issuer = issuer_of(one, ledger, note=NOTE)
-    sampler = Sampler(one.sampling, len(source), rows, issuer)
+    sampler = Sampler(one.sampling, len(source), rows, issuer, source=source)
     draw = sampler.draw()
     assert draw.ticket is not None
     keys = (draw.ticket.rng("examples"),) if grad_fn.takes_rng else ()

@@ -10,19 +10,25 @@ import dataclasses
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
 import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.sampling.exact import binomial, permutation, shuffle_within_groups, subset
 from jaxdp.sampling.files import memory
+from jaxdp.types import PyTree
+
+if TYPE_CHECKING:
+    from jaxdp.sampling.source import Source
 
 # What identifies a record, whatever the other records are; one of them each, [n].
 Identity = int | str | bytes | np.generic
 Identities = Sequence[Identity] | np.ndarray
+_AT_ONCE = 4096  # records that are read together
 # Of memory, that a position takes while its draw is made: twice or so what was measured.
 _BYTES = 64
 
@@ -233,6 +239,90 @@ class Poisson(StepSampling, name="poisson"):
     def positions_held(self, dataset_size: int) -> float:
         """Those of one draw."""
         return self.sampling_prob * dataset_size
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedPoisson(StepSampling):
+    """Poisson sampling with a probability of each record's own: a rare class is drawn more often.
+
+    Each record takes part independently with ``probability(record)``: a public function, fixed
+    before the run, of the record alone, never of other records, of a count of them or of a release.
+    Records are drawn at ``largest``, and kept with their share of it, rounded down to a multiple of
+    2^-63. It costs what Poisson sampling at ``largest`` does, whatever the class
+    (docs/proofs/sampling_bounds.md, Theorem 5). ``batch_size`` is the declared divisor: the sum of
+    all probabilities, by public shares of the classes.
+
+    Attributes:
+        probability: from one privacy unit as the source gives it (a record, NumPy; or a ``User``)
+            to a number, on the host. NaN or one below 0 counts as 0, one above ``largest`` as that.
+            An error that it raises is passed on before the first draw, with nothing charged.
+        largest: in (0, 1], public.
+        label: a name for the function, which goes into keys and reports; "" takes its own.
+    """
+
+    probability: Callable[[PyTree], float] = dataclasses.field(repr=False)
+    largest: float
+    label: str = ""
+    title: ClassVar[str] = "weighted Poisson sampling"
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        arguments.probability("largest", self.largest)
+        label = self.label or getattr(self.probability, "__name__", "<lambda>")
+        if not callable(self.probability) or label == "<lambda>":
+            raise ValueError(
+                "probability must be a function of one record, with a label where it has no name of"
+                f" its own, got {arguments.described(self.probability)}"
+            )
+        object.__setattr__(self, "label", label)
+
+    def read(self, source: "Source", batch_size: int | None) -> np.ndarray:
+        """uint64 [n]: the share of ``largest`` that each record is kept with, in units of 2^-63.
+
+        Args:
+            source: of the records, all of which are read, each by itself.
+            batch_size: the declared divisor; None where there is none.
+
+        Raises:
+            ValueError: it is far from the expected number of records of a draw.
+        """
+        below, above = float(self.largest).as_integer_ratio()
+        shares = np.empty(len(source), np.uint64)
+        for start in range(0, len(shares), _AT_ONCE):
+            places = np.arange(start, min(len(shares), start + _AT_ONCE))
+            leaves, structure = jax.tree.flatten(source.gather(places, np.ones(len(places), bool)))
+            for i in range(len(places)):
+                record = jax.tree.unflatten(structure, [leaf[i] for leaf in leaves])
+                own = float(self.probability(record))
+                own = min(own, self.largest) if own > 0 else 0.0  # NaN is not above 0
+                yes, whole = own.as_integer_ratio()
+                shares[start + i] = (yes * above << 63) // (whole * below)
+        expected = math.fsum(shares.tolist()) / 2**63 * self.largest
+        if batch_size is not None and not batch_size <= 2 * expected <= 3 * batch_size:
+            raise ValueError(
+                "batch_size must be the expected number of records of a draw, from two thirds to "
+                "twice the sum of all probabilities, by public shares of the classes, got "
+                f"{batch_size}. Nothing was charged. That it was refused tells something of the "
+                "records: it is for their owner, and not to be published"
+            )
+        return shares
+
+    def choose(
+        self, rng: np.random.Generator, num_records: int, shares: np.ndarray | None = None
+    ) -> np.ndarray:
+        """int64 [k]: the positions drawn, with the ``shares`` that ``read`` has found."""
+        assert shares is not None
+        drawn = Poisson(self.largest).choose(rng, num_records)
+        words = rng.bit_generator.random_raw(len(drawn))
+        return drawn[words >> np.uint64(1) < shares[drawn]]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Gaussian on such a sample, by the largest probability."""
+        return acc.WeightedPoissonSampled(released, sampling_prob=self.largest)
+
+    def positions_held(self, dataset_size: int) -> float:
+        """Those of one draw at ``largest``, and eight bytes for each record."""
+        return (self.largest + 8 / _BYTES) * dataset_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -702,6 +792,7 @@ def identity_bytes(identity: Identity) -> bytes:
 # Their draws have the law of their event: docs/proofs/draws.md.
 PROVEN = (
     Poisson,
+    WeightedPoisson,
     FixedSize,
     FullBatch,
     RandomAllocation,

@@ -1,11 +1,13 @@
 """The sampler: draws each step's records, after the step was charged."""
 
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxdp import arguments
+from jaxdp.devices import processes
 from jaxdp.ledger.tickets import Issuer
 from jaxdp.sampling.rules import (
     PROVEN,
@@ -14,11 +16,13 @@ from jaxdp.sampling.rules import (
     RunSampling,
     Sampling,
     StepSampling,
+    WeightedPoisson,
 )
 from jaxdp.types import MOST_ON_DEVICE, MOST_RECORDS, Draw
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
+    from jaxdp.sampling.source import Source
 
 
 class Sampler:
@@ -37,6 +41,7 @@ class Sampler:
         issuer: charges and issues the tickets.
         identities: makes what identifies each record, [num_records], for a rule that needs it;
             called once, before the first draw. None where there is nothing.
+        source: the records, for a rule that reads each of them (``WeightedPoisson``).
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Sampler:
         physical_batch_size: int,
         issuer: Issuer,
         identities: Callable[[], Identities] | None = None,
+        source: "Source | None" = None,
     ):
         arguments.integer("num_records", num_records, least=0)
         if num_records > MOST_RECORDS:
@@ -70,7 +76,19 @@ class Sampler:
                 f"the sampling rule {type(sampling).__name__} is not one of jaxdp's: that its "
                 "draws have the law of the event that it is charged as was not verified"
             )
+        if isinstance(sampling, WeightedPoisson):
+            if source is None or len(source) != num_records:
+                raise ValueError(
+                    "source must be the records that weighted Poisson sampling draws from, "
+                    "mechanism.sampler(len(source), source=source), got none or another number"
+                )
+            issuer.ledger.trust(
+                f"the probability of a record, {sampling.label}, is the caller's function: that it "
+                "follows from the record alone was not verified"
+            )
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
+        self._source = source
+        self._shares: np.ndarray | None = None  # of ``WeightedPoisson.read``. Sensitive
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
         self._identities = identities
 
@@ -122,8 +140,7 @@ class Sampler:
             ValueError: the step cannot be charged, or a run with correlated noise lacks the
                 records' identities; nothing is charged then.
         """
-        if isinstance(self._sampling, RunSampling):
-            self.prepare()  # may fail, which costs nothing here
+        self.prepare()  # may fail, which costs nothing here
         ticket = self._issuer.take()
         assert ticket is not None  # of the next step, whichever it is
         return self.drawn(ticket.step).carrying(ticket)
@@ -133,6 +150,8 @@ class Sampler:
         issuer, rule = self._issuer, self._sampling
         if step in issuer.passed_over:
             chosen = np.zeros(0, np.int64)
+        elif isinstance(rule, WeightedPoisson):
+            chosen = rule.choose(issuer.generator(step), self._num_records, self.prepare())
         elif isinstance(rule, StepSampling):
             chosen = rule.choose(issuer.generator(step), self._num_records)
         elif isinstance(rule, RunSampling):
@@ -159,10 +178,20 @@ class Sampler:
     def prepare(self) -> Any:
         """The order of the records of a run with correlated noise, made once; None for others.
 
+        Of ``WeightedPoisson`` what it has read of each.
+
         Raises:
             ValueError: identities are missing; another sampler of the issuer has made an order.
         """
         rule = self._sampling
+        if isinstance(rule, WeightedPoisson):
+            if self._shares is None:
+                assert self._source is not None
+                found = rule.read(self._source, getattr(self._issuer.mechanism, "batch_size", None))
+                # Where processes drew apart a record could be summed twice.
+                processes.agree(probabilities=lambda: hashlib.blake2b(found.tobytes()).hexdigest())
+                self._shares = found
+            return self._shares
         if not isinstance(rule, RunSampling):
             return None
         if self._issuer.run_order is None:

@@ -207,7 +207,8 @@ class Trainer:
         rows = given or default_rows(self.mechanism, self.source)
         rows = self._place.round_up(rows) if self._place else rows
         known = functools.partial(identities, self.source)
-        self._sampler = Sampler(self.mechanism.sampling, len(self.source), rows, issuer, known)
+        sampling, size = self.mechanism.sampling, len(self.source)
+        self._sampler = Sampler(sampling, size, rows, issuer, known, self.source)
 
     @property
     def clipped_grad(self) -> Any:

@@ -29,6 +29,7 @@ _events = st.recursive(
     _gaussian | st.builds(acc.NonPrivate, st.text(min_size=1)),
     lambda inner: (
         st.builds(acc.PoissonSampled, inner, st.floats(0, 1))
+        | st.builds(acc.WeightedPoissonSampled, inner, st.floats(0, 1))
         | st.builds(lambda e, n, b: acc.FixedSizeSampled(e, n + b, b), inner, *_sizes)
         | st.builds(acc.Repeated, inner, st.integers(0, 10**9))
         | st.builds(acc.Composed, st.lists(inner, max_size=3))

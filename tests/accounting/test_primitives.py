@@ -166,10 +166,12 @@ def test_they_are_accounted_alone_and_beside_a_sampled_run():
         assert repr(event) not in both.describe()
 
 
-def test_lower_ends_rest_on_tight_pairs_alone():
-    tight = {type(e).__name__ for e, r in ALL if e.pairs(r, False)}
-    stated = {"EpsilonDelta", "ExponentialMechanism"}
-    assert tight == {type(e).__name__ for e, _ in ALL} - stated
+def test_lower_ends_rest_on_pairs_that_are_attained():
+    known = {type(e).__name__ for e, r in ALL if e.pairs(r, False)}
+    assert known == {type(e).__name__ for e, _ in ALL} - {"EpsilonDelta"}
+    apart = {type(e).__name__ for e, _ in ALL if e.apart}
+    assert apart == {"ExponentialMechanism"}
+    assert acc.ObjectivePerturbation(2.0, 0.1).apart
     assert acc.ZCDP(1.0).pairs(ADD, True) == ()
     # Losses whose mass under Q underflows are left out of a lower end, not of an upper one.
     assert acc.Laplace(1e-3).pairs(ADD, False) == ()
@@ -248,13 +250,13 @@ def test_without_noise_nothing_is_guaranteed_and_at_the_ends_there_are_answers()
 W = np.linspace(-60, 60, 240_001)
 
 
-def density(signed, noise, ridge):
+def density(signed, noise, ridge, against=0):
     """Of the minimum at W, by the change of variables from the random linear term."""
     gradient, curvature = ridge * W, np.full(W.shape, ridge)
-    for x in signed:  # features times labels
+    for x, n in (*((x, 1) for x in signed), (-1.0, against)):  # features times labels, how often
         wrong = special.expit(-W * x)
-        gradient = gradient - x * wrong
-        curvature = curvature + x * x * wrong * special.expit(W * x)
+        gradient = gradient - n * x * wrong
+        curvature = curvature + n * x * x * wrong * special.expit(W * x)
     return np.exp(-0.5 * (gradient / noise) ** 2) / (noise * math.sqrt(2 * math.pi)) * curvature
 
 
@@ -288,6 +290,11 @@ def test_the_curvature_must_be_charged():
     for epsilon in (0.5, 1.0, 2.0):
         exact = integrated(without, with_it, epsilon)
         assert 0.9 * gaussian_delta(1.0, epsilon) < exact <= gaussian_delta(1.0, epsilon) + 1e-9
+    # The lower end is come near to by a record among ever more of the other label.
+    for times, short in ((2_000, 1e-2), (200_000, 1e-4)):
+        without, with_it = (density(x, 1.0, 0.2, times) for x in ([], [1.0]))
+        for p, q in ((without, with_it), (with_it, without)):
+            assert integrated(p, q, 1.0) > gaussian_delta(1.0, 1.0) * (1 - short)
     # The bound is the shifted profile.
     event, shift = acc.ObjectivePerturbation(2.0, 0.05), math.log1p(0.05)
     for epsilon in (0.5, 1.0, 2.0, 3.0):
@@ -296,10 +303,24 @@ def test_the_curvature_must_be_charged():
     bound = acc.epsilon(event, 1e-5)
     plain = cost(acc.Gaussian(2.0))
     assert bound.upper == pytest.approx(plain + shift, rel=3e-4)
-    assert bound.lower == 0
+    assert plain * (1 - 1e-3) < bound.lower <= plain
     assert cost(event, SPECIAL) == bound.upper
     both = cost(acc.Composed((event, acc.Gaussian(3.0))))
     assert bound.upper < both < 2 * bound.upper
+
+
+def test_a_lower_end_leaves_out_what_has_none():
+    steps = acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.1), 20)
+    alone = acc.epsilon(steps, 1e-5)
+    both = acc.epsilon(acc.Composed([steps, acc.EpsilonDelta(0.3)]), 1e-5)
+    assert alone.lower * (1 - 1e-3) < both.lower <= alone.upper < both.upper
+    assert acc.epsilon(acc.EpsilonDelta(0.3), 1e-5).lower == 0
+    # The choice between two candidates is randomised response, exactly.
+    choices = acc.Repeated(acc.ExponentialMechanism(1.0), 4)
+    answers = acc.Repeated(acc.RandomizedResponse(2 * special.expit(-0.5), 2), 4)
+    lower, exact = acc.epsilon(choices, 1e-3).lower, acc.epsilon(answers, 1e-3, REPLACE)
+    assert lower == pytest.approx(exact.lower, rel=1e-3)
+    assert lower <= exact.upper
 
 
 # The best of a random number of runs, against its exact law ---------------------------------------

@@ -17,6 +17,9 @@ CODE = ("Command", "SHA-256 of ledger.jsonl")  # set in a monospaced font
 _SAMPLINGS: dict[str, str] = {
     "poisson": "{batch:,} of {size:,} records expected a step, each with probability {rate:.3g}, "
     "independently of the others (Poisson sampling)",
+    "WeightedPoisson": "{batch:,} of {size:,} records expected a step, each with a probability of "
+    "its own ({rule.label}), at most {rule.largest:.3g}, independently of the others (weighted "
+    "Poisson sampling)",
     "fixed_size": "exactly {batch:,} of {size:,} records a step, drawn at random without "
     "replacement",
     "full_batch": "all {size:,} records in every step",
