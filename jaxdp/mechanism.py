@@ -294,17 +294,20 @@ class Mechanism:
             found["votes"] = self.count_noise_multiplier
         return found
 
-    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
+    def simulated_key(
+        self, key: jax.Array, step: int | jax.Array = 0, before: jax.Array | None = None
+    ) -> NoiseKey:
         """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
 
         Args:
             key: a threefry key, another one for every run and step.
             step: may be a tracer.
+            before: the key of the step before, which noise that makes that step's again needs.
         """
         parts = {self._noise.part: self._noise.multiplier_at(step)}
         if self.count_noise_multiplier is not None:
             parts["votes"] = self.count_noise_multiplier
-        return simulated_key(key, parts, step)
+        return simulated_key(key, parts, step, before)
 
     def total(self, steps: int, noise_multiplier: float | NoiseSchedule | None = None) -> acc.Event:
         """The composition of the first ``steps`` steps, as one event; epochs count whole.
@@ -899,7 +902,8 @@ def dp_mf(
     Each step's noise takes back part of that of the steps before, so that the sum of all has less
     (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al. 2023, arXiv:2306.08153v2). It is
     used as every mechanism, for exactly ``steps`` steps: they are one event, charged whole at the
-    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer).
+    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer); that of
+    "lambda" none, for the normals of the step before are made a second time.
 
     Formal guarantee: docs/proofs/correlated_noise.md, for clipping by a public bound. Clip norms
     that follow noisy releases, and steps that are rejected, are refused.
@@ -914,7 +918,8 @@ def dp_mf(
             sampled: amplified, banded strategies only) or "fixed_order" (every pass takes the
             records in one order; relation replace_special or replace_one).
         steps: n, of the whole run.
-        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "banded_inverse" (BISR),
+        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "lambda" (DP-λCGD, which
+            takes no memory), "banded_inverse" (BISR),
             "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
             "banded" with cyclic Poisson sampling or noise on a grid, else "buffered".
         bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered

@@ -39,6 +39,7 @@ from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
+from jaxdp.noise import MadeAgain
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.recipes import encoders
@@ -1053,17 +1054,20 @@ class Run:
         rows = self._physical_batch_size
         if rows == "auto":
             rows = start.state.physical_batch_size or rows
-        energy = prepared.energy
+        energy = prepared.energy and prepared.energy(loss_fn, source, sampler)
+        issuer = start.issuer(algorithm.mechanism, state.step)
+        if isinstance(algorithm.mechanism.strategy, MadeAgain) and state.step:
+            issuer.go_on_from(state.opt_state[0].last, start.state.starts or ())
         trainer = Trainer(
             loss_fn,
             algorithm,
             source=source,
             ledger=start.ledger,
-            energy=None if energy is None else energy(loss_fn, source, sampler),
+            energy=energy,
             physical_batch_size=rows,
             mesh=self._mesh,
             data_axes=self._data_axes,
-            issuer=start.issuer(algorithm.mechanism, state.step),
+            issuer=issuer,
             **self._gradient,
         )
         if rows == "auto":
