@@ -30,6 +30,7 @@ from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Sing
 from jaxdp.sampling import (
     CyclicPoisson,
     EpochSampling,
+    ExampleLevel,
     FixedOrder,
     Part,
     RunSampling,
@@ -41,6 +42,7 @@ from jaxdp.sampling import (
     by_name,
 )
 from jaxdp.sampling.rules import Identities, whole_epochs
+from jaxdp.sampling.users import UserExamples
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import LossFn, PyTree, Summed
 
@@ -84,7 +86,8 @@ class Mechanism:
         steps: how many steps the noise was calibrated for, or the strategy made for; else None.
         delta: that it was calibrated for; else None.
         records_per_user: where the privacy unit is a user (``jaxdp.sampling.users``), the most
-            records of one user that enter a step; None where it is a record.
+            records of one user that enter a step; None where it is a record. ``ExampleLevel``
+            sampling brings its own.
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
@@ -231,8 +234,9 @@ class Mechanism:
                 found.append((acc.NonPrivate(self.leak), first, count))
                 continue
             event = self.sampling.event(NOISES[self.noise].event(multiplier), self.dataset_size)
-            # A user moves a draw by several records; integers are a distance from the theorem's.
-            if self.records_per_user is not None:
+            # A user is drawn whole, unless the event is of records drawn one by one; integers are a
+            # distance from the theorem's.
+            if self.records_per_user is not None and not self.by_example:
                 event = acc.PerUser(event, self.records_per_user)
             if distance := NOISES[self.noise].distance:
                 event = acc.GridNoise(event, event.block * distance)
@@ -252,6 +256,11 @@ class Mechanism:
     def most_records(self) -> int:
         """A public number of records that no draw exceeds."""
         return rounding.most_records(self.batch_size)
+
+    @property
+    def by_example(self) -> bool:
+        """True if the privacy unit is a user whose records are drawn and clipped one by one."""
+        return isinstance(self.sampling, ExampleLevel)
 
     @property
     def event(self) -> acc.Event:
@@ -524,6 +533,14 @@ class Mechanism:
             raise ValueError(
                 "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
             )
+        if isinstance(sampling, ExampleLevel):
+            of_user = sampling.records_per_user
+            if self.records_per_user not in (None, of_user):
+                raise ValueError(
+                    f"records_per_user must be that of the sampling ({of_user}), or None, got "
+                    f"{self.records_per_user}"
+                )
+            object.__setattr__(self, "records_per_user", of_user)
         for name in ("records_per_user", "steps", "models"):
             if (value := getattr(self, name)) is not None:
                 arguments.integer(name, value, least=1)
@@ -640,6 +657,8 @@ class Mechanism:
             ValueError: it is one of these.
         """
         found = getattr(source, "records_per_user", None)
+        if isinstance(source, UserExamples):
+            found = source.examples_per_user
         if found != self.records_per_user:
             raise ValueError(
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
@@ -649,6 +668,12 @@ class Mechanism:
             raise ValueError(
                 "source must be of the part that the mechanism charges, mechanism.on(source), got "
                 f"{getattr(source, 'part', None)} for {self.part}"
+            )
+        if isinstance(source, UserExamples) != self.by_example:
+            raise ValueError(
+                "sampling must be jaxdp.sampling.ExampleLevel for jaxdp.sampling.user_examples, "
+                "whose indices are records of users, and another for jaxdp.sampling.users: got "
+                f"{self.sampling.title} with {type(source).__name__}"
             )
         self.check_privacy_unit(source)
         self.sampling.check(len(source), self.dataset_size)

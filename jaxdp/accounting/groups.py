@@ -19,11 +19,10 @@ from jaxdp.accounting.events import (
 )
 from jaxdp.accounting.flat import flatten_exactly
 from jaxdp.accounting.pairs import PairedEvent, bracket_decreasing
-from jaxdp.accounting.primitives import MixtureOfGaussians, log_geometric_sum
+from jaxdp.accounting.primitives import MOST_OF_ONE, binomial_mixture, log_geometric_sum
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
 
-_MAX_GROUP = 1000  # records of a group that a mixture is made of
 _LARGEST_EPSILON = 1e6
 
 
@@ -46,15 +45,9 @@ def group_event(event: Event, records: int, relation: Relation) -> Event | None:
             z, q = step.noise_multiplier, step.sampling_prob
             if q == 1:
                 return Gaussian(z / k)
-            if relation is Relation.REPLACE_ONE or k > _MAX_GROUP:
+            if relation is Relation.REPLACE_ONE or k > MOST_OF_ONE:
                 return None
-            # P(0), ..., P(k) of a binomial law, to a relative 1e-13. The last is more than all
-            # those together that underflow, so that the law is no smaller.
-            yes, no = math.log(q), math.log1p(-q)
-            logs = [math.log(math.comb(k, j)) + j * yes + (k - j) * no for j in range(k + 1)]
-            chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
-            chances[-1] = max(chances[-1], 1e-300)
-            return MixtureOfGaussians(z, tuple(range(k + 1)), tuple(chances))
+            return binomial_mixture(z, q, k)
         case (
             Repeated(inner, n)
             | PerUser(inner, n)

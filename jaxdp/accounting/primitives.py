@@ -17,7 +17,15 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import ADD, Array, Event, Relation, Repeated
+from jaxdp.accounting.events import (
+    ADD,
+    Array,
+    Event,
+    Gaussian,
+    Relation,
+    Repeated,
+    require_gaussian,
+)
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
@@ -34,6 +42,7 @@ _U = 2.0**-53
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 _LARGEST_EPSILON = 1e6  # above it no loss is worth the name of a guarantee
 _NODES = 20_000  # of a quadrature
+MOST_OF_ONE = 1000  # records of a group, or a user, that a mixture is made of
 
 
 def vacuous_reason(epsilon: float) -> str:
@@ -330,6 +339,73 @@ class MixtureOfGaussians(PairedEvent):
         noise, most = f"{self.noise_multiplier:.4g}", f"{max(self.sensitivities):.4g}"
         many = f"{len(self.sensitivities)} amounts at random, up to {most}"
         return f"a sum with Gaussian noise of {noise}, which a record moves by one of {many}"
+
+
+def binomial_mixture(noise_multiplier: float, sampling_prob: float, k: int) -> MixtureOfGaussians:
+    """The mixture of k records of which each takes part with probability ``sampling_prob`` > 0."""
+    q = sampling_prob
+    if q == 1:
+        return MixtureOfGaussians(noise_multiplier, (k,), (1.0,))
+    # P(0), ..., P(k) of a binomial law, to a relative 1e-13. The last is more than all those
+    # together that underflow, so that the law is no smaller.
+    yes, no = math.log(q), math.log1p(-q)
+    logs = [math.log(math.comb(k, j)) + j * yes + (k - j) * no for j in range(k + 1)]
+    chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
+    chances[-1] = max(chances[-1], 1e-300)
+    return MixtureOfGaussians(noise_multiplier, tuple(range(k + 1)), tuple(chances))
+
+
+@dataclass(frozen=True)
+class ExamplesPerUser(PairedEvent):
+    """A Gaussian on Poisson-sampled records, where the privacy unit is a user with several of them.
+
+    Example-level sampling (Charles et al. 2024, arXiv:2407.07737): every record takes part and is
+    clipped by itself. Of a user's records a binomial number takes part, which in the worst case
+    point one way: the ``MixtureOfGaussians`` of 0, ..., k, which is tight. What a user with fewer
+    records adds, or with records that point apart, is dominated
+    (docs/proofs/accounting.md#users-whose-records-are-drawn-one-by-one).
+
+    Attributes:
+        event: what is released from the batch, in units of the largest contribution of a record.
+        sampling_prob: q in (0, 1], of each record.
+        records: k in 1..1,000, the most records of one user in the whole data set; public.
+    """
+
+    words = (
+        "{event}, each record drawn with probability {sampling_prob:.4g}; the unit is a user with "
+        "at most {records:,} of the records"
+    )
+    refused: ClassVar = {
+        Relation.REPLACE_ONE: "no worst pair is proven where the records of two users point apart"
+    }
+
+    event: Gaussian
+    sampling_prob: float
+    records: int
+
+    def __post_init__(self) -> None:
+        check.fields(
+            self, event=require_gaussian, sampling_prob=check.probability, records=check.size
+        )
+        if self.records > MOST_OF_ONE:
+            raise ValueError(f"records={self.records}: expected at most {MOST_OF_ONE}")
+
+    @property
+    def _mixture(self) -> MixtureOfGaussians:
+        return binomial_mixture(self.event.noise_multiplier, self.sampling_prob, self.records)
+
+    def infinite(self) -> str:
+        return self._mixture.infinite()
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        return self._mixture.pairs(relation, upper)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        return self._mixture.renyi(relation, orders)
+
+    def of_group(self, records: int) -> Event | None:
+        users = records * self.records
+        return replace(self, records=users) if users <= MOST_OF_ONE else None
 
 
 def _log_moment(c: Array, p: Array, power: float) -> float:

@@ -16,7 +16,7 @@ from jaxdp.audit.findings import Finding
 from jaxdp.mechanism import Mechanism, dp_mf, dp_sgd, expected_error
 from jaxdp.noise import identity
 from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
-from jaxdp.sampling import WeightedPoisson
+from jaxdp.sampling import ExampleLevel, Sampling, WeightedPoisson
 from jaxdp.sampling.rules import names
 
 _MANY = 1_000  # epochs, which nobody takes but in large batches
@@ -110,15 +110,18 @@ def with_budget(mechanism: Mechanism, **changed: float) -> Mechanism:
     Raises:
         ValueError: the mechanism has no budget; the budget cannot be met.
     """
-    rule = mechanism.sampling
-    sampling: Any = rule.name if rule.name in names() else "poisson"
+    rule, sizes = mechanism.sampling, _budget(mechanism) | changed
+    sampling: str | Sampling = rule.name if rule.name in names() else "poisson"
+    if isinstance(rule, ExampleLevel):
+        rate = min(1.0, sizes["batch_size"] / sizes["dataset_size"])
+        sampling = dataclasses.replace(rule, sampling_prob=rate)
     if isinstance(rule, WeightedPoisson):  # every probability grows with the batch
-        share = changed.get("batch_size", mechanism.batch_size) / mechanism.batch_size
+        share = sizes["batch_size"] / mechanism.batch_size
         sampling = dataclasses.replace(rule, largest=min(1.0, share * rule.largest))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of whole epochs
         return dp_sgd(
-            **(_budget(mechanism) | changed),
+            **sizes,
             records_per_user=mechanism.records_per_user,
             sampling=sampling,
             noise=mechanism.noise,
@@ -140,6 +143,8 @@ def outlooks(mechanism: Mechanism) -> list[Outlook]:
         f"twice epsilon: {epsilon:.3g}": functools.partial(changed, epsilon=epsilon),
         "correlated noise (jaxdp.dp_mf)": functools.partial(dp_mf, **budget),
     }
+    if mechanism.records_per_user is not None:  # which ``dp_mf`` does not take
+        del others["correlated noise (jaxdp.dp_mf)"]
     found = [outlook(mechanism)]
     for change, make in others.items() if mechanism.strategy is None else ():
         with contextlib.suppress(ValueError):  # the budget cannot be met so

@@ -20,7 +20,7 @@ from jaxdp.clipping.rules import CoordinateBox, limit_of
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import Mechanism, default_physical_batch_size, dp_sgd
-from jaxdp.sampling import Sampler, Source
+from jaxdp.sampling import ExampleLevel, Sampler, Sampling, Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.training import start
 from jaxdp.types import PyTree
@@ -75,13 +75,18 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
             "a budget, jaxdp.dp_sgd(epsilon=..., delta=..., steps=...), or give it one, "
             "dataclasses.replace(mechanism, delta=1e-6)"
         )
+    rule, size = mechanism.sampling, min(records, mechanism.dataset_size)
+    sampling: str | Sampling = "poisson"
+    if isinstance(rule, ExampleLevel):  # records of users: the event is of a user
+        sampling = dataclasses.replace(rule, sampling_prob=size / mechanism.dataset_size)
     one = dp_sgd(
         epsilon=arguments.positive("epsilon", epsilon),
         delta=mechanism.delta,
         steps=1,
         l2_clip_norm=_CLIP_NORM,
-        batch_size=min(records, mechanism.dataset_size),
+        batch_size=size,
         dataset_size=mechanism.dataset_size,
+        sampling=sampling,
         records_per_user=mechanism.records_per_user,
         relation=mechanism.neighbours,
         noise=mechanism.noise,

@@ -13,6 +13,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource
+from jaxdp.sampling.users import UserExamples
 from jaxdp.training.lines import line_of_function
 from jaxdp.types import PyTree
 
@@ -49,6 +50,8 @@ def find_copies(
     Raises:
         ValueError: ``same`` fails, or gives what is no key.
     """
+    if isinstance(source, UserExamples):  # a user's own may be alike
+        source = source.one_of_each()
     arrays = jax.tree.leaves(getattr(source, "arrays", ()))
     if any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in arrays):
         return []  # other processes hold the rest

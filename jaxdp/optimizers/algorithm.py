@@ -93,6 +93,11 @@ class Algorithm:
                 "mechanism must name its leak for an algorithm that clips by un-noised statistics, "
                 "got an empty one"
             )
+        if self.energy is not None and self.mechanism.by_example:
+            raise ValueError(
+                "energy must be None with example-level sampling: its draws are charged for one "
+                "record, and the privacy unit is a user with several; got an algorithm that has one"
+            )
         # With correlated noise nothing follows earlier releases before the noise.
         if self.mechanism.strategy is not None:
             for name in ("scale", "raw", "bound", "noise", "energy", "gradient"):

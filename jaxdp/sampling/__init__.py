@@ -7,7 +7,8 @@ uniforms on the device would bias small rates (``uniform < 1e-7`` is true 1.2 ti
 
 One index of a source is one **privacy unit**: the guarantee hides the presence of what
 ``source[i]`` holds, and of nothing larger. A person who is in the source twice is hidden only half
-as well as the report says; ``users`` makes a source in which one index is a person.
+as well as the report says; ``users`` makes a source in which one index is a person, and
+``user_examples`` one whose indices are records of persons with a public number of them at most.
 """
 
 from jaxdp.sampling.files import load
@@ -17,6 +18,7 @@ from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
     CyclicPoisson,
     EpochSampling,
+    ExampleLevel,
     FixedOrder,
     FixedSize,
     FullBatch,
@@ -35,11 +37,12 @@ from jaxdp.sampling.rules import (
 from jaxdp.sampling.sampler import Sampler, pad
 from jaxdp.sampling.source import Source, as_source
 from jaxdp.sampling.text import bucketed_text, padded_text
-from jaxdp.sampling.users import User, users
+from jaxdp.sampling.users import User, user_examples, users
 
 __all__ = [
     "CyclicPoisson",
     "EpochSampling",
+    "ExampleLevel",
     "FixedOrder",
     "FixedSize",
     "FullBatch",
@@ -66,5 +69,6 @@ __all__ = [
     "parts",
     "prefetch",
     "relations",
+    "user_examples",
     "users",
 ]

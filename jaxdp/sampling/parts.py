@@ -16,6 +16,7 @@ from jaxdp import arguments
 from jaxdp.devices import processes
 from jaxdp.sampling.rules import Identities
 from jaxdp.sampling.source import ArraySource, Source, as_source, chosen
+from jaxdp.sampling.users import UserExamples
 from jaxdp.types import PyTree
 
 _AT_ONCE = 4096  # units that are read together
@@ -135,6 +136,11 @@ def parts(
         ['above', 'below']
     """
     source = as_source(data)
+    if isinstance(source, UserExamples):
+        raise ValueError(
+            "data must be users, jaxdp.sampling.users, for parts of users, got their records one by "
+            "one (jaxdp.sampling.user_examples): a rule of a record may part a user"
+        )
     if isinstance(names, str) or len(set(names)) != len(names) or not len(names):
         raise ValueError(f"names must be a list of distinct names, got {names!r}")
     for key, said in [("names", each) for each in names] + [("partition", partition)]:

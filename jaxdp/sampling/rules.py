@@ -522,6 +522,33 @@ class Shuffled(EpochSampling, name="shuffle"):
 
 
 @dataclasses.dataclass(frozen=True)
+class ExampleLevel(Poisson):
+    """Poisson sampling of records, where the privacy unit is a user with several of them.
+
+    Each record takes part independently with ``sampling_prob``, and is clipped by itself: example-
+    level sampling (Charles et al. 2024, arXiv:2407.07737). The source is
+    ``jaxdp.sampling.user_examples``, with the same ``records_per_user``, and ``dataset_size`` the
+    number of records that it keeps; neither that nor the number of users need be public.
+
+    Attributes:
+        sampling_prob: of each record.
+        records_per_user: the most records of one user in the whole source, public.
+    """
+
+    records_per_user: int
+    title: ClassVar[str] = "example-level sampling"
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_ADD, _NULL)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments.integer("records_per_user", self.records_per_user, least=1)
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Gaussian on such draws, for a user."""
+        return acc.ExamplesPerUser(released, self.sampling_prob, self.records_per_user)
+
+
+@dataclasses.dataclass(frozen=True)
 class TruncatedPoisson(StepSampling, name="truncated_poisson"):
     """Poisson sampling of which at most ``cap`` records are kept, so that every draw has one shape.
 
@@ -800,6 +827,7 @@ PROVEN = (
     TruncatedPoisson,
     CyclicPoisson,
     FixedOrder,
+    ExampleLevel,
 )
 
 

@@ -1,4 +1,4 @@
-"""Users as the privacy unit: one index of the source is a user, with at most k records."""
+"""Users with at most k records as the privacy unit, drawn whole or record by record."""
 
 import dataclasses
 from typing import NamedTuple
@@ -96,6 +96,81 @@ def users(
         >>> len(patients), list(patients.example.records)
         (2, ['x'])
     """
+    source, order, starts, k = _kept(data, user_ids, records_per_user, seed, keep_ids)
+    # The kept records of each user stand in the row; padding repeats the first, where none is read.
+    counts = np.diff(starts, append=len(order))
+    present = np.arange(k) < counts[:, None]
+    indices = np.zeros(present.shape, np.int64) + order[starts, None]
+    indices[present] = order
+    return Users(source, indices, present)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UserExamples:
+    """A source of records of users, at most k of each; ``user_examples`` makes it."""
+
+    source: Source = dataclasses.field(repr=False)  # all records. Sensitive
+    # int64 [N]; the records that are kept, those of one user next to each other. Sensitive.
+    indices: np.ndarray = dataclasses.field(repr=False)
+    # int64 [U]; where those of each user begin. Sensitive.
+    starts: np.ndarray = dataclasses.field(repr=False)
+    # The most records of one user; public. Not ``records_per_user``, which says that an index is a
+    # user: what wraps this source, and knows no better, is one of records.
+    examples_per_user: int
+    # False: rows are gathered on the host.
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    @property
+    def example(self) -> PyTree:
+        """Shape and dtype of one record."""
+        return self.source.example
+
+    def __len__(self) -> int:
+        """The number of records that are kept. Sensitive under add-or-remove-one."""
+        return len(self.indices)
+
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
+        """The records at ``indices``; see ``Source.gather``."""
+        places, kept = chosen(indices, mask, len(self))
+        rows = np.zeros(len(mask), np.int64)
+        rows[places] = self.indices[kept]
+        return self.source.gather(rows, mask)
+
+    def one_of_each(self) -> "UserExamples":
+        """A source with the first record of every user alone."""
+        indices = self.indices[self.starts]
+        return UserExamples(self.source, indices, np.arange(len(indices)), 1)
+
+
+def user_examples(
+    data: PyTree,
+    user_ids: ArrayLike | str,
+    records_per_user: int,
+    seed: int = 0,
+    *,
+    keep_ids: bool = False,
+) -> UserExamples:
+    """Returns a source whose index is a record, of users of whom each has at most so many.
+
+    It is for ``ExampleLevel`` sampling, which draws and clips record by record, and yet has a
+    guarantee for a user. Records are kept as ``users`` keeps them, by what their user has alone.
+    The loss is one of a record, and ``dataset_size`` a declared number of the records kept.
+
+    Args and errors as for ``users``.
+
+    Example:
+        >>> visits = {"patient": np.array(["b", "a", "b"]), "x": np.ones((3, 4), np.float32)}
+        >>> source = jaxdp.sampling.user_examples(visits, "patient", records_per_user=4)
+        >>> len(source), list(source.example)
+        (3, ['x'])
+    """
+    return UserExamples(*_kept(data, user_ids, records_per_user, seed, keep_ids))
+
+
+def _kept(
+    data: PyTree, user_ids: ArrayLike | str, records_per_user: int, seed: int, keep_ids: bool
+) -> tuple[Source, np.ndarray, np.ndarray, int]:
+    """(source, records kept by user, where each user's begin, most of one); as for ``users``."""
     if isinstance(user_ids, str):
         if type(data) is not dict:
             as_source(data)  # which has words for a frame
@@ -131,10 +206,5 @@ def users(
     priority = rng.random_raw(int(counts.max(initial=0)))
     order = np.argsort(owner, kind="stable")
     order = order[np.lexsort((priority[place], owner[order]))]
-    # The first k of each user stand in the row; padding repeats the first, where none is read.
-    kept = place < k
-    indices = np.zeros((len(counts), k), np.int64) + order[np.cumsum(counts) - counts, None]
-    present = np.zeros((len(counts), k), bool)
-    indices[owner[order][kept], place[kept]] = order[kept]
-    present[owner[order][kept], place[kept]] = True
-    return Users(source, indices, present)
+    kept = np.minimum(counts, k)
+    return source, order[place < k], np.cumsum(kept) - kept, k

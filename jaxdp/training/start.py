@@ -19,7 +19,7 @@ from jaxdp.ledger.returned import find_past
 from jaxdp.sampling import Source
 from jaxdp.sampling import neighbours as near
 from jaxdp.sampling.source import ArraySource, holds, named
-from jaxdp.sampling.users import Users
+from jaxdp.sampling.users import UserExamples, Users
 from jaxdp.training.lines import line_of_use
 from jaxdp.training.physical_batch import Work, numbers_of, operations_of, started_of
 from jaxdp.types import PyTree
@@ -192,7 +192,7 @@ def compare_parameters(
 
 def records_in_memory(source: Source) -> statistics.KnownRecords | None:
     """All records, where they lie in this process's memory; nothing is read otherwise."""
-    leaves = arrays_in_memory(source.source if isinstance(source, Users) else source)
+    leaves = arrays_in_memory(source.source if isinstance(source, Users | UserExamples) else source)
     on_host = all(
         isinstance(leaf, np.ndarray) or all(on.platform == "cpu" for on in leaf.devices())
         for leaf in leaves

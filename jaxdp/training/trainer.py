@@ -37,7 +37,7 @@ from jaxdp.optimizers.algorithm import Algorithm, StepHook, as_algorithm
 from jaxdp.sampling import Sampler, Source, as_source, fingerprint
 from jaxdp.sampling.hashes import identities
 from jaxdp.sampling.source import TOGETHER, ArraySource, Wrong, holds, named
-from jaxdp.sampling.users import Users
+from jaxdp.sampling.users import UserExamples, Users
 from jaxdp.training.batches import Batches, ChargedBatch, charged, check_batch, placed
 from jaxdp.training.batches import steps_left as left_of
 from jaxdp.training.physical_batch import (
@@ -695,7 +695,7 @@ def look_through(source: Source, missing_values: bool = False, everything: bool 
     """
     missing = arguments.boolean("missing_values", missing_values)
     wrong: Wrong = "infinity" if missing else "NaN or infinity"
-    source = source.source if isinstance(source, Users) else source
+    source = source.source if isinstance(source, Users | UserExamples) else source
     likes = jax.tree_util.tree_leaves_with_path(source.example)
     arrays = jax.tree.leaves(source.arrays) if isinstance(source, ArraySource) else []
     here = [

@@ -1,10 +1,12 @@
 """Other noise, stated guarantees and objective perturbation, against their definitions."""
 
 import functools
+import itertools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import special
@@ -13,6 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import events, rdp, tuned
 from jaxdp.accounting.flat import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
+from jaxdp.accounting.groups import group_event
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.accounting.judging import profile as of_pair
 from tests.refusing import all_refused, refused
@@ -108,6 +111,83 @@ def test_a_mixture_has_the_profile_and_the_renyi_curve_of_its_densities():
     found = MIXED.renyi(ADD, np.asarray([1.5, 7.5]))
     for value, true in zip(found, (0.0454647802335754, 5.42071360462036), strict=True):
         assert true * (1 - 1e-13) <= value <= true * (1 + 1e-8)
+
+
+def test_a_user_of_several_sampled_records_is_their_mixture():
+    """Beside dp_accounting 0.6.0, mixture of Gaussians, upper end: (z, q, k, steps, delta)."""
+    for numbers, theirs in (
+        ((1.0, 0.01, 1, 1000, 1e-6), 2.124522520617938),
+        ((2.0, 0.005, 4, 1000, 1e-6), 1.526758041975043),
+        ((4.0, 0.005, 16, 1000, 1e-6), 3.030899909907586),
+        ((3.0, 0.1, 5, 50, 1e-5), 6.0140212143970135),
+    ):
+        z, q, k, steps, small = numbers
+        event = acc.ExamplesPerUser(acc.Gaussian(z), q, k)
+        bound = acc.epsilon(acc.Repeated(event, steps), small)
+        assert bound.lower <= theirs == pytest.approx(bound.upper, rel=2e-4), numbers
+        if k == 1:
+            record = acc.epsilon(run(q, z, steps), small)
+            assert (bound.lower, bound.upper) == pytest.approx(
+                (record.lower, record.upper), rel=1e-6
+            )
+    # Fewer records of a user, or a smaller rate, cost less; zeroing out costs the same.
+    event = acc.ExamplesPerUser(acc.Gaussian(1.2), 0.3, 3)
+    for less in (replace(event, records=2), replace(event, sampling_prob=0.25)):
+        for epsilon in (0.0, 0.5, 2.0):
+            assert acc.delta(less, epsilon).upper < acc.delta(event, epsilon).lower
+    assert acc.epsilon(event, 1e-5, SPECIAL).upper == acc.epsilon(event, 1e-5).upper
+    # By brute force over the 2^3 sets of records, at 20 digits.
+    one = lambda x, c: mpmath.npdf(x, c, mpmath.mpf(1.2))  # noqa: E731
+    chance = lambda j: math.comb(3, j) * mpmath.mpf(0.3) ** j * (1 - mpmath.mpf(0.3)) ** (3 - j)  # noqa: E731
+    mixed = lambda x: mpmath.fsum(chance(j) * one(x, j) for j in range(4))  # noqa: E731
+    with mpmath.workdps(20):
+        for epsilon in (0.3, 1.5):
+            gain = lambda x, e=epsilon: mixed(x) - mpmath.exp(e) * one(x, 0)  # noqa: E731
+            cut = mpmath.findroot(gain, 1.5)
+            there = mpmath.quad(gain, [cut, cut + 2, cut + 6, 25])
+            gone = lambda x, e=epsilon: one(x, 0) - mpmath.exp(e) * mixed(x)  # noqa: E731
+            other = 0
+            if gone(-20) > 0:
+                cut = mpmath.findroot(gone, (-3, 1), solver="illinois")
+                other = mpmath.quad(gone, [-25, cut - 4, cut])
+            bound = acc.delta(event, epsilon)
+            assert bound.lower <= float(max(there, other)) * (1 + 1e-12)
+            assert float(max(there, other)) * (1 - 1e-12) <= bound.upper
+            assert bound.upper == pytest.approx(bound.lower, rel=1e-4)
+    # Records that point apart, in the plane, never cost more.
+    grid = np.linspace(-9, 13, 441)
+    x, y = np.meshgrid(grid, grid)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        angles = rng.uniform(0, 2, 3)
+        p = np.zeros_like(x)
+        for taken in itertools.product((0, 1), repeat=3):
+            dx, dy = np.array(taken) @ np.cos(angles), np.array(taken) @ np.sin(angles)
+            share = 0.3 ** sum(taken) * 0.7 ** (3 - sum(taken))
+            p += share * np.exp(-((x - dx) ** 2 + (y - dy) ** 2) / (2 * 1.44))
+        q = np.exp(-(x**2 + y**2) / (2 * 1.44))
+        p, q = p / q.sum(), q / q.sum()
+        for epsilon in (0.1, 1.0):
+            most = acc.delta(event, epsilon).upper
+            assert max(excess(p, q, epsilon), excess(q, p, epsilon)) <= most * (1 + 1e-6)
+    # Round trips, groups, ends and refusals.
+    assert events.from_dict(json.loads(json.dumps(events.to_dict(event)))) == event
+    assert group_event(event, 2, ADD) == replace(event, records=6)
+    assert group_event(replace(event, records=600), 2, ADD) is None
+    everyone = replace(event, sampling_prob=1.0)
+    assert acc.epsilon(everyone, 1e-5).upper == pytest.approx(
+        acc.epsilon(acc.Gaussian(0.4), 1e-5).upper, rel=1e-4
+    )
+    assert cost(acc.ExamplesPerUser(acc.Gaussian(0.0), 0.1, 2)) == math.inf
+    assert "user with at most 3 of" in event.describe()
+    all_refused([
+        ("ExamplesPerUser under replace_one", lambda: acc.epsilon(event, 1e-5, REPLACE)),
+        ("amplification by sampling", lambda: acc.epsilon(acc.PoissonSampled(event, 0.1), 1e-5)),
+        ("records=1001: expected at most 1000", lambda: replace(event, records=1001)),
+        ("records must be", lambda: replace(event, records=0)),
+        ("sampling_prob must be", lambda: replace(event, sampling_prob=0.0)),
+        ("expected a Gaussian", lambda: replace(event, event=event)),
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(("event", "relation"), ALL)

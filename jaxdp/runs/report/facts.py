@@ -10,7 +10,7 @@ from jaxdp.noise import BandedInverse, Buffered, MadeAgain, Strategy, Toeplitz, 
 from jaxdp.noise.sensitivity import Cyclic
 from jaxdp.runs.report.schema import ChargedPart, Facts, Report
 from jaxdp.runs.report.subject import Rows, Subject
-from jaxdp.runs.report.words import HIDDEN, RELATIONS, show_delta, show_epsilon
+from jaxdp.runs.report.words import A_USER, HIDDEN, RELATIONS, show_delta, show_epsilon
 
 CODE = ("Command", "SHA-256 of ledger.jsonl")  # set in a monospaced font
 
@@ -35,6 +35,8 @@ _SAMPLINGS: dict[str, str] = {
     "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
     "group, and each record of it with probability {rule.sampling_prob:.3g}, independently of the "
     "others (cyclic Poisson sampling)",
+    "ExampleLevel": "{batch:,} of {size:,} records expected a step, each with probability "
+    "{rate:.3g}, independently of the others, those of one user too (example-level sampling)",
     HIDDEN: "every record in one of {size:,} / {batch:,} fixed batches, of a secret partition that "
     "was drawn once",
     "fixed_order": "{batch:,} of {size:,} records a step: every pass takes the records in one and "
@@ -70,11 +72,13 @@ def grouped_facts(subject: Subject, report: Report) -> tuple[Facts, ...]:
         report: without these facts.
     """
     guarantee, mechanism = report.guarantee, subject.algorithm.mechanism
-    users, size = subject.records_per_user is not None, subject.dataset_size
+    # The units that are drawn: records, or whole users.
+    users = subject.records_per_user is not None and not mechanism.by_example
+    size = subject.dataset_size
     protected = [
         (f"Number of {'users' if users else 'records'}", f"{size:,}, declared and public"),
         ("Privacy unit", f"{subject.unit}: this is who the guarantee protects"),
-        ("Neighbours", f"data sets that are alike but for {RELATIONS[subject.relation]}"),
+        ("Neighbours", f"data sets that are alike but for {describe_relation(report)}"),
         (
             "Delta",
             f"{show_delta(subject.delta)}; one over the number of records is {1 / size:.3g}",
@@ -158,7 +162,8 @@ def _describe_part(part: ChargedPart) -> str:
 
 def describe_relation(report: Report) -> str:
     """The neighbouring relation in words."""
-    return RELATIONS[acc.Relation(report.guarantee.relation)]
+    words = RELATIONS[acc.Relation(report.guarantee.relation)]
+    return words.replace("record", "user") if report.privacy_unit.startswith(A_USER) else words
 
 
 def _describe_correlated(mechanism: Mechanism) -> Rows:

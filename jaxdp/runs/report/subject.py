@@ -6,6 +6,7 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.report.schema import ChargedPart, Levels, Metric
+from jaxdp.runs.report.words import A_USER
 from jaxdp.schedules import NoiseSchedule
 
 Rows = list[tuple[str, str]]
@@ -81,7 +82,8 @@ class Subject:
         """The privacy unit in words."""
         if self.records_per_user is None:
             return "one training record"
-        return f"one user, of whom at most {self.records_per_user:,} records enter a step"
+        entering = "are in the data" if self.algorithm.mechanism.by_example else "enter a step"
+        return f"{A_USER}of whom at most {self.records_per_user:,} records {entering}"
 
     @property
     def batch_size(self) -> int:

@@ -30,6 +30,7 @@ ASSUMED = (
     "The folder secret/ stays secret.",
 )
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+A_USER = "one user, "  # as a privacy unit begins that is no record
 RELATIONS = {
     acc.Relation.ADD_OR_REMOVE_ONE: "one record added or removed",
     acc.Relation.REPLACE_ONE: "one record replaced by another",
