@@ -138,8 +138,8 @@ def parts(
     source = as_source(data)
     if isinstance(source, UserExamples):
         raise ValueError(
-            "data must be users, jaxdp.sampling.users, for parts of users, got their records one by "
-            "one (jaxdp.sampling.user_examples): a rule of a record may part a user"
+            "data must be users, jaxdp.sampling.users, for parts of users, got their records one "
+            "by one (jaxdp.sampling.user_examples): a rule of a record may part a user"
         )
     if isinstance(names, str) or len(set(names)) != len(names) or not len(names):
         raise ValueError(f"names must be a list of distinct names, got {names!r}")
