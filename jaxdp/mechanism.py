@@ -32,6 +32,7 @@ from jaxdp.sampling import (
     EpochSampling,
     ExampleLevel,
     FixedOrder,
+    Part,
     RunSampling,
     Sampler,
     Sampling,
@@ -90,12 +91,15 @@ class Mechanism:
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
-        noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
-            docs/proofs/grid_noise.md: rounding and generator are then within the guarantee); a key
-            of ``jaxdp.noise.NOISES``.
+        noise: "gaussian" (float32), "grid" (integers from a cryptographic generator,
+            docs/proofs/grid_noise.md: rounding and generator are then within the guarantee), or of
+            a sum of one number (``jaxdp.optimizers.dp_zo``) "laplace", whose scale over ``l2``
+            ``noise_multiplier`` then is; a key of ``jaxdp.noise.NOISES``.
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
         models: how many models, of ``steps`` steps each, the noise was calibrated for together.
+        part: the part of the records that it draws from (``jaxdp.sampling.parts``), see ``on``;
+            None for all of them.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -117,6 +121,7 @@ class Mechanism:
     # and of however many models.
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
     models: int = dataclasses.field(default=1, repr=False)
+    part: Part | None = dataclasses.field(default=None, repr=False)
 
     def sampler(
         self,
@@ -228,13 +233,15 @@ class Mechanism:
             if self.leak:
                 found.append((acc.NonPrivate(self.leak), first, count))
                 continue
-            event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
+            event = self.sampling.event(NOISES[self.noise].event(multiplier), self.dataset_size)
             # A user is drawn whole, unless the event is of records drawn one by one; integers are a
             # distance from the theorem's.
             if self.records_per_user is not None and not self.by_example:
                 event = acc.PerUser(event, self.records_per_user)
             if distance := NOISES[self.noise].distance:
                 event = acc.GridNoise(event, event.block * distance)
+            if self.part is not None:
+                event = self.part.event(event)
             found.append((event, first, count))
         return found
 
@@ -296,17 +303,20 @@ class Mechanism:
             found["votes"] = self.count_noise_multiplier
         return found
 
-    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
+    def simulated_key(
+        self, key: jax.Array, step: int | jax.Array = 0, before: jax.Array | None = None
+    ) -> NoiseKey:
         """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
 
         Args:
             key: a threefry key, another one for every run and step.
             step: may be a tracer.
+            before: the key of the step before, which noise that makes that step's again needs.
         """
         parts = {self._noise.part: self._noise.multiplier_at(step)}
         if self.count_noise_multiplier is not None:
             parts["votes"] = self.count_noise_multiplier
-        return simulated_key(key, parts, step)
+        return simulated_key(key, parts, step, before)
 
     def total(self, steps: int, noise_multiplier: float | NoiseSchedule | None = None) -> acc.Event:
         """The composition of the first ``steps`` steps, as one event; epochs count whole.
@@ -374,7 +384,8 @@ class Mechanism:
         known = self.sampling.relations
         if relation is None or relation in known:
             return relation
-        if acc.supports(self.sampling.event(acc.Gaussian(1.0), self.dataset_size), relation):
+        released = NOISES[self.noise].event(1.0)
+        if acc.supports(self.sampling.event(released, self.dataset_size), relation):
             raise acc.UnsupportedEventError(
                 f"relation must be one that {self.sampling.title} covers, "
                 f"{', '.join(each.value for each in known)}; got {relation.value}"
@@ -464,6 +475,18 @@ class Mechanism:
         rounded = np.float32(exact)  # as the noise has it, never less
         up = np.nextafter(rounded, np.float32(np.inf))
         return float(rounded if float(rounded) >= exact else up)
+
+    def on(self, source: Source) -> "Mechanism":
+        """The mechanism for a source: one that is a part of the records is charged as such.
+
+        Its releases are then ``jaxdp.accounting.Parallel`` events. ``Trainer`` and ``Run`` ask for
+        it by themselves; the plan of a budget, or a loop of your own, names it.
+
+        Raises:
+            ValueError: a part has no bound under the sampling, or the relation.
+        """
+        part = getattr(source, "part", None)
+        return self if part == self.part else dataclasses.replace(self, part=part)
 
     def with_leak(self, reason: str) -> "Mechanism":
         """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
@@ -558,6 +581,18 @@ class Mechanism:
                 f"at once (its block), got {released!r}"
             )
         self.covered(self.relation)
+        if self.part is not None and not (
+            acc.Relation.ADD_OR_REMOVE_ONE in sampling.relations
+            and acc.supports(released, acc.Relation.ADD_OR_REMOVE_ONE)
+            and self.relation is not acc.Relation.REPLACE_ONE
+        ):
+            raise ValueError(
+                "sampling and relation must be such that a part of the records has a bound, got "
+                f"{sampling.title} under {self.neighbours.value}: how many records are in a part "
+                "follows from what they hold and may not be public, and one that is replaced may "
+                "change its part. Take Poisson sampling, full batches or random allocation, and "
+                "add_or_remove_one or replace_special"
+            )
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % (block := sampling.block(size)):
                 raise ValueError(
@@ -604,11 +639,11 @@ class Mechanism:
             if self.steps is None:
                 object.__setattr__(self, "steps", strategy.steps)
         if self.count_noise_multiplier is not None:
-            if self.noise == "grid":
+            if self.noise in ("grid", "laplace"):
                 raise ValueError(
                     "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
                     "clipping releases is not on the integer grid yet, and part of the release "
-                    "would have ordinary noise; got 'grid'"
+                    f"would have ordinary noise; got {self.noise!r}"
                 )
             _ = self._noise  # refuses a count that alone costs more than the step
 
@@ -628,6 +663,11 @@ class Mechanism:
             raise ValueError(
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
+            )
+        if self.part not in (None, getattr(source, "part", None)):
+            raise ValueError(
+                "source must be of the part that the mechanism charges, mechanism.on(source), got "
+                f"{getattr(source, 'part', None)} for {self.part}"
             )
         if isinstance(source, UserExamples) != self.by_example:
             raise ValueError(
@@ -887,7 +927,8 @@ def dp_mf(
     Each step's noise takes back part of that of the steps before, so that the sum of all has less
     (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al. 2023, arXiv:2306.08153v2). It is
     used as every mechanism, for exactly ``steps`` steps: they are one event, charged whole at the
-    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer).
+    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer); that of
+    "lambda" none, for the normals of the step before are made a second time.
 
     Formal guarantee: docs/proofs/correlated_noise.md, for clipping by a public bound. Clip norms
     that follow noisy releases, and steps that are rejected, are refused.
@@ -902,7 +943,8 @@ def dp_mf(
             sampled: amplified, banded strategies only) or "fixed_order" (every pass takes the
             records in one order; relation replace_special or replace_one).
         steps: n, of the whole run.
-        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "banded_inverse" (BISR),
+        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "lambda" (DP-λCGD, which
+            takes no memory), "banded_inverse" (BISR),
             "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
             "banded" with cyclic Poisson sampling or noise on a grid, else "buffered".
         bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered
