@@ -114,6 +114,7 @@ def test_each_record_is_read_by_itself_before_anything_is_charged():
     assert seen[:N] == [((2,), int(label)) for label in LABELS]
     assert seen[N:] == seen[:N][::-1]  # once more, the other way round
     assert any("probability of a record, watched" in line for line in made.unverified())
+    assert any("and stays the same, was not verified" in line for line in made.unverified())
     # A divisor that is not that of the draws: loudly, and before the first one.
     for size in (5, 30):
         wrong = jaxdp.Trainer(loss_fn, mechanism(batch_size=size), optax.sgd(1.0), DATA)
