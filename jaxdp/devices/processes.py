@@ -193,7 +193,7 @@ def _in_words(facts: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {text[:200]}" for name, text in texts.items()) or "not told"
 
 
-_HIDDEN = ("secret", "source", "params")
+_HIDDEN = ("secret", "source", "params", "probabilities")
 
 
 def hashed(text: str) -> str:

@@ -813,6 +813,9 @@ class Run:
                         else parts.stepper(start, state)
                     )
                     start.check_room(state.step)
+                    if isinstance(trainer, Trainer) and state.step < steps:
+                        # Whatever reads all records may fail: before a block is charged.
+                        trainer._sampler.prepare()
                     # Now that nothing is refused any more, the program is the run's. What could not
                     # be compared is written down before.
                     for sentence in (*unsure, *filter(None, [self._features])):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Identity = int | str | bytes | np.generic
 Identities = Sequence[Identity] | np.ndarray
 _AT_ONCE = 4096  # records that are read together
+_AGAIN = 64  # records of which the probability is asked twice
 # Of memory, that a position takes while its draw is made: twice or so what was measured.
 _BYTES = 64
 
@@ -267,7 +268,7 @@ class WeightedPoisson(StepSampling):
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        arguments.probability("largest", self.largest)
+        arguments.fields(self, largest=arguments.probability)  # a float, as it is charged
         label = self.label or getattr(self.probability, "__name__", "<lambda>")
         if not callable(self.probability) or label == "<lambda>":
             raise ValueError(
@@ -280,29 +281,44 @@ class WeightedPoisson(StepSampling):
         """uint64 [n]: the share of ``largest`` that each record is kept with, in units of 2^-63.
 
         Args:
-            source: of the records, all of which are read, each by itself.
+            source: of the records, all of which are read, each by itself; the first few twice.
             batch_size: the declared divisor; None where there is none.
 
         Raises:
-            ValueError: it is far from the expected number of records of a draw.
+            ValueError: it is far from the expected number of records of a draw, or the function
+                gives a record another probability after it has seen others.
         """
         below, above = float(self.largest).as_integer_ratio()
         shares = np.empty(len(source), np.uint64)
-        for start in range(0, len(shares), _AT_ONCE):
-            places = np.arange(start, min(len(shares), start + _AT_ONCE))
+
+        def found(places: np.ndarray) -> np.ndarray:
             leaves, structure = jax.tree.flatten(source.gather(places, np.ones(len(places), bool)))
+            each = np.empty(len(places), np.uint64)
             for i in range(len(places)):
                 record = jax.tree.unflatten(structure, [leaf[i] for leaf in leaves])
                 own = float(self.probability(record))
                 own = min(own, self.largest) if own > 0 else 0.0  # NaN is not above 0
                 yes, whole = own.as_integer_ratio()
-                shares[start + i] = (yes * above << 63) // (whole * below)
+                each[i] = (yes * above << 63) // (whole * below)
+            return each
+
+        for start in range(0, len(shares), _AT_ONCE):
+            places = np.arange(start, min(len(shares), start + _AT_ONCE))
+            shares[places] = found(places)
+        # A few once more, after all others: no proof, but what counts or draws says otherwise here.
+        again = np.arange(min(len(shares), _AGAIN))[::-1]
+        if len(again) and not np.array_equal(found(again), shares[again]):
+            raise ValueError(
+                f"probability must follow from the record alone, but {self.label} gave another one "
+                "for the same record after it had seen others: they would move its rate. Nothing "
+                "was drawn"
+            )
         expected = math.fsum(shares.tolist()) / 2**63 * self.largest
         if batch_size is not None and not batch_size <= 2 * expected <= 3 * batch_size:
             raise ValueError(
                 "batch_size must be the expected number of records of a draw, from two thirds to "
                 "twice the sum of all probabilities, by public shares of the classes, got "
-                f"{batch_size}. Nothing was charged. That it was refused tells something of the "
+                f"{batch_size}. Nothing was drawn. That it was refused tells something of the "
                 "records: it is for their owner, and not to be published"
             )
         return shares

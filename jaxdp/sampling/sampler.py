@@ -84,7 +84,7 @@ class Sampler:
                 )
             issuer.ledger.trust(
                 f"the probability of a record, {sampling.label}, is the caller's function: that it "
-                "follows from the record alone was not verified"
+                "follows from the record alone, and stays the same, was not verified"
             )
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._source = source

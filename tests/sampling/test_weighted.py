@@ -1,6 +1,7 @@
 """Weighted Poisson sampling: laws of its draws, what it costs, and audits of either class."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from fractions import Fraction
@@ -14,6 +15,7 @@ from scipy import stats
 import jaxdp
 from benchmarks.sampling_audit import Case, audited, record_less, record_more
 from jaxdp import accounting as acc
+from jaxdp.devices import processes
 from jaxdp.sampling import WeightedPoisson, as_source
 from tests.laws import is_binomial
 from tests.refusing import refused
@@ -109,8 +111,10 @@ def test_each_record_is_read_by_itself_before_anything_is_charged():
     seen.clear()
     for batch in made.batches(3):
         state, _ = made.step(state, batch)
-    assert seen == [((2,), int(label)) for label in LABELS]
+    assert seen[:N] == [((2,), int(label)) for label in LABELS]
+    assert seen[N:] == seen[:N][::-1]  # once more, the other way round
     assert any("probability of a record, watched" in line for line in made.unverified())
+    assert any("and stays the same, was not verified" in line for line in made.unverified())
     # A divisor that is not that of the draws: loudly, and before the first one.
     for size in (5, 30):
         wrong = jaxdp.Trainer(loss_fn, mechanism(batch_size=size), optax.sgd(1.0), DATA)
@@ -122,6 +126,79 @@ def test_each_record_is_read_by_itself_before_anything_is_charged():
     assert sampler.draw().mask.sum() == len(set(sampler.drawn(0).indices[sampler.drawn(0).mask]))
     refused("source must be the records", mechanism().sampler, N)
     refused("source must be the records", mechanism().sampler, N, source=as_source(np.ones(3)))
+
+
+@pytest.mark.parametrize("kind", ["counts", "draws", "one over the class's count"])
+def test_a_probability_that_sees_other_records_is_refused_before_a_charge(kind):
+    rng, seen = np.random.default_rng(0), []
+
+    def probability(record):
+        seen.append(int(record["y"]))
+        record["x"][:] = np.nan  # its own copy: the source keeps what it has
+        count = {"counts": len(seen), "draws": rng.random() * 9}.get(kind, seen.count(seen[-1]))
+        return 0.4 / (1 + count)
+
+    made = jaxdp.Trainer(
+        loss_fn, mechanism(WeightedPoisson(probability, 0.4), 2), optax.sgd(1.0), DATA
+    )
+    made.init(jnp.zeros(2))
+    refused("follow from the record alone", made.batches, 2)
+    assert made.ledger.steps == 0
+    assert (DATA["x"] == 1).all()
+
+
+def test_a_run_that_is_refused_has_charged_nothing(tmp_path):
+    def fails(record):
+        raise KeyError("no such class")
+
+    for name, rule in {"divisor": RULE, "function": WeightedPoisson(fails, 0.4)}.items():
+        run = jaxdp.Run(
+            tmp_path / name,
+            loss_fn,
+            mechanism(rule, batch_size=30),
+            optax.sgd(1.0),
+            DATA,
+            params=jnp.zeros(2),
+        )
+        refused("Nothing was drawn|no such class", run.fit, 4, error=(ValueError, KeyError))
+        assert '"event"' not in (tmp_path / name / "ledger.jsonl").read_text()
+
+
+def test_processes_that_disagree_do_not_tell_what_they_read(monkeypatch):
+    said = []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "index", lambda: 1)
+    monkeypatch.setattr(processes, "send", lambda key, text: said.append(text))
+    monkeypatch.setattr(processes, "receive", lambda key: "probabilities must be the same")
+    digest = hashlib.blake2b(RULE.read(as_source(DATA), 12).tobytes()).hexdigest()
+    # Which classes all have is a function of the records: no message holds a hash without a key.
+    with pytest.raises(ValueError, match=r"must be the same.*not told") as found:
+        processes.agree(probabilities=lambda: digest)
+    assert digest not in f"{found.value}{said}"
+
+
+def test_the_words_that_keep_a_record_are_compared_exactly():
+    class Words:
+        """Draws all records in order, and hands out these words."""
+
+        words = np.array([0, 1, 2, 3, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
+        bit_generator = property(lambda self: self)
+
+        def random_raw(self, size):
+            return self.words[:size]
+
+        def permutation(self, size):
+            return np.arange(size)
+
+    rule = WeightedPoisson(by_label, 1.0)
+    for share, kept in {0: 0, 1: 2, 2: 4, 2**63 - 1: 5, 2**63: 7}.items():
+        assert len(rule.choose(Words(), 7, np.full(7, share, np.uint64))) == kept
+    # Of a largest that is no float, or a subnormal one, no share is above all.
+    for largest in (np.float32(0.1), np.float16(0.1), Fraction(1, 3), 1, 5e-324, 1e-310):
+        for value in (largest, float(largest) * (1 + 2e-8), np.nextafter(float(largest), 2), 1e300):
+            rule = WeightedPoisson(lambda _, value=value: value, largest, "p")
+            assert int(rule.read(as_source(np.ones(1)), None)[0]) == 2**63
+            assert rule.event(acc.Gaussian(1.0), 1).sampling_prob == rule.largest
 
 
 def test_a_user_is_one_record():
@@ -142,7 +219,7 @@ def test_a_user_is_one_record():
     )
     trainer = jaxdp.Trainer(jaxdp.clipping.user_loss(loss_fn), made, optax.sgd(1.0), users)
     trainer.step(trainer.init(jnp.zeros(2)), next(trainer.batches(1)))
-    assert seen == [(3,)] * 30
+    assert seen == [(3,)] * 60
     assert trainer.ledger.reserved[0].event == acc.PerUser(
         acc.WeightedPoissonSampled(acc.Gaussian(1.0), 0.4), 3
     )
@@ -217,6 +294,9 @@ def test_the_largest_probability_dominates_all_smaller_ones_by_brute_force():
         bound = acc.delta(event, epsilon, relation)
         assert found <= bound.upper * (1 + 1e-6)
         assert found >= bound.lower * (1 - 1e-6)  # and the largest attains it
+    # Which class she is of is a replacement, and costs more than what is told of adding one.
+    moved = width * np.maximum(law(largest, 1.0) - math.exp(0.3) * law(0.1, -1.0), 0).sum()
+    assert acc.delta(event, 0.3, ADD).upper < moved <= acc.delta(event, 0.3, REPLACE).upper
     # A person of a class has her own rate's, and at the mean rate's it would be too low.
     for q in rates[1:]:
         own = acc.delta(acc.PoissonSampled(acc.Gaussian(z), q), 0.3).upper
