@@ -90,9 +90,10 @@ class Mechanism:
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
-        noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
-            docs/proofs/grid_noise.md: rounding and generator are then within the guarantee); a key
-            of ``jaxdp.noise.NOISES``.
+        noise: "gaussian" (float32), "grid" (integers from a cryptographic generator,
+            docs/proofs/grid_noise.md: rounding and generator are then within the guarantee), or of
+            a sum of one number (``jaxdp.optimizers.dp_zo``) "laplace", whose scale over ``l2``
+            ``noise_multiplier`` then is; a key of ``jaxdp.noise.NOISES``.
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
         models: how many models, of ``steps`` steps each, the noise was calibrated for together.
@@ -228,7 +229,7 @@ class Mechanism:
             if self.leak:
                 found.append((acc.NonPrivate(self.leak), first, count))
                 continue
-            event = self.sampling.event(acc.Gaussian(multiplier), self.dataset_size)
+            event = self.sampling.event(NOISES[self.noise].event(multiplier), self.dataset_size)
             # A user is drawn whole, unless the event is of records drawn one by one; integers are a
             # distance from the theorem's.
             if self.records_per_user is not None and not self.by_example:
@@ -374,7 +375,8 @@ class Mechanism:
         known = self.sampling.relations
         if relation is None or relation in known:
             return relation
-        if acc.supports(self.sampling.event(acc.Gaussian(1.0), self.dataset_size), relation):
+        released = NOISES[self.noise].event(1.0)
+        if acc.supports(self.sampling.event(released, self.dataset_size), relation):
             raise acc.UnsupportedEventError(
                 f"relation must be one that {self.sampling.title} covers, "
                 f"{', '.join(each.value for each in known)}; got {relation.value}"
@@ -604,11 +606,11 @@ class Mechanism:
             if self.steps is None:
                 object.__setattr__(self, "steps", strategy.steps)
         if self.count_noise_multiplier is not None:
-            if self.noise == "grid":
+            if self.noise in ("grid", "laplace"):
                 raise ValueError(
                     "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
                     "clipping releases is not on the integer grid yet, and part of the release "
-                    "would have ordinary noise; got 'grid'"
+                    f"would have ordinary noise; got {self.noise!r}"
                 )
             _ = self._noise  # refuses a count that alone costs more than the step
 

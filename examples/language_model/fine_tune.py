@@ -25,11 +25,12 @@ parser.add_argument("folder", type=Path, help="of the run, where one of this nam
 parser.add_argument("--epsilon", type=float, default=8, help="8; inf: no privacy")
 parser.add_argument("--delta", type=float, default=1e-5, help="1e-5; below one over --size")
 parser.add_argument("--full", action="store_true", help="trains all parameters, not LoRA's")
+parser.add_argument("--forward", action="store_true", help="DP-ZO: forward passes alone")
 parser.add_argument("--user", type=int, default=0, metavar="K", help="protects a user's K texts")
 parser.add_argument("--size", type=int, help="of texts, or users; counted if not given; public")
 parser.add_argument("--steps", type=int, default=100, help="100")
 parser.add_argument("--batch", type=int, default=64, help="64, expected records a step")
-parser.add_argument("--rate", type=float, help="of Adam, at first; 2e-3, in full 1e-4")
+parser.add_argument("--rate", type=float, help="at first; 2e-3, in full 1e-4, forward 4e-3")
 parser.add_argument("--length", type=int, default=64, help="64, tokens of the longest; public")
 parser.add_argument("--buckets", type=int, nargs="*", help="shorter lengths; public")
 parser.add_argument("--rows", type=int, default=16, help="16, of a physical batch")
@@ -50,6 +51,8 @@ def main(args):
     if args.delta >= 1 / size:  # else publishing one of them at random would be private
         raise ValueError(f"--delta must be below 1 / {size}, got {args.delta}")
     noise = {"epsilon": args.epsilon, "delta": args.delta, "steps": args.steps, "l2_clip_norm": 1}
+    if args.forward:  # a difference along a direction is as large as the whole gradient
+        noise["l2_clip_norm"] = 5
     if args.epsilon == float("inf"):
         noise = {"noise_multiplier": 0, "l2_clip_norm": 1e6}
     per_user = {"records_per_user": args.user} if args.user else {}
@@ -62,12 +65,16 @@ def main(args):
         kinds["rare words"] = canaries.new_tokens(tokenizer, args.canaries)
         made = (params, config, tokenizer, args.canaries, args.prompt)
         kinds["written by the model"] = canaries.synthetic(*made)
-    rate = args.rate or (1e-4 if args.full else 2e-3)
+    rate = args.rate or (4e-3 if args.forward else 1e-4 if args.full else 2e-3)
+    schedule = optax.linear_schedule(rate, rate / 10, args.steps)
+    optimizer = None if args.forward else optax.adam(schedule)
+    if args.forward:
+        mechanism = jaxdp.optimizers.dp_zo(mechanism, schedule, width=1e-2)
     run = jaxdp.Run(
         args.folder,
         loss,
         mechanism,
-        optax.adam(optax.linear_schedule(rate, rate / 10, args.steps)),
+        optimizer,
         source,
         params=params,
         trainable=None if args.full else lambda path: "lora" in path,

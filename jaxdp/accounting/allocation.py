@@ -3,7 +3,8 @@
 Of a record that is in one of t Gaussian steps the likelihood ratio is S/t, S = sum of t independent
 e^X with X ~ N(-1/2z^2, 1/z^2) in the record's absence. In both directions delta is the mean of
 a convex function of it: a law above it in convex order bounds delta from above, one below from
-below. docs/proofs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
+below. For k > 1 the lower end is that of a sum over the steps, whose two laws are convolutions.
+docs/proofs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
 """
 
 import math
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from jaxdp.accounting.events import Array
-from jaxdp.accounting.pairs import Discrete
+from jaxdp.accounting.pairs import Discrete, bracket_decreasing, normal_cells
 
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
@@ -24,9 +25,13 @@ TAIL = 1e-21
 LEAST_NOISE = 0.15  # of the k steps together: below it no sampling is credited
 MOST_NOISE = 1e6  # above it losses are lost in rounding
 MOST_STEPS = 1 << 24
+MOST_SCORES = 100_000  # steps beyond which the convolutions of a lower end take long
 LINEAR = 1 / 200  # the widest relative step of a grid that is even around the mean
 EPS = 2.0**-52
 CHUNK = 1 << 13
+FAR = 13.5  # standard deviations beyond which a score is counted as its last value
+RARE = 1e-40  # what is left out at either end of a law of scores
+CELLS = 1 << 12  # values of a step's score, or 16 deviations of the sum where that is more
 _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 
@@ -251,3 +256,84 @@ def _trim_tails(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
         escaped += 1.001 * float(law.mass[high:] @ law.at[high:])
     used = mass > 0
     return _RatioLaw(at[used], mass[used], zero, escaped, law.error, law.shift)
+
+
+@lru_cache(maxsize=64)
+def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, Discrete]:
+    """The pairs (forward, reverse) of a score of an epoch, the sum of its steps': a lower end.
+
+    A step's score is the number of thresholds of ``_thresholds`` below its output. Proven in
+    docs/proofs/allocation.md, Theorem 5; nothing there rests on where the thresholds are.
+    """
+    edges = np.concatenate([[-np.inf], _thresholds(z, steps, participations), [np.inf]])
+    without, there = (_trim_scores(0, normal_cells(edges, mean, z)) for mean in (0.0, 1.0))
+    absent, longest = _sum_of_scores(without, steps)
+    rest, others = _sum_of_scores(without, steps - participations)
+    own, most = _sum_of_scores(there, participations)
+    first, present = _add_scores(rest, own)
+    # The scores that both laws hold: the rest is left out.
+    low = max(first, absent[0])
+    high = min(first + present.size, absent[0] + absent[1].size)
+    p, q = present[low - first : high - first], absent[1][low - absent[0] : high - absent[0]]
+    # A leaf is known to 4e-13, a convolution adds a few units for each term of its sums.
+    terms = max(longest, others, most, own[1].size, 1)
+    rounding = math.expm1(steps * (1e-12 + (terms + 4) * EPS))
+    out = []
+    for mass, other in ((p, q), (q, p)):
+        above = other + 4 * steps * RARE
+        loss = np.log(np.maximum(mass, 1e-300) / above)
+        order = np.argsort(loss, kind="stable")
+        out.append(Discrete(loss[order], mass[order], 0.0, rounding, above[order]))
+    return out[0], out[1]
+
+
+def _thresholds(z: float, steps: int, participations: int) -> Array:
+    """Outputs at which log(1 + x e^((y - 1/2)/z^2)) passes the multiples of a width.
+
+    For k of t steps Poisson's own score has x = q/(1 - q), one step the limit x -> 0. Best is where
+    the terms x L/(1 + x L), the steps' chances to be the record's, add up to k in the outcomes that
+    decide: there the k outputs are five deviations of their mean larger.
+    """
+    y = np.linspace(-10 * z, 10 * z, 2001)
+    mass, log = np.exp(-0.5 * (y / z) ** 2), (y - 0.5) / z**2
+    mass /= mass.sum()
+    far = (1 + 5 * z / math.sqrt(participations)) / z**2
+
+    def missing(log_x: float) -> float:
+        """k less the sum of the chances."""
+        rest, own = special.expit(log_x + log) @ mass, special.expit(log_x + log + far) @ mass
+        return float(participations * (1 - own) - (steps - participations) * rest)
+
+    log_x = bracket_decreasing(missing, -1e4, 1e4, rtol=1e-6)[0]
+    score = np.logaddexp(0.0, log_x + log)
+    deviation = math.sqrt(mass @ (score - mass @ score) ** 2)
+    low, high = np.logaddexp(0.0, log_x + (np.asarray([-FAR, FAR]) * z + 0.5) / z**2).tolist()
+    # Of 100 steps cells have a tenth of a deviation; what they lose falls with their square.
+    share = min(max(0.05, math.sqrt(steps) / 100), 0.5)
+    most = max(CELLS, 16 * math.sqrt(steps) / share)
+    at = low + share * deviation * np.arange(1, min((high - low) / (share * deviation), most))
+    # log(e^s - 1) without an overflow.
+    return np.unique(z * z * (at + np.log(-np.expm1(-at)) - log_x) + 0.5)
+
+
+def _sum_of_scores(law: tuple[int, Array], count: int) -> tuple[tuple[int, Array], int]:
+    """(the law of ``count`` independent scores, the longest of the factors of its convolutions)."""
+    total, longest = (0, np.ones(1)), 1
+    for digit in bin(count)[2:]:
+        longest = max(longest, total[1].size)
+        total = _add_scores(total, total)
+        if digit == "1":
+            total = _add_scores(total, law)
+    return total, longest
+
+
+def _add_scores(a: tuple[int, Array], b: tuple[int, Array]) -> tuple[int, Array]:
+    """The law of a sum: (least value, masses). No term is negative, none is computed by an FFT."""
+    return _trim_scores(a[0] + b[0], np.convolve(a[1], b[1]))
+
+
+def _trim_scores(least: int, mass: Array) -> tuple[int, Array]:
+    """The law without the outermost scores, which weigh at most ``RARE`` on either side."""
+    low = int(np.searchsorted(np.cumsum(mass), RARE))
+    high = mass.size - int(np.searchsorted(np.cumsum(mass[::-1]), RARE))
+    return least + low, mass[low:high]

@@ -12,7 +12,14 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.allocation import LEAST_NOISE, MOST_NOISE, MOST_STEPS, epoch_pairs
+from jaxdp.accounting.allocation import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    MOST_SCORES,
+    MOST_STEPS,
+    epoch_pairs,
+    score_pairs,
+)
 from jaxdp.accounting.events import ADD, Array, Gaussian, Relation, require_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete, Pair, PairedEvent
 
@@ -236,15 +243,17 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # The same under both relations. One participation has both ends, which meet as atoms get
-        # finer; between 1 and t there is an upper bound alone: docs/proofs/allocation.md, 1 and 4.
+        # finer; between 1 and t the lower end is that of a score: docs/proofs/allocation.md.
         z, k = self.event.noise_multiplier, self.participations
         joint = z / math.sqrt(k)
         if self.refuses(relation):
             return ()
         if k == self.steps or (upper and joint < LEAST_NOISE):
             return (BatchGaussian(1.0, joint, (0, 1, 1)),)  # one Gaussian is its own reverse
-        if not upper and (k > 1 or joint < LEAST_NOISE or z > MOST_NOISE):
+        if not upper and (z < LEAST_NOISE or z > MOST_NOISE):
             return ()
+        if not upper and k > 1:
+            return score_pairs(z, self.steps, k) if self.steps <= MOST_SCORES else ()
         return epoch_pairs(min(z, MOST_NOISE), self.steps, k, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:

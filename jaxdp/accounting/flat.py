@@ -24,6 +24,7 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
 )
 from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair, PairedEvent, SampledGaussian
+from jaxdp.accounting.primitives import poisson_sampled
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
@@ -213,6 +214,12 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
                 # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
+                single = not (run.steps or run.dominated) and [n for _, n in run.parts] == [1]
+                if single and kind == "poisson":  # with a draw of its own
+                    on_sample = poisson_sampled(run.parts[0][0], q)
+                    if on_sample is not None:
+                        todo.append((on_sample, times))
+                        continue
                 for part, _ in (*run.dominated, *run.parts):
                     raise UnsupportedEventError(
                         f"{name} of a {part.type_name} event: its amplification by sampling "

@@ -176,6 +176,59 @@ class DiscreteLaplace(_IntegerNoise):
 
 
 @dataclass(frozen=True)
+class _SampledLaplace(PairedEvent, type_name="PoissonSampled of a DiscreteLaplace"):
+    """A ``DiscreteLaplace`` on a Poisson sample, where a record is added, removed or zeroed out.
+
+    With (P, Q) the unsampled pair, the pairs are ((1 - q) Q + q P, Q) and its reverse (Zhu, Dong
+    and Wang 2022, arXiv:2106.08567v2, Theorem 11; docs/proofs/accounting.md).
+    """
+
+    event: DiscreteLaplace
+    sampling_prob: float
+
+    def refuses(self, relation: Relation) -> str:
+        return "no bound is proven" if relation is Relation.REPLACE_ONE else ""
+
+    def infinite(self) -> str:
+        return self.event.infinite()
+
+    def pure(self, relation: Relation) -> float:
+        loss, _ = self._losses(relation)[0]
+        return float(loss[-1]) * (1 + 8 * _U)
+
+    def _losses(self, relation: Relation) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """(losses, P masses) of the sample with the record against that without, and reversed."""
+        q, (loss, p) = self.sampling_prob, self.event._losses(relation)
+        least = p * np.exp(-loss)
+        # log((1 - q) + q e^loss), without cancellation on either side.
+        small = np.log1p(q * np.expm1(np.minimum(loss, 30.0)))
+        mixed = np.where(loss < 30.0, small, np.logaddexp(math.log1p(-q), math.log(q) + loss))
+        # Losses that float64 cannot tell apart are one.
+        mixed, first = np.unique(mixed, return_index=True)
+        least = np.add.reduceat(least, first)
+        return (mixed, least * np.exp(mixed)), (-mixed[::-1], least[::-1])
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        # Each loss and mass is rounded a few times, and masses of one loss are added up.
+        rounding = _U * (256 + 32 * self.event.pure(relation) + self.event.sensitivity)
+        found = self._losses(relation)
+        return tuple(discrete_pair(loss, p, upper, rounding=rounding) for loss, p in found)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        both = [finite_renyi(loss, p, orders) for loss, p in self._losses(relation)]
+        return np.asarray(np.maximum(*both))
+
+
+def poisson_sampled(event: PairedEvent, sampling_prob: float) -> PairedEvent | None:
+    """The event on a Poisson sample, with the probability in (0, 1]; None where none is known."""
+    if sampling_prob == 1:
+        return event
+    if isinstance(event, DiscreteLaplace) and event.sensitivity / event.scale < _UNDERFLOW:
+        return _SampledLaplace(event, sampling_prob)
+    return None
+
+
+@dataclass(frozen=True)
 class DiscreteGaussian(_IntegerNoise):
     """A sum of integer contributions plus independent noise k with mass ~ e^(-k^2/(2 scale^2)).
 

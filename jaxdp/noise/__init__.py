@@ -5,8 +5,9 @@ the sensitivity under a participation; optimised strategies have the least of th
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxdp import accounting as acc
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import (
@@ -18,6 +19,7 @@ from jaxdp.noise.gaussian import (
     privatize,
 )
 from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
+from jaxdp.noise.laplace import LaplaceNoise, laplace_event
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.noise.strategies import (
@@ -42,6 +44,7 @@ class NoiseKind(NamedTuple):
         independent: from the noise multiplier, the noise whose steps are independent.
         correlated: from the noise multiplier and a strategy, noise correlated over the steps; None
             where the kind has none.
+        event: from the noise multiplier, the event of a step on all records.
         distance: a proven bound on the total variation between a step's noisy sum and the Gaussian
             mechanism that it is charged as; the event of a step has it added.
     """
@@ -49,11 +52,13 @@ class NoiseKind(NamedTuple):
     independent: Callable[[float | NoiseSchedule], Noise]
     correlated: Callable[[float, Strategy], Noise] | None = None
     distance: float = 0.0
+    event: Callable[[float], Any] = acc.Gaussian
 
 
 NOISES = {
     "gaussian": NoiseKind(IndependentNoise, MatrixNoise),
     "grid": NoiseKind(IntegerNoise, IntegerMatrixNoise, DISTANCE),
+    "laplace": NoiseKind(LaplaceNoise, event=laplace_event),
 }
 
 __all__ = [
@@ -68,6 +73,7 @@ __all__ = [
     "IndependentNoise",
     "IntegerMatrixNoise",
     "IntegerNoise",
+    "LaplaceNoise",
     "MatrixNoise",
     "Noise",
     "NoiseKind",

@@ -16,6 +16,7 @@ from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pirmsprop
 from jaxdp.optimizers.quantile import quantile_algorithm, quantile_clip
+from jaxdp.optimizers.zero_order import dp_zo
 
 __all__ = [
     "Algorithm",
@@ -28,6 +29,7 @@ __all__ = [
     "dp_adam",
     "dp_adam_bc",
     "dp_rmsprop",
+    "dp_zo",
     "energy_mechanism",
     "piadagrad",
     "piadam",

@@ -67,6 +67,8 @@ class Algorithm:
             published clips by; ``mechanism.leak`` must then say so.
         average: from the state of ``after_noise`` to an average of the parameters, see
             ``jaxdp.optimizers.averaged``; None where the last ones are released.
+        direction: from the state of ``noise`` to the public direction along which ``gradient``
+            takes its next differences, see ``jaxdp.optimizers.dp_zo``; None where it takes none.
 
     Raises:
         ValueError: ``raw`` without a leak.
@@ -83,6 +85,7 @@ class Algorithm:
     noise: optax.GradientTransformation | None = None
     bound: Callable[[PyTree], jax.Array] | None = None
     average: Callable[[PyTree], PyTree] | None = None
+    direction: Callable[[PyTree], jax.Array] | None = None
 
     def __post_init__(self) -> None:
         if self.raw is not None and not self.mechanism.leak:
@@ -168,15 +171,18 @@ class Algorithm:
         """
         if self.gradient is None:
             return self.mechanism.clipped_grad(loss_fn, **options)
-        if given := sorted(name for name, value in options.items() if value is not None):
-            raise ValueError(f"{given[0]} must be None for an algorithm with a gradient of its own")
-        return self.gradient(loss_fn)
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and self.direction is None:
+            name = min(given)
+            raise ValueError(f"{name} must be None for an algorithm with a gradient of its own")
+        return self.gradient(loss_fn, **given)
 
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
         """The keyword arguments of the next clipped gradient, from the state of ``chain``."""
         found = {"scale": self.scale, "raw": self.raw}
         context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
-        return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
+        of_noise = {"bound": self.bound, "direction": self.direction}
+        return context | {n: read(opt_state[0]) for n, read in of_noise.items() if read is not None}
 
     def released(self, params: PyTree, opt_state: PyTree) -> PyTree:
         """The parameters to evaluate and export: their average, where there is one."""

@@ -13,7 +13,7 @@ from jaxdp import clipping as rules
 from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import Strategy
-from jaxdp.optimizers import adaptive, pigdo
+from jaxdp.optimizers import adaptive, pigdo, zero_order
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import sa_dpsgd
@@ -239,6 +239,8 @@ def built_from(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
 
 _SMALL_RATE = {"learning_rate": 0.002}
 _ADAGRAD_RATE = {"learning_rate": 0.02}
+# Differences along a direction of many coordinates vary as much as the gradient is long.
+_ZERO_ORDER_RECIPE = {"learning_rate": 0.01, "l2_clip_norm": 1.0}
 # SA-DPSGD's Algorithm 2 steps by the noisy gradient itself; its authors' later code has 0.9.
 ANNEALED_RECIPE = {"momentum": 0.0}
 # Of AdaDp's paper.
@@ -251,6 +253,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "dp-adam-bc": AlgorithmEntry(built_from(adaptive.dp_adam_bc), recipe=_SMALL_RATE),
     "dp-rmsprop": AlgorithmEntry(built_from(adaptive.dp_rmsprop), recipe=_SMALL_RATE),
     "dp-adagrad": AlgorithmEntry(built_from(adaptive.dp_adagrad), recipe=_ADAGRAD_RATE),
+    "dp-zo": AlgorithmEntry(built_from(zero_order.dp_zo), recipe=_ZERO_ORDER_RECIPE),
     "sa-dpsgd": AlgorithmEntry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
     "sa-dpsgd-private": AlgorithmEntry(
         _sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE

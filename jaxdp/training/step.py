@@ -63,7 +63,8 @@ class PrivateStep:
     def of(cls, algorithm: Algorithm, loss_fn: LossFn, **options: Any) -> "PrivateStep":
         """The private step of an algorithm and a loss; options as for ``clipped_grad``."""
         grad_fn, leak = algorithm.clipped_grad(loss_fn, **options), algorithm.mechanism.leak
-        reads = (algorithm.scale or algorithm.raw or algorithm.bound) is not None
+        read = algorithm.scale, algorithm.raw, algorithm.bound, algorithm.direction
+        reads = any(each is not None for each in read)
         context = algorithm.context if reads else None
         return cls(grad_fn, algorithm.noise_link(), algorithm.after_noise, context, leak)
 
@@ -213,7 +214,11 @@ class PrivateStep:
             ValueError: the chain adds no noise, asks for what no event covers, or was made for
                 other parameters.
         """
-        (first, last), trained = opt_state, like(summed.value, params)
+        # The sum tells which are trained where it has their structure, and no other gradient does.
+        trained = (
+            like(summed.value, params) if self.grad_fn is None else self.grad_fn.trained(params)
+        )
+        first, last = opt_state
         if summed.leaked is not None:
             extra["leaked"] = summed.leaked
 

@@ -271,9 +271,10 @@ def test_what_has_no_proof_is_refused_by_name():
         (objective, REPLACE, "zeroing out"),
         (acc.ObjectivePerturbation(0.01, 0.05), ADD, "too small"),
     ]
-    for event, relation in ALL:  # none of them may be sampled
+    for event, relation in ALL:  # none of them may be sampled, but one that is alone
         inside = acc.Composed([acc.Gaussian(1.0), event])
-        for sampled in (acc.PoissonSampled(event, 0.1), acc.PoissonSampled(inside, 0.1)):
+        alone = [] if isinstance(event, acc.DiscreteLaplace) else [acc.PoissonSampled(event, 0.1)]
+        for sampled in (*alone, acc.PoissonSampled(inside, 0.1)):
             assert not acc.supports(sampled, relation), event
             rows.append((sampled, relation, type(event).__name__))
     all_refused(
@@ -635,3 +636,49 @@ def test_a_new_event_is_one_class():
     taken = lambda name: lambda: type(name, (acc.Event,), dict(same))  # noqa: E731
     all_refused([(f"type_name .*{n}", taken(n)) for n in ("Gaussian", "TruncatedPoisson")])
     acc.Event.types.pop("Skellam")
+
+
+@pytest.mark.parametrize(("scale", "q"), [(1.5, 0.3), (4.0, 0.02), (0.2, 0.9)])
+def test_sampled_discrete_laplace_is_what_its_masses_say(scale, q):
+    """One step and two of them, by the masses of the outputs themselves, in both directions."""
+    shift, reach = 3, 400
+    k = np.arange(-reach, reach + 1)
+    alone = np.exp(-abs(k) / scale) * np.tanh(0.5 / scale)
+    moved = np.exp(-abs(k - shift) / scale) * np.tanh(0.5 / scale)
+    mixed = (1 - q) * alone + q * moved
+    event = acc.PoissonSampled(acc.DiscreteLaplace(scale, shift), q)
+    for steps in (1, 2):
+        pairs = [(mixed, alone), (alone, mixed)]
+        if steps == 2:
+            inside = abs(k) <= 60
+            pairs = [tuple(np.outer(v[inside], v[inside]).ravel() for v in pair) for pair in pairs]
+        run = acc.Repeated(event, steps)
+        for epsilon in (0.0, 0.01, 0.1, 0.7):
+            exact = max(np.maximum(p - np.exp(epsilon) * o, 0).sum() for p, o in pairs)
+            for relation in (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL):
+                found = acc.delta(run, epsilon, relation)
+                assert found.lower <= exact * (1 + 1e-9) + 1e-15
+                assert exact * (1 - 1e-9) - 1e-15 <= found.upper <= exact * (1 + 1e-3) + 1e-9
+        largest = steps * np.log1p(q * np.expm1(shift / scale))
+        assert acc.epsilon(run, 0.0).upper == pytest.approx(largest, rel=1e-9)
+        if steps == 1:
+            kept = [(p[o > 1e-100], o[o > 1e-100]) for p, o in pairs]
+            renyi = max(np.log(np.sum(p**3 / o**2)) / 2 for p, o in kept)
+            assert acc.renyi_curve(run, orders=(3.0,))[0] == pytest.approx(renyi, rel=1e-6)
+
+
+def test_what_of_sampled_laplace_noise_is_not_proven_is_refused():
+    laplace = acc.DiscreteLaplace(2.0, 3)
+    for event, relation in (
+        (acc.PoissonSampled(laplace, 0.1), acc.Relation.REPLACE_ONE),
+        (acc.PoissonSampled(acc.Repeated(laplace, 2), 0.1), acc.Relation.ADD_OR_REMOVE_ONE),
+        (acc.PoissonSampled(acc.Laplace(2.0), 0.1), acc.Relation.ADD_OR_REMOVE_ONE),
+        (
+            acc.PoissonSampled(acc.Composed((acc.Gaussian(1.0), laplace)), 0.1),
+            acc.Relation.ADD_OR_REMOVE_ONE,
+        ),
+        (acc.FixedSizeSampled(laplace, 10, 1), acc.Relation.REPLACE_ONE),
+    ):
+        assert not acc.supports(event, relation)
+    whole = acc.epsilon(acc.PoissonSampled(laplace, 1.0), 0.0, acc.Relation.REPLACE_ONE)
+    assert whole.upper == pytest.approx(3.0)

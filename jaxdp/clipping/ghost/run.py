@@ -360,7 +360,7 @@ def _could_mix(
     """
 
     def hidden(node: Node) -> bool:
-        return node.name != _CONVOLUTION and any(map(_holds_convolution, inner_jaxprs(node.eqn)))
+        return node.name != _CONVOLUTION and any(map(holds_convolution, inner_jaxprs(node.eqn)))
 
     names = [node.name for node in _innermost(traced.program)]
     rules = any(name == _CONVOLUTION or name.startswith("custom_") for name in names)
@@ -438,6 +438,7 @@ def _innermost(program: Program) -> Iterator[Node]:
         yield from itertools.chain(*map(_innermost, inside)) if inside else (node,)
 
 
-def _holds_convolution(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
+def holds_convolution(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> bool:
+    """True if there is a convolution in it, or in what it calls."""
     here = any(eqn.primitive.name == _CONVOLUTION for eqn in jaxpr.eqns)
-    return here or any(_holds_convolution(each) for e in jaxpr.eqns for each in inner_jaxprs(e))
+    return here or any(holds_convolution(each) for e in jaxpr.eqns for each in inner_jaxprs(e))
