@@ -19,7 +19,7 @@ from jaxdp.sampling import CyclicPoisson, as_source
 
 @dataclasses.dataclass(frozen=True)
 class Correlated(Case):
-    """A run of ``jaxdp.dp_mf``, banded with cyclic Poisson sampling, else the square root.
+    """A run of ``jaxdp.dp_mf``, banded with cyclic Poisson sampling, else of the ``strategy``.
 
     ``share`` of its sensitivity scales the noise: a planted fault below 1. ``law`` is that of the
     noise, "gaussian" or "grid".
@@ -27,6 +27,7 @@ class Correlated(Case):
 
     share: float = 1.0
     law: str = "gaussian"
+    strategy: str = "square_root"
 
     @property
     def turns(self) -> int:
@@ -96,7 +97,7 @@ def correlated_mechanism(case: Correlated) -> jaxdp.Mechanism:
                 batch_size=rule.batch_size,
                 dataset_size=case.records,
                 sampling="fixed_order",
-                strategy="square_root",
+                strategy=case.strategy,
                 **common,
             )
     if made.sampling != rule:

@@ -32,6 +32,7 @@ from jaxdp.sampling import (
     EpochSampling,
     ExampleLevel,
     FixedOrder,
+    Part,
     RunSampling,
     Sampler,
     Sampling,
@@ -97,6 +98,8 @@ class Mechanism:
         relation: the neighbouring relation of the budget; None takes the sampling's, see
             ``neighbours``. It changes neither draws nor noise.
         models: how many models, of ``steps`` steps each, the noise was calibrated for together.
+        part: the part of the records that it draws from (``jaxdp.sampling.parts``), see ``on``;
+            None for all of them.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -118,6 +121,7 @@ class Mechanism:
     # and of however many models.
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
     models: int = dataclasses.field(default=1, repr=False)
+    part: Part | None = dataclasses.field(default=None, repr=False)
 
     def sampler(
         self,
@@ -236,6 +240,8 @@ class Mechanism:
                 event = acc.PerUser(event, self.records_per_user)
             if distance := NOISES[self.noise].distance:
                 event = acc.GridNoise(event, event.block * distance)
+            if self.part is not None:
+                event = self.part.event(event)
             found.append((event, first, count))
         return found
 
@@ -297,17 +303,20 @@ class Mechanism:
             found["votes"] = self.count_noise_multiplier
         return found
 
-    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
+    def simulated_key(
+        self, key: jax.Array, step: int | jax.Array = 0, before: jax.Array | None = None
+    ) -> NoiseKey:
         """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
 
         Args:
             key: a threefry key, another one for every run and step.
             step: may be a tracer.
+            before: the key of the step before, which noise that makes that step's again needs.
         """
         parts = {self._noise.part: self._noise.multiplier_at(step)}
         if self.count_noise_multiplier is not None:
             parts["votes"] = self.count_noise_multiplier
-        return simulated_key(key, parts, step)
+        return simulated_key(key, parts, step, before)
 
     def total(self, steps: int, noise_multiplier: float | NoiseSchedule | None = None) -> acc.Event:
         """The composition of the first ``steps`` steps, as one event; epochs count whole.
@@ -467,6 +476,18 @@ class Mechanism:
         up = np.nextafter(rounded, np.float32(np.inf))
         return float(rounded if float(rounded) >= exact else up)
 
+    def on(self, source: Source) -> "Mechanism":
+        """The mechanism for a source: one that is a part of the records is charged as such.
+
+        Its releases are then ``jaxdp.accounting.Parallel`` events. ``Trainer`` and ``Run`` ask for
+        it by themselves; the plan of a budget, or a loop of your own, names it.
+
+        Raises:
+            ValueError: a part has no bound under the sampling, or the relation.
+        """
+        part = getattr(source, "part", None)
+        return self if part == self.part else dataclasses.replace(self, part=part)
+
     def with_leak(self, reason: str) -> "Mechanism":
         """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
         return dataclasses.replace(self, leak=reason)
@@ -560,6 +581,18 @@ class Mechanism:
                 f"at once (its block), got {released!r}"
             )
         self.covered(self.relation)
+        if self.part is not None and not (
+            acc.Relation.ADD_OR_REMOVE_ONE in sampling.relations
+            and acc.supports(released, acc.Relation.ADD_OR_REMOVE_ONE)
+            and self.relation is not acc.Relation.REPLACE_ONE
+        ):
+            raise ValueError(
+                "sampling and relation must be such that a part of the records has a bound, got "
+                f"{sampling.title} under {self.neighbours.value}: how many records are in a part "
+                "follows from what they hold and may not be public, and one that is replaced may "
+                "change its part. Take Poisson sampling, full batches or random allocation, and "
+                "add_or_remove_one or replace_special"
+            )
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % (block := sampling.block(size)):
                 raise ValueError(
@@ -630,6 +663,11 @@ class Mechanism:
             raise ValueError(
                 "records_per_user must be that of the source, jaxdp.sampling.users, or None for a "
                 f"source of records: expected {found}, got {self.records_per_user}"
+            )
+        if self.part not in (None, getattr(source, "part", None)):
+            raise ValueError(
+                "source must be of the part that the mechanism charges, mechanism.on(source), got "
+                f"{getattr(source, 'part', None)} for {self.part}"
             )
         if isinstance(source, UserExamples) != self.by_example:
             raise ValueError(
@@ -889,7 +927,8 @@ def dp_mf(
     Each step's noise takes back part of that of the steps before, so that the sum of all has less
     (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al. 2023, arXiv:2306.08153v2). It is
     used as every mechanism, for exactly ``steps`` steps: they are one event, charged whole at the
-    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer).
+    first. Its noise needs memory, ``bands`` - 1 copies of the parameters (or one a buffer); that of
+    "lambda" none, for the normals of the step before are made a second time.
 
     Formal guarantee: docs/proofs/correlated_noise.md, for clipping by a public bound. Clip norms
     that follow noisy releases, and steps that are rejected, are refused.
@@ -904,7 +943,8 @@ def dp_mf(
             sampled: amplified, banded strategies only) or "fixed_order" (every pass takes the
             records in one order; relation replace_special or replace_one).
         steps: n, of the whole run.
-        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "banded_inverse" (BISR),
+        strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "lambda" (DP-λCGD, which
+            takes no memory), "banded_inverse" (BISR),
             "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
             "banded" with cyclic Poisson sampling or noise on a grid, else "buffered".
         bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered

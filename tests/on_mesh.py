@@ -210,8 +210,13 @@ def noise():
     """The very noise of one device: of one value one noise, of a shard the global one's slice."""
     names = ("8x1", SHARDED, TENSORS, BOTH)
     noise_is_that_of_one_device(MECHANISM, names, 2, lambda name: name.startswith("8x1"))
-    for strategy, bands, name in (("banded", 3, BOTH), ("identity", None, SHARDED)):
-        correlated = mf_of(1.0, 0.5, 64, ROWS, steps=6, strategy=strategy, bands=bands)
+    drawn = "cyclic_poisson"
+    for strategy, bands, sampling, name in (
+        ("banded", 3, drawn, BOTH),
+        ("identity", None, drawn, SHARDED),
+        ("lambda", None, "fixed_order", BOTH),
+    ):
+        correlated = mf_of(1.0, 0.5, 64, ROWS, sampling, steps=6, strategy=strategy, bands=bands)
         noise_is_that_of_one_device(correlated, (name,), steps=4)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from jaxdp import arguments as check
-from jaxdp.accounting.events import ADD, Composed, Event, Relation, Repeated, to_dict
+from jaxdp.accounting.events import ADD, Composed, Event, Relation, Repeated, counts_of, to_dict
 from jaxdp.accounting.queries import calibrate_count
 from jaxdp.accounting.queries import epsilon as epsilon_of
 
@@ -81,20 +81,6 @@ def as_read(plan: Plan) -> Plan:
     if isinstance(plan, Event | PlannedSteps | str | bytes) or not isinstance(plan, Iterable):
         return plan
     return tuple(as_read(part) for part in plan)
-
-
-def _parts(event: Event) -> dict[Event, int]:
-    """The parts of an event, each with its number: they cost the same in any order."""
-    if isinstance(event, Repeated):
-        inner = _parts(event.event) if event.count else {}
-        return {part: n * event.count for part, n in inner.items()}
-    if not isinstance(event, Composed):
-        return {event: 1}
-    found: dict[Event, int] = {}
-    for each in event.events:
-        for part, n in _parts(each).items():
-            found[part] = found.get(part, 0) + n
-    return found
 
 
 def relation_of(plan: Plan, relation: Relation | None) -> Relation:
@@ -172,7 +158,7 @@ class Budget:
             for event, n in rows:
                 if count <= 0:
                     break
-                for part, each in _parts(event).items():
+                for part, each in counts_of(event).items():
                     found[part] = found.get(part, 0) + each * min(n, count)
                 count -= n
             return found
@@ -193,7 +179,7 @@ class Budget:
 
     def fits(self, event: Event, most: int = 1) -> int:
         """The number of an event that is still admitted, at most ``most``."""
-        need = _parts(event).items()
+        need = counts_of(event).items()
         return min([most, *(self._left.get(part, 0) // n for part, n in need)])
 
     def charge(self, event: Event) -> None:
@@ -204,12 +190,12 @@ class Budget:
         """
         if not self.fits(event):
             raise BudgetExceededError(self.refusal(event, 0, 1))
-        for part, n in _parts(event).items():
+        for part, n in counts_of(event).items():
             self._left[part] -= n
 
     def give_back(self, event: Event) -> None:
         """Takes back a charge whose release was never made, and never will be."""
-        for part, n in _parts(event).items():
+        for part, n in counts_of(event).items():
             self._left[part] += n
 
     def refusal(self, event: Event, fit: int, count: int) -> str:

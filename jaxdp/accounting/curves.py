@@ -11,10 +11,10 @@ from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting.events import ADD, Array, Bound, Event, Relation
-from jaxdp.accounting.flat import FlatRun, flatten, flatten_exactly
+from jaxdp.accounting.flat import FlatRun, alternatives, flatten, flatten_exactly
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.pairs import bracket_decreasing
-from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, trivial_bound
+from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, largest, trivial_bound
 
 Profile = list[tuple[float, float]]
 
@@ -95,7 +95,8 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     end = epsilon(event, delta_at, relation).upper
     if not math.isfinite(end):
         return []
-    steps = flatten(event, relation).steps
+    runs = [flatten(each, relation) for each in alternatives(event, relation)]
+    steps = [step for run in runs for step in run.steps]
     count = min(_MOST, max(_POINTS, math.ceil(2 * end)))
     count = max(6, count // max(1, len(steps) // _LEVELS))
     if min((step.noise_multiplier for step, _ in steps), default=math.inf) < _FAINT:
@@ -123,7 +124,9 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """
     least = check.target("delta_min", delta_min)
-    run = flatten(event, relation)
+    if len(seen := alternatives(event, relation)) > 1:
+        return largest(mu_gdp(each, relation, least) for each in seen)
+    run = flatten(seen[0], relation)
     whole = _full_batch_mu(run, relation)
     if run.distance:
         whole = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)

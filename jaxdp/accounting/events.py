@@ -8,6 +8,7 @@ steps.
 
 import enum
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, ClassVar
@@ -318,6 +319,60 @@ class Composed(Event):
 
 
 @dataclass(frozen=True)
+class Parallel(Event):
+    """Releases on disjoint parts of the data, and what was released on all of it besides.
+
+    A public rule, a function of the privacy unit alone, says in which part a unit is; in one at
+    most. delta is the largest over the parts of what the part and all saw together, for a unit
+    changes no record of another part (docs/proofs/accounting.md, "Parts"). The releases may depend
+    on one another's outputs, also across parts.
+
+    A composition may hold several. Those of one ``rule`` are one partition, and are put together
+    part by part; of every further rule a unit may be in any part.
+
+    Refused under REPLACE_ONE, where a unit may change its part. What is released on a part must
+    have a bound under ADD_OR_REMOVE_ONE: how many units are in it is nobody's to know.
+
+    Attributes:
+        common: what is released on all units; ``Composed(())`` for nothing.
+        parts: what is released on each part besides, by its name; any mapping is accepted and made
+            a tuple of (name, event). At least one; units may be in none of them.
+        rule: names the partition. "" takes a random name: a partition of its own.
+    """
+
+    refused: ClassVar = {
+        Relation.REPLACE_ONE: "a unit that becomes another may change its part, so that two parts "
+        "differ; ask with relation add_or_remove_one or replace_special"
+    }
+
+    common: Event
+    parts: Mapping[str, Event] | tuple[tuple[str, Event], ...]
+    rule: str = ""
+
+    def __post_init__(self) -> None:
+        check.fields(self, common=require_event)
+        parts = dict(self.parts) if isinstance(self.parts, Mapping | tuple) else {}
+        if not parts or len(parts) != len(self.parts) or not all(isinstance(k, str) for k in parts):
+            raise ValueError(f"parts={self.parts!r}: expected a mapping from names to events")
+        check.each("parts", parts.values(), require_event)
+        object.__setattr__(self, "parts", tuple(sorted(parts.items())))
+        if not isinstance(self.rule, str):
+            raise ValueError(f"rule={self.rule!r}: expected a string")
+        object.__setattr__(self, "rule", self.rule or secrets.token_hex(8))
+
+    @property
+    def block(self) -> int:
+        alone = len(self.parts) == 1 and self.common == Composed(())
+        return dict(self.parts).popitem()[1].block if alone else 1
+
+    def describe(self) -> str:
+        said = [] if self.common == Composed(()) else [self.common.describe()]
+        for name, event in dict(self.parts).items():
+            said.append(f"on part {name!r} alone: {event.describe()}")
+        return "; ".join(said)
+
+
+@dataclass(frozen=True)
 class GridNoise(Event):
     """``event`` released on an integer grid, with discrete Gaussian noise in place of Gaussian.
 
@@ -477,6 +532,20 @@ class NonPrivate(Event):
             raise ValueError(f"reason={self.reason!r}: expected a non-empty sentence")
 
 
+def counts_of(event: Event) -> dict[Event, int]:
+    """The parts of an event, each with its number: they cost the same in any order."""
+    if isinstance(event, Repeated):
+        inner = counts_of(event.event) if event.count else {}
+        return {part: n * event.count for part, n in inner.items()}
+    if not isinstance(event, Composed):
+        return {event: 1}
+    found: dict[Event, int] = {}
+    for each in event.events:
+        for part, n in counts_of(each).items():
+            found[part] = found.get(part, 0) + n
+    return found
+
+
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     """Several Gaussian releases computed from ONE draw of records, as the one event they are.
 
@@ -537,8 +606,10 @@ def to_dict(event: Event) -> dict[str, Any]:
     require_event("event", event)
     out: dict[str, Any] = {"type": event.type_name}
     for key, value in vars(event).items():
-        if key == "event":
+        if key in ("event", "common"):
             value = to_dict(value)
+        elif key == "parts" and isinstance(event, Parallel):
+            value = {name: to_dict(each) for name, each in value}
         elif key == "events":
             value = [to_dict(e) for e in value]
         elif isinstance(value, tuple) and any(map(is_dataclass, value)):
@@ -563,8 +634,10 @@ def from_dict(description: Mapping[str, Any]) -> Event:
             "`import jaxdp.papers.hidden_state` adds HiddenState"
         )
     fields = {k: v for k, v in description.items() if k != "type"}
-    if "event" in fields:
-        fields["event"] = from_dict(fields["event"])
+    for key in {"event", "common"} & fields.keys():
+        fields[key] = from_dict(fields[key])
+    if description["type"] == Parallel.type_name and isinstance(fields.get("parts"), Mapping):
+        fields["parts"] = {name: from_dict(each) for name, each in fields["parts"].items()}
     if "events" in fields:
         fields["events"] = tuple(from_dict(e) for e in fields["events"])
     try:

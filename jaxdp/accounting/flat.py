@@ -1,12 +1,14 @@
 """Flattens events to distinct releases with counts, and pairs these for a certificate."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
+    ADD,
     Array,
     Bound,
     Composed,
@@ -17,16 +19,19 @@ from jaxdp.accounting.events import (
     Gaussian,
     GridNoise,
     NonPrivate,
+    Parallel,
     PerUser,
     PoissonSampled,
     Relation,
     Repeated,
     UnsupportedEventError,
+    counts_of,
 )
 from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair, PairedEvent, SampledGaussian
 from jaxdp.accounting.primitives import poisson_sampled
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
+_MOST_ALTERNATIVES = 1_000  # unlike things that units in unlike parts saw: each is a query
 # Kinds of steps that are kept distinct: each costs the time of a transform and more.
 _MAX_KINDS, _MAX_KINDS_ROUGH = 100, 24
 _NOTHING = Discrete(np.zeros(1), np.ones(1))  # the pair of a release that tells nothing
@@ -152,6 +157,87 @@ class FlatRun:
         return ", ".join(names[:8] + more)
 
 
+def alternatives(event: Event, relation: Relation) -> tuple[Event, ...]:
+    """An event for each part, of all that units there saw; the event itself where none has parts.
+
+    The bound of a run with ``Parallel`` events is the largest of theirs. A unit is in one part of
+    every rule, so that there is an event for each choice of parts; those that saw no more than
+    another are left out.
+
+    Args:
+        event: what was released.
+        relation: which data sets are neighbours.
+
+    Raises:
+        UnsupportedEventError: the relation lets a unit change its part; a release on a part takes
+            the number of its units as public; too many choices.
+    """
+    rules: dict[str, set[str]] = {}
+    for parallel in _parallels(event):
+        if reason := parallel.refuses(relation):
+            raise UnsupportedEventError(f"Parallel under {relation.value}: {reason}")
+        for name, on_part in dict(parallel.parts).items():
+            rules.setdefault(parallel.rule, set()).add(name)
+            try:
+                require_bound(on_part, ADD)
+            except UnsupportedEventError as error:
+                raise UnsupportedEventError(
+                    f"Parallel, part {name!r}: {error}. How many units are in a part follows from "
+                    "what they hold, and nothing on a part may take it as public"
+                ) from None
+    found = [event]
+    for rule, names in rules.items():
+        chosen = [_seen_in(each, rule, name) for each in found for name in sorted(names)]
+        most: list[dict[Event, int]] = []
+        for held in sorted(map(counts_of, chosen), key=lambda held: -sum(held.values())):
+            if not any(all(other.get(e, 0) >= n for e, n in held.items()) for other in most):
+                most.append(held)
+            if len(most) > _MOST_ALTERNATIVES:
+                raise UnsupportedEventError(
+                    f"Parallel: parts with more than {_MOST_ALTERNATIVES:,} unlike releases, each "
+                    "of which is a query of its own"
+                )
+        found = [Composed(tuple(Repeated(e, n) for e, n in held.items())) for held in most]
+    return tuple(found)
+
+
+def require_bound(event: Event, relation: Relation) -> None:
+    """Raises UnsupportedEventError for an event that has no bound under a relation."""
+    for seen in alternatives(event, relation):
+        flatten(seen, relation)
+
+
+def _parallels(event: Event) -> Iterator[Parallel]:
+    """The ``Parallel`` events of a composition, those within others' parts too."""
+    inner: tuple[Event, ...] = ()
+    match event:
+        case Repeated(each, n):
+            inner = (each,) if n else ()
+        case Composed(events):
+            inner = events
+        case Parallel(common, parts):
+            yield event
+            inner = (common, *dict(parts).values())
+    for each in inner:
+        yield from _parallels(each)
+
+
+def _seen_in(event: Event, rule: str, name: str) -> Event:
+    """The composition without what other parts of one rule saw alone."""
+    match event:
+        case Repeated(inner, n):
+            return Repeated(_seen_in(inner, rule, name), n)
+        case Composed(events):
+            return Composed(tuple(_seen_in(each, rule, name) for each in events))
+        case Parallel(common, parts, of):
+            common = _seen_in(common, rule, name)
+            on = {each: _seen_in(inner, rule, name) for each, inner in dict(parts).items()}
+            if of != rule:
+                return Parallel(common, on, of)
+            return Composed((common, on.get(name, Composed(()))))
+    return event
+
+
 def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
     """The flat run of ``event``, equal steps merged: the cost does not depend on their order.
 
@@ -240,6 +326,11 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     reasons.append(f"no Gaussian dominates {name}: {event.describe()}")
                 elif mu > 0:
                     steps = [GaussianStep(min(relation.separation / mu, 1e30))]
+            case Parallel():
+                raise UnsupportedEventError(
+                    "Parallel: it has an epsilon, a delta and a mu, each the largest over its "
+                    "parts, and no other bound here; it stands beside other events, not within them"
+                )
             case PerUser(inner, _):
                 todo.append((inner, times))
             case GridNoise(inner, variation):

@@ -7,7 +7,7 @@ Calibration searches over events; its answer was checked by a query of the prove
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,7 +27,7 @@ from jaxdp.accounting.events import (
     Unresolved,
     UnsupportedEventError,
 )
-from jaxdp.accounting.flat import FlatRun, directions, flatten
+from jaxdp.accounting.flat import FlatRun, alternatives, directions, flatten
 from jaxdp.accounting.rdp import best_conversion, rdp_to_delta
 
 NOTHING_LEFT = "nothing of delta is left beside the distance of the noise from a Gaussian's"
@@ -82,7 +82,9 @@ def epsilon(
     at = check.target("delta", delta)
     if tolerance is not None and tolerance != math.inf:
         tolerance = check.positive("tolerance", tolerance)
-    run = flatten(event, relation)
+    if len(seen := alternatives(event, relation)) > 1:
+        return largest(epsilon(each, delta, relation, accountant, tolerance) for each in seen)
+    run = flatten(seen[0], relation)
     question = Question("epsilon", run, relation, at, tolerance)
     _require_supported(run, relation, accountant)
     if at == 1:
@@ -115,7 +117,9 @@ def delta(
         at = min(check.non_negative("epsilon", epsilon), 1e100)
     if tolerance is not None and tolerance != math.inf:
         tolerance = check.positive("tolerance", tolerance)
-    run = flatten(event, relation)
+    if len(seen := alternatives(event, relation)) > 1:
+        return largest(delta(each, epsilon, relation, accountant, tolerance) for each in seen)
+    run = flatten(seen[0], relation)
     question = Question("delta", run, relation, at, tolerance)
     _require_supported(run, relation, accountant)
     if run.distance:
@@ -127,6 +131,15 @@ def delta(
     return replace(found, relation=relation)
 
 
+def largest(bounds: Iterable[Bound]) -> Bound:
+    """The bound of the largest of several values, each the truth of some pair of neighbours."""
+    found = tuple(bounds)
+    known = [bound.estimate for bound in found if bound.estimate is not None]
+    estimate = max(known) if len(known) == len(found) else None
+    worst = max(found, key=lambda bound: bound.upper)
+    return replace(worst, lower=max(bound.lower for bound in found), estimate=estimate)
+
+
 def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -> bool:
     """True if ``epsilon(event, ..., relation, accountant)`` would answer rather than refuse.
 
@@ -134,7 +147,8 @@ def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -
         ValueError: for something that is not an event, a relation or an accountant.
     """
     try:
-        _require_supported(flatten(event, relation), relation, accountant)
+        for seen in alternatives(event, relation):
+            _require_supported(flatten(seen, relation), relation, accountant)
     except UnsupportedEventError:
         return False
     return True

@@ -531,7 +531,7 @@ def _trainer(e: Examined, kept: int, everything: bool, other_rule: bool) -> _Tra
 
         def update(carry: PyTree, key: jax.Array, summed: Summed) -> PyTree:
             """One update, as a step takes it, or without privacy by the mean gradient."""
-            step, trained, first, last, without = carry
+            step, trained, first, last, without, before = carry
             mean = jax.tree.map(
                 lambda leaf, like: (leaf / mechanism.batch_size).astype(like.dtype),
                 summed.value,
@@ -539,7 +539,7 @@ def _trainer(e: Examined, kept: int, everything: bool, other_rule: bool) -> _Tra
             )
 
             def private() -> tuple[PyTree, ...]:
-                spent = mechanism.simulated_key(key, step)
+                spent = mechanism.simulated_key(key, step, before)
                 noisy, after = noise.update(summed, first, trained, key=spent)
                 given = jax.tree.map(
                     lambda a, b: jnp.where(noised, b.astype(a.dtype), a), mean, noisy
@@ -554,7 +554,7 @@ def _trainer(e: Examined, kept: int, everything: bool, other_rule: bool) -> _Tra
             with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
                 updates, *states = jax.lax.cond(free, unclipped, private)
             updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
-            return step + 1, optax.apply_updates(trained, updates), *states
+            return step + 1, optax.apply_updates(trained, updates), *states, key
 
         def gradient(carry: PyTree, key: jax.Array) -> PyTree:
             """The clipped sum of some records in place of the expected batch, and its updates."""
@@ -586,7 +586,7 @@ def _trainer(e: Examined, kept: int, everything: bool, other_rule: bool) -> _Tra
         trained = grad_fn.trained(e.params)
         start = jnp.int32(0), trained, noise.init(trained), optimizer.init(trained)
         points = jnp.arange(_POINTS + 1)
-        return jax.lax.scan(point, (*start, plain.init(trained)), points)[1]
+        return jax.lax.scan(point, (*start, plain.init(trained), key), points)[1]
 
     compiled = jax.jit(train, compiler_options=QUICK)
 

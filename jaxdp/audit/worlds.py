@@ -91,7 +91,8 @@ def training_run(
             context = links.clipped_by(state)
             summed = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
-            key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
+            of_step = functools.partial(jax.random.fold_in, noise_key)
+            key = algorithm.mechanism.simulated_key(of_step(step), step, of_step(step - 1))
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
 
             # What a run releases, or what only a trusted auditor may see.

@@ -23,7 +23,7 @@ BLOCK_ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 CANARY_KINDS = ("gradient", "noise", "pixel", "mislabelled")
 CORRELATED = ("cyclic_poisson", "fixed_order")
 # The names of jaxdp.runs.strategies, which imports jax.
-STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "identity")
+STRATEGIES = ("banded", "buffered", "lambda", "banded_inverse", "square_root", "identity")
 # Those of jaxdp.accounting, which imports SciPy.
 ACCOUNTANTS = ("auto", "exact", "gdp", "clt", "rdp")
 RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")

@@ -84,7 +84,7 @@ def plan(
             raise ValueError("json must not be given with --explain, which prints a page of words")
         _explain(arguments.integer("parameters (--parameters)", parameters, least=1), **numbers)
         return
-    click.echo("jaxdp: calibrating five mechanisms: about ten seconds", err=True)
+    click.echo("jaxdp: calibrating six mechanisms: about ten seconds", err=True)
     rows, refused = [], {}
     momentum = numbers["momentum"]
     budget = _Budget(**{k: v for k, v in numbers.items() if k != "momentum"})
@@ -170,6 +170,7 @@ def _makers(momentum: float, budget: _Budget) -> Iterator[tuple[str, Callable[[]
     yield "allocation", lambda: independent("DP-SGD, random allocation", "allocation")
     yield "BandMF", lambda: correlated("BandMF, cyclic Poisson", "cyclic_poisson", "banded")
     yield "BLT", lambda: correlated("BLT, fixed order", "fixed_order", "buffered")
+    yield "lambda", lambda: correlated("λCGD, fixed order", "fixed_order", "lambda")
     yield "banded", lambda: correlated("banded, fixed order", "fixed_order", "banded")
 
 
@@ -188,7 +189,8 @@ def _row(
     strategy = mechanism.strategy
     memory = 0 if strategy is None else recurrence(strategy).size
     # A buffered strategy is named by its buffers.
-    bands = None if strategy is None else memory if kind == "buffered" else strategy.bands
+    named = kind not in (None, "lambda")
+    bands = memory if kind == "buffered" else strategy.bands if named and strategy else None
     steps = mechanism.steps or budget.steps
     # An allocation may make smaller batches, whose sums are smaller too.
     share = budget.batch_size / mechanism.batch_size
@@ -270,6 +272,7 @@ def _advise(rows: list[_Row], best: _Row | None, budget: _Budget) -> None:
 def _train(row: _Row) -> str:
     """The options of `jaxdp train` for a row."""
     if row.strategy is not None:
-        return f"`jaxdp train --strategy {row.strategy} --bands {row.bands}`"
+        bands = "" if row.bands is None else f" --bands {row.bands}"
+        return f"`jaxdp train --strategy {row.strategy}{bands}`"
     sampling = "allocation" if "allocation" in row.name else "poisson"
     return f"`jaxdp train --sampling {sampling}`"

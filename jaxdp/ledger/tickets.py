@@ -32,11 +32,13 @@ from jaxdp.ledger.seeds import Secret
 # long, and it has no other: nothing else can be taken for its noise. With correlated noise the name
 # of the part begins so.
 ON_GRID = "gradient on an integer grid"
+# So begins the name of a part whose noise takes back that of the step before by making it again.
+AGAIN = "correlated with the step before, made again,"
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["words", "multipliers", "tag", "step", "previous_tag", "long"],
+    data_fields=["words", "multipliers", "tag", "step", "previous_tag", "long", "before"],
     meta_fields=["parts"],
 )
 @dataclass(frozen=True, eq=False)
@@ -49,9 +51,11 @@ class NoiseKey:
         tag: uint32 [2]; a name of the key that does not reveal it.
         step: int32 scalar; the step of the noise schedule.
         previous_tag: uint32 [2]; the tag of the step before, which correlated noise goes on from;
-            zeros for the first step that an issuer hands out.
+            zeros for the first step that an issuer hands out, unless it knows who took that one.
         parts: names of the parts, such as ("gradient",).
         long: uint32 [8], a ChaCha20 key; None where no part's noise is on an integer grid.
+        before: uint32 [2], the threefry key of the step before, to make its noise again and take it
+            back; None where no part does so.
     """
 
     words: Any
@@ -61,6 +65,7 @@ class NoiseKey:
     previous_tag: Any
     parts: tuple[str, ...] = ("gradient",)
     long: Any = None
+    before: Any = None
 
     def __repr__(self) -> str:
         return f"NoiseKey(<secret>, parts={self.parts})"
@@ -81,24 +86,35 @@ class NoiseKey:
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 
 
-def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0) -> NoiseKey:
+def simulated_key(
+    key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0, before: jax.Array | None = None
+) -> NoiseKey:
     """A noise key from a JAX key, for simulations and tests: **nothing is charged**.
 
     Args:
         key: a threefry key; every run and step needs another one.
         multipliers: the noise multiplier of each part, such as ``{"gradient": 1.0}``.
         step: the step of the noise schedule.
+        before: the key of the step before, which noise that makes that step's again needs.
     """
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
-    split = jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
+
+    def split_of(key: jax.Array) -> jax.Array:
+        """uint32 [1 + parts, 2]: the tag of a key, and those of its parts."""
+        data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
+        return jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
+
+    split = split_of(key)
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
     step, previous = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
     parts, long = tuple(multipliers), None
     if any(part.startswith(ON_GRID) for part in parts):
         last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
         long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
-    return NoiseKey(split[1:], stds, split[0], step, previous, parts, long)
+    taken = previous if any(part.startswith(AGAIN) for part in parts) else None
+    if taken is not None and before is not None:
+        previous, taken = jnp.where(step == 0, jnp.uint32(0), split_of(before)[:2])
+    return NoiseKey(split[1:], stds, split[0], step, previous, parts, long, taken)
 
 
 class Ticket:
@@ -166,14 +182,24 @@ class Ticket:
         if any(part.startswith(ON_GRID) for part in self.multipliers):
             name = f"noise {ON_GRID}|{self.issuer.label}|{self.step}"
             long = np.frombuffer(self.issuer.secret.key(name), dtype="<u4")
+
+        # The step before was this issuer's; before its first, that of the start which the state
+        # names, or nobody's.
+        label = self.issuer.before if self.first else self.issuer.label
+        names = ["tag", *(f"noise {part}" for part in self.multipliers if part.startswith(AGAIN))]
+        previous, *again = (
+            self._words(name, self.step - 1, label) if label else np.zeros(2, np.uint32)
+            for name in names
+        )
         return NoiseKey(
             np.array(words),
             np.asarray(list(self.multipliers.values()), np.float32),
             self.tag,
             np.int32(self.step),
-            np.zeros(2, np.uint32) if self.first else self._words("tag", self.step - 1),
+            previous,
             tuple(self.multipliers),
             long,
+            again[0] if again else None,
         )
 
     def check(self) -> None:
@@ -201,6 +227,7 @@ class Ticket:
         """A noise key of zeros with this ticket's shapes, to trace an update; nothing is spent."""
         count = len(self.multipliers)
         is_long = any(part.startswith(ON_GRID) for part in self.multipliers)
+        is_again = any(part.startswith(AGAIN) for part in self.multipliers)
         return NoiseKey(
             np.zeros((count, 2), np.uint32),
             np.zeros(count, np.float32),
@@ -209,16 +236,17 @@ class Ticket:
             np.zeros(2, np.uint32),
             tuple(self.multipliers),
             np.zeros(8, np.uint32) if is_long else None,
+            np.zeros(2, np.uint32) if is_again else None,
         )
 
     def note(self, kind: str, what: str) -> None:
         """Writes into the ledger what this release rests on; see ``Ledger.note``."""
         self.issuer.ledger.note(kind, what)
 
-    def _words(self, name: str, step: int | None = None) -> np.ndarray:
-        """uint32 [2] of the pseudorandom stream of a name, for this step or another."""
-        label = f"{name}|{self.issuer.label}|{self.step if step is None else step}"
-        return np.frombuffer(self.issuer.secret.stream(label)[:8], dtype=np.uint32)
+    def _words(self, name: str, step: int | None = None, label: str = "") -> np.ndarray:
+        """uint32 [2] of the pseudorandom stream of a name, for this step and issuer or another."""
+        step = self.step if step is None else step
+        return self.issuer.words(name, step, label or self.issuer.label)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -298,8 +326,8 @@ class Issuer:
         # them lie steps that are charged and that nobody has.
         self.next = self._end = self.first = arguments.integer("first_step", first_step, least=0)
         self._ahead = arguments.integer("reserve", reserve, least=1)
-        named = f"{mechanism!r}|{incarnation}".encode()
-        self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
+        self.label = self._label(incarnation)
+        self.before: str | None = None  # the label of the step before the first, if it was asked
         self._draws = draws or self.label
         self._kind, self._resumed = (source, note), resumed
         self.passed_over, self._pass_over = passed_over, pass_over
@@ -307,6 +335,9 @@ class Issuer:
         # The stretch that was asked for last, and its first step.
         self._known: tuple[int, Stretch] | None = None
         ledger._register(stream, self)
+        if (part := getattr(mechanism, "part", None)) is not None:  # jaxdp.sampling.parts
+            for what in part.trusted():
+                ledger.trust(what)
         # The event is written as text, and read, here already: the first step waits for less.
         with contextlib.suppress(ValueError):  # what is wrong is said where the step is taken
             event, _, _ = self._stretch(self.next)
@@ -351,6 +382,33 @@ class Issuer:
         """Makes this the first step; nothing may be reserved yet."""
         assert self.next == self._end == self.first
         self.next = self._end = self.first = step
+
+    def go_on_from(self, tag: np.ndarray, incarnations: Collection[str]) -> None:
+        """Finds the start whose noise the first step takes back, by the tag [2] in the state.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        labels, before = list(map(self._label, incarnations)), self.first - 1
+        of = [each for each in labels if (self.words("tag", before, each) == np.asarray(tag)).all()]
+        if not of:
+            raise ValueError(
+                f"the run's starts must hold the one that took step {before}, whose noise the next "
+                f"step takes back, but the state names none of the {len(labels)} that are known: "
+                "put back all of the folder secret/ as it was with this checkpoint, or begin "
+                "another run, whose cost adds to this one's"
+            )
+        self.before = of[0]
+
+    def words(self, name: str, step: int, label: str) -> np.ndarray:
+        """uint32 [2] of the pseudorandom stream of a name, for a step and an issuer's label."""
+        found = self.secret.stream(f"{name}|{label}|{step}")
+        return np.frombuffer(found[:8], dtype=np.uint32)
+
+    def _label(self, incarnation: str) -> str:
+        """The hash of mechanism and incarnation that goes into every key."""
+        named = f"{self.mechanism!r}|{incarnation}".encode()
+        return hashlib.blake2b(named, digest_size=16).hexdigest()
 
     @alone
     def reserve(self, until: int, whole: bool = False) -> None:

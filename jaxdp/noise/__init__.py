@@ -20,12 +20,18 @@ from jaxdp.noise.gaussian import (
 )
 from jaxdp.noise.grid import DISTANCE, IntegerMatrixNoise, IntegerNoise, dyadic, grid_range
 from jaxdp.noise.laplace import LaplaceNoise, laplace_event
-from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
+from jaxdp.noise.optimise import (
+    optimal_banded,
+    optimal_buffered,
+    optimal_dense,
+    optimal_lambda,
+)
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,
     Dense,
+    MadeAgain,
     Strategy,
     Toeplitz,
     ToeplitzStrategy,
@@ -74,6 +80,7 @@ __all__ = [
     "IntegerMatrixNoise",
     "IntegerNoise",
     "LaplaceNoise",
+    "MadeAgain",
     "MatrixNoise",
     "Noise",
     "NoiseKind",
@@ -94,6 +101,7 @@ __all__ = [
     "optimal_banded",
     "optimal_buffered",
     "optimal_dense",
+    "optimal_lambda",
     "privatize",
     "rms_error",
     "sensitivity",

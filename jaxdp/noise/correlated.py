@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.ledger.tickets import NoiseKey
+from jaxdp.ledger.tickets import AGAIN, NoiseKey
 from jaxdp.noise.gaussian import Axes, Noise, NoiseRequest
 from jaxdp.noise.normals import add_normals
-from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
+from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, MadeAgain, Strategy, Toeplitz
 from jaxdp.types import PyTree, Summed
 
 _MOST_CANCELLED = 2.0**12
@@ -31,6 +31,7 @@ class Recurrence:
     For C the buffers are the noise y of the last m steps, y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) /
     C_ii; for a banded inverse their normals z, y_i = Σ_j d_j z_(i-j); that of step i lies at i mod
     m. Of a buffered strategy they are its sums: y_i = z_i - Σ_k ω_k s_k, then s_k ← θ_k s_k + y_i.
+    Of what is made again there are none.
     """
 
     size: int  # the number m of buffers
@@ -97,6 +98,8 @@ def recurrence(strategy: Strategy) -> Recurrence:
         ValueError: one of another kind, or whose noise float32 does not hold.
     """
     check_stable(strategy)
+    if isinstance(strategy, MadeAgain):
+        return Recurrence(0, np.ones((1, 1), np.float32))
     if isinstance(strategy, Buffered):
         table = np.asarray([[1.0, *(-scale for scale in strategy.scales)]])
         decays = np.asarray(strategy.decays, np.float32)
@@ -119,7 +122,7 @@ _LEAST = 1e-30  # a standard deviation below would be flushed to none
 
 
 class CorrelatedState(NamedTuple):
-    """State of correlated noise. **Secret**: the sums follow from its buffers and the updates.
+    """State of correlated noise. **Secret** where it has buffers: with the updates they give sums.
 
     Attributes:
         last: uint32 [2], the tag of the last key that was used.
@@ -151,6 +154,9 @@ class MatrixNoise(Noise):
     Each update goes on from the state of the step before it. A state of another step, or of other
     releases, gives NaN; ``jaxdp.Trainer`` refuses it in words.
 
+    Of a ``MadeAgain`` strategy the state keeps no row, and nothing secret: the key of the step
+    before comes with the ticket, and its normals are made again.
+
     Attributes:
         strategy: of as many steps as there are to be.
     """
@@ -165,7 +171,8 @@ class MatrixNoise(Noise):
     @property
     def part(self) -> str:
         """Names the strategy: another one's noise is another part."""
-        return f"correlated by {self.strategy!r}"
+        again = isinstance(self.strategy, MadeAgain)
+        return f"{AGAIN if again else 'correlated'} by {self.strategy!r}"
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, sharded as the parameters are."""
@@ -180,6 +187,23 @@ class MatrixNoise(Noise):
         value, l2 = request.summed.value, jnp.asarray(request.summed.l2, jnp.float32)
         rows, step = self._rows, state.step
         weights, scale = rows.weights(step)
+        goes_on = follows_state(state, request.key, self.strategy.steps)
+
+        # Scaled by l2 only where it is added, for it may differ from step to step. Below _LEAST
+        # float32 would flush noise to none.
+        std = request.multiplier * l2
+        std = jnp.where((std < _LEAST) & (request.multiplier > 0), jnp.nan, std)
+
+        # Of the step before nothing was kept but the tag of its key, which this one must name: then
+        # the normals that are taken back are those that were added.
+        if isinstance(self.strategy, MadeAgain):
+            named = (step == 0) | jnp.any(jnp.asarray(request.key.previous_tag) != 0)
+            std = jnp.where(goes_on & named, std, jnp.nan)
+            weight = np.float32(self.strategy.coefficients[1])
+            past = jnp.where(step == 0, np.float32(0), weight), jnp.asarray(request.key.before)
+            noisy = add_normals(value, std, request.words, *request.axes, before=past)
+            tag = jnp.asarray(request.key.tag)
+            return noisy, CorrelatedState(tag, state.leaves, step + 1, state.buffers)
 
         # The part of C⁻¹Z that follows from the rows before.
         def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -198,7 +222,7 @@ class MatrixNoise(Noise):
 
         # The step's own normals on top. Where the state is not that of the step before, the noise
         # itself is NaN, and so is all that goes on from it.
-        one = jnp.where(follows_state(state, request.key, self.strategy.steps), 1.0, jnp.nan)
+        one = jnp.where(goes_on, 1.0, jnp.nan)
         noise = add_normals(past, one, request.words, *request.axes)
         noise = jax.tree.map(lambda row: row * scale, noise)
 
@@ -208,10 +232,6 @@ class MatrixNoise(Noise):
         kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
         buffers = jax.tree.map(lambda b, row: rows.next_buffers(b, row, step), state.buffers, kept)
 
-        # Scaled by l2 only here, for it may differ from step to step. Below _LEAST float32 would
-        # flush noise to none.
-        std = request.multiplier * l2
-        std = jnp.where((std < _LEAST) & (request.multiplier > 0), jnp.nan, std)
         noisy = jax.tree.map(lambda value, row: value + std * row, value, noise)
         return noisy, CorrelatedState(jnp.asarray(request.key.tag), state.leaves, step + 1, buffers)
 

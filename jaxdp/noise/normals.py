@@ -30,6 +30,7 @@ def add_normals(
     words: jax.Array,
     sharded_over: tuple[str, ...] = (),
     replicated_over: tuple[str, ...] = (),
+    before: tuple[ArrayLike, jax.Array] | None = None,
 ) -> PyTree:
     """Adds independent float32 normals of standard deviation ``std`` to every coordinate.
 
@@ -39,6 +40,8 @@ def add_normals(
         words: uint32 [2], a threefry key.
         sharded_over: see ``jaxdp.privatize``.
         replicated_over: see ``jaxdp.privatize``.
+        before: (scalar, uint32 [2]): to each normal so many times that of another key is added,
+            before ``std`` multiplies both. No array holds it.
 
     Raises:
         ValueError: members of a ``vmap`` share the key (two equal keys give NaN); a mesh axis of a
@@ -47,17 +50,24 @@ def add_normals(
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    keys = []  # another one for each part of a leaf that devices hold
-    for leaf in leaves:
-        own = words
-        for axis in sharded_axes(leaf, sharded_over, replicated_over):
-            index = jax.lax.axis_index(axis).astype(jnp.uint32)
-            own = jnp.stack(_threefry(own[0], own[1], jnp.uint32(0xFFFFFFFF), index))
-        keys.append(own)
-    std = jnp.asarray(std, jnp.float32)
+
+    def of_parts(own: jax.Array) -> list[jax.Array]:
+        """The key of each leaf: another one for each part of it that devices hold."""
+        keys = []
+        for leaf in leaves:
+            key = own
+            for axis in sharded_axes(leaf, sharded_over, replicated_over):
+                index = jax.lax.axis_index(axis).astype(jnp.uint32)
+                key = jnp.stack(_threefry(key[0], key[1], jnp.uint32(0xFFFFFFFF), index))
+            keys.append(key)
+        return keys
+
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
+    given, std = values, jnp.asarray(std, jnp.float32)
+    if before is not None:
+        given = [jnp.asarray(before[0], jnp.float32), *of_parts(before[1]), *values]
     with placement.using_mesh(placement.current_mesh(values), override=False):
-        return jax.tree.unflatten(structure, over_vmap(_add_normals)(keys, std, *values))
+        return jax.tree.unflatten(structure, over_vmap(_add_normals)(of_parts(words), std, *given))
 
 
 def _small_leaves(
@@ -69,7 +79,7 @@ def _small_leaves(
     """
     found: dict[int, jax.Array] = {}
     groups: dict[frozenset[str], list[int]] = {}
-    for n, shape in enumerate(shapes):
+    for n, shape in enumerate(shapes[: len(words)]):
         if math.prod(shape) <= _SMALL:
             groups.setdefault(frozenset(placement.varying(words[n])), []).append(n)
     for small in groups.values():
@@ -90,22 +100,31 @@ def _small_leaves(
     return found
 
 
-def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
-    """``leaf`` and its noise, in a computation of its own.
+def _add_separately(
+    words: jax.Array, std: jax.Array, number: int, leaf: jax.Array, *before: jax.Array
+) -> jax.Array:
+    """``leaf`` and its noise, in a computation of its own; ``before`` as in ``_add_normals``.
 
     XLA would otherwise run the generator again in everything that takes the result, and make the
     noise of all leaves before it needs the first: on a CPU, which ignores barriers there, a branch
     keeps it from that. The branch not taken is one of NaN.
     """
 
-    def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+    def added(words: jax.Array, std: jax.Array, leaf: jax.Array, *before: jax.Array) -> jax.Array:
         """The leaf and its noise."""
-        # Scalar keys: XLA would write broadcast ones to memory.
         counters, second = _counters(leaf.shape)
-        first, last = _threefry(words[0], words[1], jnp.uint32(number), counters)
-        return leaf + std * _from_bits(jnp.where(second, last, first)).reshape(leaf.shape)
 
-    def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        def normals(key: jax.Array) -> jax.Array:
+            # Scalar keys: XLA would write broadcast ones to memory.
+            first, last = _threefry(key[0], key[1], jnp.uint32(number), counters)
+            return _from_bits(jnp.where(second, last, first)).reshape(leaf.shape)
+
+        noise = normals(words)
+        if before:
+            noise = _sum_of(noise, std, before[0], normals(before[1]))
+        return leaf + std * noise
+
+    def all_nan(words: jax.Array, std: jax.Array, leaf: jax.Array, *before: jax.Array) -> jax.Array:
         """NaN, as what a deviation of NaN would make."""
         return leaf * jnp.nan + std
 
@@ -113,6 +132,7 @@ def _add_separately(words: jax.Array, std: jax.Array, number: int, leaf: jax.Arr
         words,
         std,
         leaf,
+        *before,
         cpu=lambda *each: jax.lax.cond(jnp.isnan(std), all_nan, added, *each),
         default=lambda *each: jax.lax.optimization_barrier(added(*each)),
     )
@@ -150,6 +170,19 @@ def _from_bits(bits: jax.Array) -> jax.Array:
     uniform = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(1)
     centred = jnp.maximum(_LOWEST, uniform * (1 - _LOWEST) + _LOWEST)
     return np.float32(math.sqrt(2)) * jax.lax.erf_inv(centred)
+
+
+def _sum_of(normals: jax.Array, std: jax.Array, weight: jax.Array, earlier: jax.Array) -> jax.Array:
+    """``normals`` + ``weight`` · ``earlier``, each of both as float32 holds it.
+
+    A compiler would fuse the product that a normal ends with and the sum that takes it, without the
+    rounding between: a normal would have other digits when it is taken back than when it was added.
+    An integer operation on both, with a number that the compiler does not know, keeps it from that.
+    """
+    nothing = jnp.isinf(std).astype(jnp.uint32)
+    bits = [jax.lax.bitcast_convert_type(each, jnp.uint32) | nothing for each in (normals, earlier)]
+    own, other = (jax.lax.bitcast_convert_type(each, jnp.float32) for each in bits)
+    return own + weight * other
 
 
 @functools.lru_cache(maxsize=64)
@@ -202,19 +235,25 @@ def over_vmap(
     return add
 
 
-def _add_normals(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-    """Each leaf with its noise."""
+def _add_normals(words: list[jax.Array], std: jax.Array, *given: jax.Array) -> list[jax.Array]:
+    """Each leaf with its noise: the last arguments; before them weight and keys of ``before``."""
 
     @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
-    def added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+    def added(words: list[jax.Array], std: jax.Array, *given: jax.Array) -> list[jax.Array]:
         """The leaves and their noise: small ones together, large ones each by itself."""
-        small = _small_leaves(words, [leaf.shape for leaf in leaves])
-        return [
-            leaf + std * small[n] if n in small else _add_separately(words[n], std, n, leaf)
-            for n, leaf in enumerate(leaves)
-        ]
+        before, leaves = given[: -len(words)], given[-len(words) :]
+        shapes, found = [leaf.shape for leaf in leaves], []
+        small, earlier = (_small_leaves(keys, shapes) for keys in (words, before[1:]))
+        for n, leaf in enumerate(leaves):
+            other = (before[0], before[1 + n]) if before else ()
+            if n not in small:
+                found.append(_add_separately(words[n], std, n, leaf, *other))
+                continue
+            noise = _sum_of(small[n], std, before[0], earlier[n]) if before else small[n]
+            found.append(leaf + std * noise)
+        return found
 
-    return added(words, std, *leaves)
+    return added(words, std, *given)
 
 
 def sharded_axes(

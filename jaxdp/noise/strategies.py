@@ -240,6 +240,26 @@ class BandedInverse(_Series):
         return self._padded()
 
 
+class MadeAgain(BandedInverse):
+    """A banded inverse of the coefficients 1 and -λ, with no buffer: y_i = z_i - λ z_(i-1).
+
+    The normals of the step before are made again from their key. DP-λCGD: Kalinin, McKenna, Pagh
+    and Lampert 2026, arXiv:2601.22334.
+
+    Attributes:
+        coefficients: 1, and -λ for a λ from 0 to below 1, rounded to float32.
+        steps: n.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.coefficients) != 2 or not -1 < self.coefficients[1] <= 0:
+            raise ValueError(
+                "coefficients must be 1 and a number from 0 down to above -1, got "
+                f"{self.coefficients!r}"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Buffered(ToeplitzStrategy):
     """BLT, a buffered linear Toeplitz matrix: c_0 = 1, c_j = sum_k scales[k] decays[k]^(j-1).

@@ -121,6 +121,11 @@ class Algorithm:
                         "algorithm that has one. Take SGD, momentum or Adam"
                     )
 
+    def on(self, source: PyTree) -> "Algorithm":
+        """The algorithm for a source, which may be a part of the records; see ``Mechanism.on``."""
+        made = self.mechanism.on(source)
+        return self if made is self.mechanism else dataclasses.replace(self, mechanism=made)
+
     def on_trust(self) -> list[str]:
         """Sentences on functions of the caller's that set what the next gradient is clipped by."""
         given = {"scale": self.scale, "bound": self.bound}

@@ -24,7 +24,7 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.accounting.flat import flatten
+from jaxdp.accounting.flat import require_bound
 from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import (
     SPLIT_NNX,
@@ -39,6 +39,7 @@ from jaxdp.ledger.durable import write_atomically
 from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
+from jaxdp.noise import MadeAgain
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.recipes import encoders
@@ -326,9 +327,15 @@ class Run:
                     f"after must be other runs, got {each.path}, the folder of this one: it counts "
                     "what it has released itself"
                 )
-        self.algorithm = as_algorithm(mechanism, optimizer, average)
+        algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
+        self.algorithm = algorithm.on(self.source)
         self.algorithm.mechanism.check_source(self.source)
+        if not getattr(self.algorithm.mechanism.part, "kept", True):
+            raise ValueError(
+                "source must be of a partition with a name, for a run that may be taken up again, "
+                "jaxdp.sampling.parts(..., partition='regions'); got one that only this process has"
+            )
         check_arrays(params)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
@@ -380,7 +387,7 @@ class Run:
         self._relation = acc.Relation(relation or self.algorithm.mechanism.neighbours)
         if self._delta is not None:
             # Raises where a step has no bound under the relation, before any is charged.
-            flatten(self.algorithm.total(1), self._relation)
+            require_bound(self.algorithm.total(1), self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
         encoders.require_used(features)
         self._features = None if features is None else encoders.public(features)
@@ -1047,17 +1054,20 @@ class Run:
         rows = self._physical_batch_size
         if rows == "auto":
             rows = start.state.physical_batch_size or rows
-        energy = prepared.energy
+        energy = prepared.energy and prepared.energy(loss_fn, source, sampler)
+        issuer = start.issuer(algorithm.mechanism, state.step)
+        if isinstance(algorithm.mechanism.strategy, MadeAgain) and state.step:
+            issuer.go_on_from(state.opt_state[0].last, start.state.starts or ())
         trainer = Trainer(
             loss_fn,
             algorithm,
             source=source,
             ledger=start.ledger,
-            energy=None if energy is None else energy(loss_fn, source, sampler),
+            energy=energy,
             physical_batch_size=rows,
             mesh=self._mesh,
             data_axes=self._data_axes,
-            issuer=start.issuer(algorithm.mechanism, state.step),
+            issuer=issuer,
             **self._gradient,
         )
         if rows == "auto":
@@ -1266,7 +1276,7 @@ class Run:
     def _check_events(self, found: Ledger, words: str) -> None:
         """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
         for event in {entry.event for entry in found.reserved}:
-            flatten(event, self._relation)  # raises where it has no bound
+            require_bound(event, self._relation)
             if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
                 raise ValueError(
                     f"{words.format('whose privacy unit is a user, as here')}, which holds "

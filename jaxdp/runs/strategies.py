@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 SAMPLINGS = {
     "banded": "cyclic_poisson",
     "buffered": "fixed_order",
+    "lambda": "fixed_order",
     "banded_inverse": "fixed_order",
     "square_root": "fixed_order",
     "identity": "cyclic_poisson",
 }
-_WITHOUT_NUMBER = ("square_root", "identity")
+_WITHOUT_NUMBER = ("lambda", "square_root", "identity")
 
 
 def usual_relation(sampling_name: str) -> str:
@@ -131,7 +132,7 @@ def resolved(config: "RunConfig") -> "RunConfig":
     made = strategy.to_dict()
     sizes = {"banded": "coefficients", "buffered": "decays", "banded_inverse": "coefficients"}
     bands = len(made[sizes[config.strategy]]) if config.strategy in sizes else None
-    optimised = config.strategy in ("banded", "buffered")
+    optimised = config.strategy in ("banded", "buffered", "lambda")
     return dataclasses.replace(config, bands=bands, strategy_numbers=made if optimised else None)
 
 

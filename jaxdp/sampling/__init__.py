@@ -13,6 +13,7 @@ as well as the report says; ``users`` makes a source in which one index is a per
 
 from jaxdp.sampling.files import load
 from jaxdp.sampling.hashes import fingerprint
+from jaxdp.sampling.parts import Part, parts
 from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
     CyclicPoisson,
@@ -45,6 +46,7 @@ __all__ = [
     "FixedOrder",
     "FixedSize",
     "FullBatch",
+    "Part",
     "Poisson",
     "RandomAllocation",
     "RunSampling",
@@ -64,6 +66,7 @@ __all__ = [
     "names",
     "pad",
     "padded_text",
+    "parts",
     "prefetch",
     "relations",
     "user_examples",

@@ -199,6 +199,7 @@ class ArraySource:
     # [N], of the records that they were made of; None where each is its own, see
     # ``jaxdp.sampling.hashes.identities``. Sensitive.
     identities: Identities | None = dataclasses.field(default=None, repr=False)
+    part: Hashable = dataclasses.field(default=None, repr=False)  # of ``jaxdp.sampling.parts``
 
     @classmethod
     def of(cls, arrays: PyTree) -> "ArraySource":

@@ -154,10 +154,11 @@ class Trainer:
         if given is not None:
             given = arguments.integer("physical_batch_size", given, least=1)
         algorithm = as_algorithm(mechanism, optimizer, average)
+        self.source: Source = as_source(source)
+        algorithm = algorithm.on(self.source)
         self.algorithm, self.mechanism = algorithm, algorithm.mechanism
         self._on_trust = algorithm.on_trust()
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        self.source: Source = as_source(source)
         given_source = self.source
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
@@ -189,7 +190,7 @@ class Trainer:
                 "ledger=trainer.ledger, or a file that all of them are charged to"
             )
         if issuer is None:
-            self.mechanism.check_source(self.source)
+            self.mechanism.check_source(given_source)
             noise = self.mechanism.noise_multiplier
             length = 1 if isinstance(noise, (int, float)) else noise.steps
             self._events = {event for event, _, _ in self.mechanism.events(0, length)}

@@ -28,6 +28,7 @@ def drawn(rng):
         (acc.Repeated(acc.ShuffledEpoch(gauss, 50), 3), SPECIAL),
         (acc.Repeated(acc.RandomAllocation(gauss, 20), 3), ADD),
         (acc.CyclicPoisson(gauss, q, 4, n), ADD),
+        (acc.Parallel(acc.Gaussian(9.0), {"a": steps, "b": laplace}), SPECIAL),
         (acc.Repeated(acc.WeightedPoissonSampled(gauss, q), n), REPLACE),
         (acc.Composed([acc.ObjectivePerturbation(3 * z, 0.1), steps]), ADD),
     ]  # fmt: skip

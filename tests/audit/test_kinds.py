@@ -36,6 +36,9 @@ RIGHT = {
     "users": OfUsers(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 100, **SMALL),
     "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **SMALL, **ORDERED, law="grid"),
+    "fixed order, made again": Correlated(
+        PASSES, 0.6, 6, 0.01, 150, **SMALL, **ORDERED, strategy="lambda"
+    ),
 }
 THIRTY = {**CHOSEN, "records": 30, "rows": 30}
 FAULTS = {
@@ -116,12 +119,16 @@ def in_order(noise=3.0):
     return mf_of(noise, 0.5, 4, 16, "fixed_order", steps=STEPS, strategy="square_root")
 
 
+def made_again(noise=3.0):
+    return mf_of(noise, 0.5, 4, 16, "fixed_order", steps=STEPS, strategy="lambda")
+
+
 def audited_algorithm(mechanism, runs=800, **options):
     algorithm = Algorithm(mechanism, optax.sgd(0.1))
     return audit.audit_algorithm(algorithm, STEPS, 1e-3, runs=runs, seed=1, **options)
 
 
-@pytest.mark.parametrize(("make", "runs"), [(amplified, 500), (in_order, 1500)])
+@pytest.mark.parametrize(("make", "runs"), [(amplified, 500), (in_order, 1500), (made_again, 1500)])
 def test_what_is_right_is_not_accused_and_is_nearly_reached(make, runs):
     made = audited_algorithm(make(), runs)
     assert not made.broken
@@ -129,7 +136,7 @@ def test_what_is_right_is_not_accused_and_is_nearly_reached(make, runs):
     assert made.profile.epsilon > 0.5 * made.proven
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", [amplified, in_order, made_again])
 def test_a_sensitivity_that_is_too_low_is_caught(make, monkeypatch):
     def halved(strategy, participation):
         return sensitivity(strategy, participation) / 2

@@ -328,7 +328,7 @@ def test_the_reference_has_its_numbers():
 def test_json_and_table_have_every_mechanism_its_errors_and_the_best(monkeypatch):
     answer = json.loads(planned(BUDGET, "--json").stdout.splitlines()[-1])
     names = "DP-SGD, Poisson sampling|DP-SGD, random allocation|BandMF, cyclic Poisson"
-    names += "|BLT, fixed order|banded, fixed order"
+    names += "|BLT, fixed order|λCGD, fixed order|banded, fixed order"
     assert [row["name"] for row in answer["rows"]] == names.split("|")
     strict = [row for row in answer["rows"] if row["relation"] == "add_or_remove_one"]
     assert answer["best"] == min(strict, key=lambda row: row["rms_error"])["name"]

@@ -12,9 +12,18 @@ import pytest
 
 import jaxdp
 from jaxdp.ledger.tickets import simulated_key
-from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
+from jaxdp.noise import (
+    BandedInverse,
+    Buffered,
+    Dense,
+    MadeAgain,
+    Toeplitz,
+    optimal_banded,
+    strategies,
+)
 from jaxdp.noise.correlated import MatrixNoise
 from jaxdp.noise.normals import add_normals
+from tests.compiling import AS_USERS
 from tests.laws import is_gaussian
 from tests.mechanisms import mf_of
 from tests.refusing import all_refused, refused
@@ -28,6 +37,7 @@ STRATEGIES = {
     "square root": strategies.square_root(N),
     "four bands": FOUR,
     "banded inverse": strategies.banded_inverse_square_root(N, 5),
+    "made again": MadeAgain((1.0, -0.9), N),
     "buffered": Buffered((0.2, 0.3), (0.95, 0.5), N),
     "dense": Dense.of(np.tril(np.random.default_rng(0).uniform(0.1, 0.4, (N, N))) + np.eye(N)),
     "dense, banded": Dense.of(np.tril(np.triu(np.full((N, N), 0.3), -2)) + np.eye(N)),
@@ -37,7 +47,7 @@ STRATEGIES = {
 def keys(strategy, multiplier=1.0, count=N, seed=3):
     split = jax.random.split(jax.random.key(seed), count)
     part = MatrixNoise(multiplier, strategy).part
-    return [simulated_key(k, {part: multiplier}, i) for i, k in enumerate(split)]
+    return [simulated_key(k, {part: multiplier}, i, split[i - 1]) for i, k in enumerate(split)]
 
 
 def stacked(each):
@@ -115,6 +125,44 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever():
             assert np.isnan(flat(update(after, follow)[0])).all(), wrong
 
 
+@pytest.mark.parametrize("size", [50, 70_000], ids=["small", "large"])
+def test_normals_made_again_are_those_that_were_added_bit_for_bit(size):
+    """Leaves that share a loop, and one by itself; against normals of another program."""
+    strategy = STRATEGIES["made again"]
+    tx, params = (
+        jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0),
+        {"a": jnp.zeros(size), "b": PARAMS["w"]},
+    )
+    user = functools.partial(jax.jit, compiler_options=AS_USERS)  # whose digits these are
+    update = user(lambda state, key: tx.update(jaxdp.Summed(params, 1.0), state, key=key))
+    alone = user(lambda key: add_normals(params, 1.0, key.words[0]))
+    state, before = tx.init(params), {name: np.zeros(p.shape, "f4") for name, p in params.items()}
+    assert not any(leaf.size for leaf in jax.tree.leaves(state.buffers))
+    for key in keys(strategy, count=4):
+        noise, state = update(state, key)
+        own = {name: np.asarray(z) for name, z in alone(key).items()}
+        share = np.float32(strategy.coefficients[1])
+        for name in params:
+            # The product is rounded to float32 first, or it is not, as the device has it.
+            twice = own[name] + share * before[name]
+            once = np.float32(own[name].astype(float) + float(share) * before[name].astype(float))
+            found = np.asarray(noise[name])
+            assert ((found == twice) | (found == once)).all(), (name, key.step)
+        before = own
+
+
+def test_normals_are_taken_back_only_where_ticket_and_state_name_one_key():
+    strategy = STRATEGIES["made again"]
+    tx = jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0)
+    made, other = (keys(strategy, seed=seed) for seed in (3, 9))
+    update = jax.jit(lambda state, key: tx.update(summed(), state, key=key))
+    _, state = update(tx.init(PARAMS), made[0])
+    assert np.isfinite(flat(update(state, made[1])[0])).all()
+    nobody = dataclasses.replace(made[1], previous_tag=jnp.zeros(2, jnp.uint32))
+    for wrong in (other[1], nobody, made[2], made[0]):
+        assert np.isnan(flat(update(state, wrong)[0])).all()
+
+
 def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_is_refused():
     """Its last rows had no fresh normals; one of 1e38 had none at all, with an epsilon of 4.4."""
     within, between = "inverse that stays within float32", "diagonal between 1e-9 and 1e9"
@@ -157,14 +205,15 @@ def fresh_of(strategy, width=64):
     tx = jaxdp.privatize(adds := MatrixNoise(1.0, strategy), 1.0)
 
     def step(state, given):
-        number, seed = given
-        key = simulated_key(seed, {adds.part: 1.0}, number)
+        number, seed, before = given
+        key = simulated_key(seed, {adds.part: 1.0}, number, before)
         row, state = tx.update(jaxdp.Summed(jnp.zeros(width), 1.0), state, key=key)
         return state, row
 
     n = strategy.steps
-    seeds = jnp.arange(n), jax.random.split(jax.random.key(0), n)
-    rows = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(width)), seeds)[1], float)
+    seeds = jax.random.split(jax.random.key(0), n)
+    given = jnp.arange(n), seeds, jnp.roll(seeds, 1)
+    rows = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(width)), given)[1], float)
     column = np.fft.rfft(strategy.first_column(), 2 * n)[:, None]
     return np.fft.irfft(column * np.fft.rfft(rows, 2 * n, axis=0), 2 * n, axis=0)[:n]
 
@@ -174,6 +223,7 @@ LONG = {
     "buffered, decay near 1": Buffered((0.02, 0.003), (0.9, 1 - 2**-24), 3000),
     "on the unit circle": Toeplitz((1.0, 1.0), 3000),
     "banded inverse": BandedInverse((1.0, -0.5, -0.125, -0.0625), 3000),
+    "made again": MadeAgain((1.0, -0.999), 3000),
 }
 
 
@@ -186,7 +236,9 @@ def test_the_noise_of_3000_steps_is_fresh_in_float32(strategy):
         assert abs((part[1:] * part[:-1]).mean()) < 0.03
 
 
-@pytest.mark.parametrize("strategy", [TWO, BandedInverse((1.0, -0.5), N)], ids=repr)
+@pytest.mark.parametrize(
+    "strategy", [TWO, BandedInverse((1.0, -0.5), N), MadeAgain((1.0, -0.5), N)], ids=repr
+)
 def test_one_key_for_members_of_a_vmap_is_refused(strategy):
     """Whatever has lanes: the sums, their sensitivities, or states that were copied."""
     tx, params = jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0), jnp.zeros(3)

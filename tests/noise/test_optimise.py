@@ -47,6 +47,27 @@ def test_published_optima_and_all_matrices_contain_the_others():
 
 
 @pytest.mark.parametrize("error", ["rms", "max"])
+def test_the_share_that_is_taken_back_is_the_best_of_all(error):
+    """Against all of a grid, each by matrices, the sensitivity that of one record's columns."""
+    steps = 60
+    for momentum, turn in ((0.0, 60), (0.0, 7), (0.9, 20)):
+        each = noise.Single() if turn == steps else noise.FixedEpochOrder(turn, steps)
+        made = noise.optimal_lambda(steps, each, noise.Workload(momentum), error)
+
+        def loss(share, momentum=momentum, turn=turn):
+            inverse = np.eye(steps) - share * np.eye(steps, k=-1)
+            errors = np.linalg.norm(noise.Workload(momentum).matrix(steps) @ inverse, axis=1)
+            moved = np.linalg.norm(np.linalg.inv(inverse)[:, ::turn].sum(axis=1))
+            return moved * (errors.max() if error == "max" else np.sqrt(np.mean(errors**2)))
+
+        best = min(map(loss, np.linspace(0, 0.999, 1000)))
+        assert loss(-made.coefficients[1]) <= best * (1 + 1e-5)
+        place = 0 if error == "rms" else 1
+        found = losses(made, each, noise.Workload(momentum))[place]
+        assert found == pytest.approx(loss(-made.coefficients[1]), rel=1e-9)
+
+
+@pytest.mark.parametrize("error", ["rms", "max"])
 def test_the_gradient_of_buffered_strategies(error):
     at = np.array([-3.0, -1.5, 5.0, 1.0])
     scales, decays = optimise._scales_and_decays(at)

@@ -268,7 +268,7 @@ def test_every_strategy_resolves_to_its_budget_reads_back_the_same_and_is_that_o
         again = read_back(config)
         assert again == config
         assert repr(again.mechanism()) == repr(config.mechanism())
-        assert (config.bands is None) == (name in ("square_root", "identity"))
+        assert (config.bands is None) == (name in ("lambda", "square_root", "identity"))
         command = described.command_of(config)
         assert f"--strategy {name}" in command
         assert (f"--bands {config.bands}" in command) == (config.bands is not None)

