@@ -259,8 +259,10 @@ def _trim_tails(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
 
 
 @lru_cache(maxsize=64)
-def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, Discrete]:
+def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, ...]:
     """The pairs (forward, reverse) of a score of an epoch, the sum of its steps': a lower end.
+
+    None where the noise is so small that no score is likely under both laws.
 
     A step's score is the number of thresholds of ``_thresholds`` below its output. Proven in
     docs/proofs/allocation.md, Theorem 5; nothing there rests on where the thresholds are.
@@ -274,6 +276,8 @@ def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, Di
     # The scores that both laws hold: the rest is left out.
     low = max(first, absent[0])
     high = min(first + present.size, absent[0] + absent[1].size)
+    if low >= high:
+        return ()
     p, q = present[low - first : high - first], absent[1][low - absent[0] : high - absent[0]]
     # A leaf is known to 4e-13, a convolution adds a few units for each term of its sums.
     terms = max(longest, others, most, own[1].size, 1)

@@ -541,6 +541,8 @@ class ExponentialMechanism(_StatedEvent):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         if not upper:
+            if self.epsilon / 2 >= _UNDERFLOW:
+                return ()
             loss = np.asarray([-self.epsilon / 2, self.epsilon / 2])
             return (discrete_pair(loss, special.expit(loss), upper),)
         weight = -1 / math.expm1(-self.epsilon)

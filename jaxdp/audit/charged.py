@@ -18,6 +18,7 @@ from jaxdp.audit.examined import Examined
 from jaxdp.audit.gradient_numbers import GradientNumbers, Mean, norm_bins, norm_edges
 from jaxdp.clipping.rules import CoordinateBox, limit_of
 from jaxdp.ledger import Ledger
+from jaxdp.ledger.entries import of_users
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import Mechanism, default_physical_batch_size, dp_sgd
 from jaxdp.sampling import ExampleLevel, Sampler, Sampling, Source
@@ -99,8 +100,8 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
             "(public=)"
         )
 
-    of_users = ["PerUser(" in repr(each) for each in (event, *(e.event for e in ledger.reserved))]
-    if any(of_users) and not all(of_users):
+    users = [of_users(each) for each in (event, *(e.event for e in ledger.reserved))]
+    if any(users) and not all(users):
         raise ValueError(
             "ledger must hold releases of the mechanism's privacy unit, got one with records beside"
             " users: what a release of records says of a user is not known. Give the ledger of the "

@@ -36,6 +36,7 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
+from jaxdp.ledger.entries import of_users
 from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism
@@ -1280,7 +1281,7 @@ class Run:
         """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
         for event in {entry.event for entry in found.reserved}:
             require_bound(event, self._relation)
-            if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
+            if self.algorithm.mechanism.records_per_user and not of_users(event):
                 raise ValueError(
                     f"{words.format('whose privacy unit is a user, as here')}, which holds "
                     f"{event.describe()} of records: what that says of a user is not known"

@@ -25,7 +25,7 @@ from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_n
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.entries import event_counts
+from jaxdp.ledger.entries import event_counts, of_users
 from jaxdp.ledger.ledger import this_process
 from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned
@@ -595,7 +595,8 @@ class Trainer:
                 mechanism's (``Mechanism.neighbours``), also for what others charged.
 
         Raises:
-            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one.
+            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one;
+                the privacy unit is a user, and others charged releases of records.
         """
         delta = self.mechanism.delta if delta is None else delta
         if delta is None:
@@ -604,6 +605,13 @@ class Trainer:
             raise ValueError(
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
+            )
+        others = {entry.event for entry in self.ledger.reserved} - self._events
+        if self.mechanism.records_per_user and not all(map(of_users, others)):
+            raise ValueError(
+                "ledger must hold releases whose privacy unit is a user, as here, got one with "
+                "releases of records besides: what these say of a user is not known. What was of "
+                "users and charged by hand is jaxdp.accounting.PerUser(event, records)"
             )
         relation = self.mechanism.covered(relation) or self.mechanism.neighbours
         return self.ledger.epsilon(delta, relation)

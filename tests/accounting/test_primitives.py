@@ -65,6 +65,12 @@ def test_noise_has_its_known_profile(epsilon):
         assert found == pytest.approx(true)
 
 
+def test_a_choice_of_a_huge_epsilon_has_an_upper_end_alone():
+    for eta in (1500.0, 1e5):
+        found = acc.epsilon(acc.ExponentialMechanism(eta), 1e-5)
+        assert found.lower == 0 < found.upper < eta + 1e-6 * eta
+
+
 def test_bounded_range_is_the_worst_of_all_choices():
     """Every mechanism with two losses eta apart: the best of them attains the pair's profile."""
     for eta in (0.1, 1.2, 4.0):
