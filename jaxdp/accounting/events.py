@@ -546,6 +546,19 @@ def counts_of(event: Event) -> dict[Event, int]:
     return found
 
 
+def of_users(event: Event) -> bool:
+    """True where the privacy unit of every release in an event is a user: ``PerUser`` holds it."""
+    match event:
+        case PerUser():
+            return True
+        case Composed(inner):
+            return all(map(of_users, inner))
+        case Parallel(common, parts):
+            return all(map(of_users, (common, *dict(parts).values())))
+    within = getattr(event, "event", None)  # repeated, on a grid, the best of several tries
+    return within is not None and of_users(within)
+
+
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     """Several Gaussian releases computed from ONE draw of records, as the one event they are.
 
