@@ -371,6 +371,7 @@ class ExamplesPerUser(PairedEvent):
         records: k in 1..1,000, the most records of one user in the whole data set; public.
     """
 
+    unit_is_user = True
     words = (
         "{event}, each record drawn with probability {sampling_prob:.4g}; the unit is a user with "
         "at most {records:,} of the records"

@@ -14,11 +14,11 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.audit.examined import Examined
 from jaxdp.audit.gradient_numbers import GradientNumbers, Mean, norm_bins, norm_edges
 from jaxdp.clipping.rules import CoordinateBox, limit_of
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.entries import of_users
 from jaxdp.ledger.tickets import issuer_of
 from jaxdp.mechanism import Mechanism, default_physical_batch_size, dp_sgd
 from jaxdp.sampling import ExampleLevel, Sampler, Sampling, Source
@@ -100,8 +100,8 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
             "(public=)"
         )
 
-    users = [of_users(each) for each in (event, *(e.event for e in ledger.reserved))]
-    if any(users) and not all(users):
+    charged = [event, *(entry.event for entry in ledger.reserved)]
+    if len({of_users(each) for each in charged if not isinstance(each, acc.NonPrivate)}) > 1:
         raise ValueError(
             "ledger must hold releases of the mechanism's privacy unit, got one with records beside"
             " users: what a release of records says of a user is not known. Give the ledger of the "

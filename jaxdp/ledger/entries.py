@@ -30,20 +30,6 @@ SEEDED = (
 )
 
 
-def of_users(event: acc.Event) -> bool:
-    """True where the event's privacy unit is a user: everywhere in it, or it promises nothing."""
-    match event:
-        case acc.Composed(events):
-            return all(map(of_users, events))
-        case acc.Parallel():
-            return all(map(of_users, (event.common, *dict(event.parts).values())))
-        case acc.Repeated(inner, _) | acc.GridNoise(inner, _):
-            return of_users(inner)
-        case acc.NonPrivate():
-            return True
-    return "PerUser(" in repr(event)
-
-
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """Releases of one kind on consecutive steps."""

@@ -24,6 +24,7 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.accounting.flat import require_bound
 from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import (
@@ -36,7 +37,6 @@ from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement
 from jaxdp.ledger import Ledger
 from jaxdp.ledger.durable import write_atomically
-from jaxdp.ledger.entries import of_users
 from jaxdp.ledger.merged import blocks_drawn
 from jaxdp.ledger.seeds import AT_ONCE, Secret
 from jaxdp.mechanism import Mechanism

@@ -19,13 +19,14 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import with_mesh
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names, is_donated
 from jaxdp.devices import processes, shards
 from jaxdp.devices.placement import placement, resolve_placement, using_mesh
 from jaxdp.ledger import Ledger
-from jaxdp.ledger.entries import event_counts, of_users
+from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.ledger import this_process
 from jaxdp.ledger.links import is_own
 from jaxdp.ledger.returned import copy_past, record_returned

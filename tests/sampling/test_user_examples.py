@@ -10,11 +10,11 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp.accounting.events import of_users as of_users_alone
 from jaxdp.audit import advice, charged
 from jaxdp.audit.bounds import ErrorCounts, epsilon_bound
 from jaxdp.audit.copies import find_copies
 from jaxdp.clipping import user_loss
-from jaxdp.ledger.entries import of_users as of_users_alone
 from jaxdp.optimizers.algorithm import as_algorithm
 from jaxdp.sampling import ExampleLevel, Poisson, user_examples, users
 from tests.laws import is_binomial
