@@ -193,8 +193,10 @@ class _SampledLaplace(PairedEvent, type_name="PoissonSampled of a DiscreteLaplac
         return self.event.infinite()
 
     def pure(self, relation: Relation) -> float:
-        loss, _ = self._losses(relation)[0]
-        return float(loss[-1]) * (1 + 8 * _U)
+        # Of log(1 + x), x = q (e^a - 1), where x is off by a few roundings of a and of log q.
+        (loss, _), _ = self._losses(relation)
+        few = 64 + 8 * (self.event.pure(relation) - math.log(self.sampling_prob))
+        return float(loss[-1]) * (1 + few * _U)
 
     def _losses(self, relation: Relation) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """(losses, P masses) of the sample with the record against that without, and reversed."""

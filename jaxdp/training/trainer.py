@@ -298,6 +298,10 @@ class Trainer:
         mechanism, enough = self.mechanism, rows_for_most_draws(self.mechanism, any_number=True)
         if mechanism.sampling.largest_size(mechanism.dataset_size) is not None:
             enough = min(enough, mechanism.dataset_size)
+        elif self.algorithm.direction is not None:
+            # What two programs round differently, differences along a line magnify without bound:
+            # not even a draw that hardly ever comes is taken by the other.
+            enough = min(mechanism.most_records, 2 * mechanism.dataset_size)
         one = self._sampler.physical_batch_size >= enough
         self._fused = one and isinstance(self._grad_fn, ClippedGrad)
 
