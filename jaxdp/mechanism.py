@@ -349,9 +349,8 @@ class Mechanism:
     ) -> dict[str, acc.Bound]:
         """Epsilon of "the run", then what a person of each class has beside it: never the run's.
 
-        That a person of a class is in the data is hidden as a record of its probability is. That
-        she is not of another class is a replacement: ``epsilon(..., relation=REPLACE_ONE)``, which
-        is above all of these.
+        That a person of a class is in the data is hidden as a record of its probability is. Which
+        class it is, is a replacement: ``epsilon(..., relation=REPLACE_ONE)``, above all of these.
 
         Args:
             steps: how many.

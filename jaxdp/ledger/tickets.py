@@ -408,8 +408,10 @@ class Issuer:
         return np.frombuffer(found[:8], dtype=np.uint32)
 
     def _label(self, incarnation: str) -> str:
-        """The hash of mechanism and incarnation that goes into every key."""
-        named = f"{self.mechanism!r}|{incarnation}".encode()
+        """The hash of mechanism, part of the records and incarnation that goes into every key."""
+        part = getattr(self.mechanism, "part", None)
+        own = "" if part is None else f"|{part}"  # one seed must not serve two parts alike
+        named = f"{self.mechanism!r}|{incarnation}{own}".encode()
         return hashlib.blake2b(named, digest_size=16).hexdigest()
 
     @alone

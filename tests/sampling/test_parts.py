@@ -338,3 +338,21 @@ def test_an_attack_finds_the_worst_part_and_no_more_but_for_a_split_by_position(
     assert p_of(signs, mu) > 0.01
     assert p_of(signs, 0.9 * mu) < 1e-3
     assert p_of(halves, mu) < 1e-6
+
+
+def test_one_seed_gives_two_parts_unlike_noise():
+    records = np.linspace(-1, 1, 200, dtype=np.float32)[:, None]
+    halves = jaxdp.sampling.parts(records, lambda row: row[0] > 0, ["a", "b"], partition="halves")
+    mechanism = jaxdp.dp_sgd(
+        noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=20, dataset_size=100
+    )
+    found = []
+    for half in halves.values():  # each on a ledger of its own
+        secret = jaxdp.Secret.from_seed(7)
+        trainer = jaxdp.Trainer(
+            lambda w, row: 0.0 * jnp.sum(w * row), mechanism, optax.sgd(1.0), half, secret=secret
+        )
+        state = trainer.init(jnp.zeros(1))
+        state, _ = trainer.step(state, next(iter(trainer.batches(1))))
+        found.append(float(state.params[0]))
+    assert found[0] != found[1]
