@@ -27,7 +27,14 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
     counts_of,
 )
-from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair, PairedEvent, SampledGaussian
+from jaxdp.accounting.pairs import (
+    BatchGaussian,
+    Discrete,
+    Pair,
+    PairedEvent,
+    SampledGaussian,
+    zeroed_pair,
+)
 from jaxdp.accounting.primitives import poisson_sampled
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
@@ -60,10 +67,13 @@ class GaussianStep:
             if relation is Relation.REPLACE_ONE:
                 return (forward,)
             return forward, SampledGaussian(z, q, relation, reverse=True)
-        # All other records contribute -1, the record 1 and its replacement -1; or all others 0.
+        if upper:
+            return tuple(BatchGaussian(q, z, d) for d in _DISTANCES[relation])
+        # All other records contribute -1, the record 1 and its replacement -1 or its null 0. Absent
+        # against present: that, or for a null all others 1.
         far = int(relation.separation)
-        distances = _DISTANCES[relation] if upper else ((far, 0, far), (0, far, far))
-        return tuple(BatchGaussian(q, z, d) for d in distances)
+        forward = BatchGaussian(q, z, (2, 0, 2)) if far == 2 else zeroed_pair(q, z)
+        return forward, BatchGaussian(q, z, (0, far, far))
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""

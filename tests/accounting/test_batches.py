@@ -161,19 +161,38 @@ def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     assert (truth <= upper + 4e-6).all()
     assert (upper[2] - truth[2]) < 0.02 * truth[2]  # nearly attained at epsilon 0
     assert (lower <= truth + 4e-6).all()
-    free, full, given = batches.batch_branches(q, cap, n)
-    assert free * q + full * given == pytest.approx(sum(w for b, w in law.items() if 0 in b))
+    found = batches.batch_branches(q, cap, n)
+    taken = sum(w for b, w in law.items() if 0 in b)
+    assert found.free * q + found.full * found.kept == pytest.approx(taken)
 
 
 def test_binomial_tails():
-    """Summed in 30 digits: P(cap others or more), and what is kept then."""
-    for n, q, cap, full, given in (
-        (60_000, 512 / 60_000, 576, 0.00279475019832391, 0.00842373118716825),
-        (10**8, 1e-5, 1100, 0.000962577640151969, 9.91455417926478e-6),
+    """Summed in 40 digits: P(cap - 1 others or more), and given these what is kept, what is near."""
+    for n, q, cap, full, given, near in (
+        (60_000, 512 / 60_000, 576, 0.00318372389636539, 0.00843712190617997, 0.12216384603444),
+        (10**8, 1e-5, 1100, 0.00106706137713669, 9.92292080076512e-6, 0.0979172624647746),
     ):
         found = batches.batch_branches(q, cap, n)
         assert found[:2] == pytest.approx((1 - full, full), rel=1e-11), n
-        assert given * (1 - 1e-14) <= found[2] <= given * (1 + 1e-9), n
+        assert given * (1 - 1e-14) <= found.kept <= given * (1 + 1e-9), n
+        assert near * (1 - 4e-9) <= found.near <= near * (1 + 1e-14), n
+    # Ends: a batch of one, no record in it for sure, all for sure.
+    for n, q, cap in ((3, 0.3, 1), (10**6, 1e-9, 100), (4, 1.0, 2)):
+        found = batches.batch_branches(q, cap, n)
+        assert found.free + found.full == pytest.approx(1)
+        assert all(0 <= share <= 1 for share in found)
+
+
+def test_others_that_point_away_tell_nearly_all_that_is_charged():
+    """500 steps; lower ends by a transform of 400,000 bins, upper ends of cap 110 likewise."""
+    fixed = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(1.0), 10_000, 100), 500)
+    found = acc.epsilon(fixed, 1e-5, SPECIAL)
+    assert found.lower == pytest.approx(8.0365, abs=1e-3)
+    assert found.upper < 1.01 * found.lower
+    capped = acc.epsilon(acc.Repeated(step(1.0, 0.01, 110, 10_000), 500), 1e-5, SPECIAL)
+    assert capped.upper == pytest.approx(2.37434, abs=1e-4)  # a batch shown to be full: 4.8873
+    # Where the noise leaves no bin of both laws, the others contribute nothing.
+    assert acc.epsilon(acc.FixedSizeSampled(acc.Gaussian(0.02), 10, 5), 1e-5, SPECIAL).lower > 900
 
 
 def test_a_cap_that_is_never_reached_is_none_and_a_lower_one_costs_more():
