@@ -72,8 +72,8 @@ class GaussianStep:
         # All other records contribute -1, the record 1 and its replacement -1 or its null 0. Absent
         # against present: that, or for a null all others 1.
         far = int(relation.separation)
-        forward = BatchGaussian(q, z, (2, 0, 2)) if far == 2 else zeroed_pair(q, z)
-        return forward, BatchGaussian(q, z, (0, far, far))
+        present = BatchGaussian(q, z, (2, 0, 2)) if far == 2 else zeroed_pair(q, z)
+        return present, BatchGaussian(q, z, (0, far, far))
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
