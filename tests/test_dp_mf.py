@@ -17,7 +17,7 @@ from jaxdp import optimizers as opt
 from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import Toeplitz, strategies
-from jaxdp.sampling import CyclicPoisson, FixedOrder, Sampler
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, Sampler
 from tests.mechanisms import mf_of
 from tests.refusing import all_refused, refused
 
@@ -45,7 +45,13 @@ def in_order(noise=1.0, strategy="buffered", **changed):
     return jaxdp.dp_mf(noise_multiplier=noise, **numbers)
 
 
-BOTH = pytest.mark.parametrize("make", [amplified, in_order], ids=["amplified", "in order"])
+def allocated(noise=1.0, bands=3, **changed):
+    return amplified(noise, bands, sampling="cyclic_allocation", **changed)
+
+
+BOTH = pytest.mark.parametrize(
+    "make", [amplified, allocated, in_order], ids=["amplified", "allocated", "in order"]
+)
 
 
 def trainer_of(mechanism, **options):
@@ -309,7 +315,7 @@ def test_the_noise_is_never_less_than_was_charged(make):
         mechanism = dataclasses.replace(make(), noise_multiplier=noise)
         (std,) = mechanism.multipliers(0).values()
         matrix = mechanism.strategy.matrix()
-        if isinstance(mechanism.sampling, CyclicPoisson):
+        if isinstance(mechanism.sampling, CyclicPoisson | CyclicAllocation):
             moves = [np.linalg.norm(matrix[:, i]) for i in range(STEPS)]
         else:
             moves = [np.linalg.norm(matrix[:, i::12].sum(axis=1)) for i in range(12)]

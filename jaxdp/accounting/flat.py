@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxdp.accounting.batches import RandomlyAllocated
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
     ADD,
@@ -13,6 +14,7 @@ from jaxdp.accounting.events import (
     Bound,
     Composed,
     CorrelatedNoise,
+    CyclicAllocation,
     CyclicPoissonSampled,
     Event,
     FixedSizeSampled,
@@ -283,7 +285,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         if times == 0:
             continue
         name = event.type_name
-        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled):
+        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled | CyclicAllocation):
             raise UnsupportedEventError(
                 f"{sampled} of a {name} event: it is a whole run with draws of its own, and its "
                 "amplification by sampling has no bound here"
@@ -350,6 +352,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     )
                 distance += times * variation
                 todo.append((inner, times))
+            case CyclicAllocation(inner, slots, bands, n):
+                todo.append((RandomlyAllocated(inner, slots), times * -(-n // (bands * slots))))
             case CorrelatedNoise() | CyclicPoissonSampled():
                 # At the cost of releases with independent noise: one, or a round of groups each.
                 if isinstance(event, CyclicPoissonSampled):

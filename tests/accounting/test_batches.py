@@ -100,6 +100,8 @@ def test_other_relations_are_refused_and_what_does_not_fit():
         (ORDERED, ADD, "one removed record shifts every position.*replace_special"),
         (CYCLIC, REPLACE, "two records may be in different groups.*add_or_remove_one"),
         (acc.PoissonSampled(CYCLIC, 0.5), ADD, "PoissonSampled of a CyclicPoisson event"),
+        (ALLOCATED, REPLACE, "CyclicAllocation under .*two records may be in different groups"),
+        (acc.PoissonSampled(ALLOCATED, 0.5), ADD, "PoissonSampled of a CyclicAllocation event"),
         (acc.PoissonSampled(ORDERED, 1.0), SPECIAL, "PoissonSampled of a CorrelatedNoise event"),
         (acc.FixedSizeSampled(CYCLIC, 9, 3), SPECIAL, "FixedSizeSampled of a CyclicPoisson event"),
         (acc.PoissonSampled(inside, 0.5), ADD, whole),
@@ -449,6 +451,7 @@ def test_means_and_masses_are_kept_and_noise_too_small_is_charged_without_sampli
 GAUSS = acc.Gaussian(2.0)
 ORDERED = acc.CorrelatedNoise(GAUSS, 10)
 CYCLIC = acc.CyclicPoisson(GAUSS, 0.1, 4, 10)
+ALLOCATED = acc.CyclicAllocation(GAUSS, 4, 2, 10)
 BANDED = np.asarray([[0.8, 0, 0, 0], [0.6, 0.8, 0, 0], [0, 0.6, 0.8, 0], [0, 0, 0.6, 0.8]])
 SIGMA = 0.9
 
@@ -471,6 +474,12 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
 
     assert noise(8) == pytest.approx(2.70808, rel=1e-4)
     assert noise(1) == acc.calibrate_noise_multiplier(2.0, 1e-5, 0.01, 2_000)
+    # Allocation in a group's slots: epochs of them, whole ones.
+    for steps, epochs in ((8, 1), (9, 2), (16, 2)):
+        event = acc.CyclicAllocation(GAUSS, 4, 2, steps)
+        assert cost(event) == cost(acc.Repeated(acc.RandomAllocation(GAUSS, 4), epochs)), steps
+    event = acc.CyclicAllocation(acc.Gaussian(2.7081), 12, 8, 21 * 96)
+    assert cost(event) == pytest.approx(2.0163, abs=2e-3)  # cyclic Poisson: 2.1020
     # A public order is one Gaussian.
     for relation in (REPLACE, SPECIAL):
         for accountant in ("auto", "exact", "gdp", "rdp"):
@@ -479,8 +488,9 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
     half = cost(acc.CorrelatedNoise(acc.Gaussian(1.0), 10), SPECIAL)
     assert cost(ORDERED, REPLACE) == pytest.approx(half, rel=1e-9)
     both = acc.Composed([acc.Repeated(acc.PerUser(CYCLIC, 3), 2), ORDERED])
-    assert {e.block for one in (ORDERED, CYCLIC) for e in (one, acc.PerUser(one, 2))} == {10}
-    for event in (ORDERED, CYCLIC, both):
+    kinds = ORDERED, CYCLIC, ALLOCATED
+    assert {e.block for one in kinds for e in (one, acc.PerUser(one, 2))} == {10}
+    for event in (*kinds, both):
         assert acc.events.from_dict(acc.events.to_dict(event)) == event
         assert "10 steps" in event.describe()
     steps = run(0.1, 2.0, 3)
@@ -590,8 +600,7 @@ def test_draws_that_are_not_cyclic_under_two_bands(kind):
     if kind == "allocation":
         draws, event = {(j,): 0.25 for j in range(4)}, acc.RandomAllocation(split, 4)
     if kind == "group":
-        draws = {(0,): 0.5, (2,): 0.5}
-        event = acc.RandomAllocation(acc.Gaussian(SIGMA), 2)
+        draws, event = {(0,): 0.5, (2,): 0.5}, acc.CyclicAllocation(acc.Gaussian(SIGMA), 2, 2, 4)
     assert sum(draws.values()) == pytest.approx(1)
     draws = {drawn: chance for drawn, chance in draws.items() if chance}
     epsilons = (0.0, 0.5, 1.5)
