@@ -122,7 +122,7 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
 
 
 class BatchLaw(NamedTuple):
-    """How a record fares in a truncated Poisson batch, by how many others are drawn."""
+    """A record in a truncated Poisson batch, by how many others are drawn."""
 
     free: float  # P(fewer than cap - 1 others)
     full: float  # P(cap - 1 or more)
