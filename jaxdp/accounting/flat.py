@@ -213,6 +213,19 @@ def alternatives(event: Event, relation: Relation) -> tuple[Event, ...]:
     return tuple(found)
 
 
+def least(event: Event) -> Event:
+    """The event with each part replaced by what it contains: what holds below that, holds of it."""
+    match event:
+        case Repeated(inner, n):
+            return Repeated(least(inner), n)
+        case Composed(events):
+            return Composed(tuple(map(least, events)))
+        case PairedEvent():
+            inside = event.contained()
+            return event if inside is None else least(inside)
+    return event
+
+
 def require_bound(event: Event, relation: Relation) -> None:
     """Raises UnsupportedEventError for an event that has no bound under a relation."""
     for seen in alternatives(event, relation):

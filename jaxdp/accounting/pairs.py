@@ -100,6 +100,10 @@ class PairedEvent(Event):
         """
         return ()
 
+    def contained(self) -> Event | None:
+        """An event that this one may be no more than, and whose lower end is its own; or None."""
+        return None
+
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """Renyi divergence of each order > 1, [k], in the larger direction; never below the truth.
 
