@@ -155,8 +155,9 @@ class Mechanism:
         Raises:
             ValueError: the records cannot be drawn from like this.
         """
-        # Refused before anything is charged.
-        self.sampling.check(num_records, self.dataset_size)
+        # Refused before anything is charged; of a part not for its number of records.
+        held = num_records if self.part is None else self.dataset_size
+        self.sampling.check(held, self.dataset_size)
         if self.strategy is not None and first_step:
             raise ValueError(
                 "first_step must be 0 with correlated noise, whose run is one event on one "
@@ -679,8 +680,11 @@ class Mechanism:
                 "whose indices are records of users, and another for jaxdp.sampling.users: got "
                 f"{self.sampling.title} with {type(source).__name__}"
             )
-        self.check_privacy_unit(source)
-        self.sampling.check(len(source), self.dataset_size)
+        if getattr(source, "part", None) is None:
+            self.check_privacy_unit(source)
+            self.sampling.check(len(source), self.dataset_size)
+        else:  # whose number of records nothing may follow from, and that may be empty
+            self.sampling.check(self.dataset_size, self.dataset_size)
 
     def check_privacy_unit(self, source: Source) -> None:
         """Raises ValueError for an empty source, and for one whose every index is a batch.

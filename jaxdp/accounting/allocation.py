@@ -31,6 +31,7 @@ EPS = 2.0**-52
 CHUNK = 1 << 13
 FAR = 13.5  # standard deviations beyond which a score is counted as its last value
 RARE = 1e-40  # what is left out at either end of a law of scores
+_LONGEST = 2**14  # scores of a law
 CELLS = 1 << 12  # values of a step's score, or 16 deviations of the sum where that is more
 _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
@@ -259,21 +260,32 @@ def _trim_tails(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
 
 
 @lru_cache(maxsize=64)
-def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, Discrete]:
+def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, ...]:
     """The pairs (forward, reverse) of a score of an epoch, the sum of its steps': a lower end.
+
+    None where the noise is so small that no score is likely under both laws.
 
     A step's score is the number of thresholds of ``_thresholds`` below its output. Proven in
     docs/proofs/allocation.md, Theorem 5; nothing there rests on where the thresholds are.
     """
-    edges = np.concatenate([[-np.inf], _thresholds(z, steps, participations), [np.inf]])
-    without, there = (_trim_scores(0, normal_cells(edges, mean, z)) for mean in (0.0, 1.0))
-    absent, longest = _sum_of_scores(without, steps)
-    rest, others = _sum_of_scores(without, steps - participations)
-    own, most = _sum_of_scores(there, participations)
+    # Wider cells where laws would be too long to be convolved in a second.
+    for wider in (1, 2, 4, 8, 16):
+        at = _thresholds(z, steps, participations, wider)
+        edges = np.concatenate([[-np.inf], at, [np.inf]])
+        without, there = (_trim_scores(0, normal_cells(edges, mean, z)) for mean in (0.0, 1.0))
+        own, most = _sum_of_scores(there, participations)
+        rest, others = _sum_of_scores(without, steps - participations)
+        absent, longest = _sum_of_scores(without, steps)
+        if max(own[1].size, absent[1].size, rest[1].size) <= _LONGEST:
+            break
+    else:
+        return ()
     first, present = _add_scores(rest, own)
     # The scores that both laws hold: the rest is left out.
     low = max(first, absent[0])
     high = min(first + present.size, absent[0] + absent[1].size)
+    if low >= high:
+        return ()
     p, q = present[low - first : high - first], absent[1][low - absent[0] : high - absent[0]]
     # A leaf is known to 4e-13, a convolution adds a few units for each term of its sums.
     terms = max(longest, others, most, own[1].size, 1)
@@ -287,7 +299,7 @@ def score_pairs(z: float, steps: int, participations: int) -> tuple[Discrete, Di
     return out[0], out[1]
 
 
-def _thresholds(z: float, steps: int, participations: int) -> Array:
+def _thresholds(z: float, steps: int, participations: int, wider: int) -> Array:
     """Outputs at which log(1 + x e^((y - 1/2)/z^2)) passes the multiples of a width.
 
     For k of t steps Poisson's own score has x = q/(1 - q), one step the limit x -> 0. Best is where
@@ -309,7 +321,7 @@ def _thresholds(z: float, steps: int, participations: int) -> Array:
     deviation = math.sqrt(mass @ (score - mass @ score) ** 2)
     low, high = np.logaddexp(0.0, log_x + (np.asarray([-FAR, FAR]) * z + 0.5) / z**2).tolist()
     # Of 100 steps cells have a tenth of a deviation; what they lose falls with their square.
-    share = min(max(0.05, math.sqrt(steps) / 100), 0.5)
+    share = wider * min(max(0.05, math.sqrt(steps) / 100), 0.5)
     most = max(CELLS, 16 * math.sqrt(steps) / share)
     at = low + share * deviation * np.arange(1, min((high - low) / (share * deviation), most))
     # log(e^s - 1) without an overflow.
@@ -321,6 +333,8 @@ def _sum_of_scores(law: tuple[int, Array], count: int) -> tuple[tuple[int, Array
     total, longest = (0, np.ones(1)), 1
     for digit in bin(count)[2:]:
         longest = max(longest, total[1].size)
+        if longest > _LONGEST:
+            break  # given up: the caller takes wider cells
         total = _add_scores(total, total)
         if digit == "1":
             total = _add_scores(total, law)

@@ -129,6 +129,7 @@ class Event:
         words: for reports, with {fields}; an event without any is shown by its ``repr``.
         refused: by relation, the reason why no such event has a bound under it.
         whole_block: True if one such event is ``steps`` consecutive steps of a loop, charged whole.
+        unit_is_user: True if the privacy unit of such an event is a user, else a record.
     """
 
     types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
@@ -136,6 +137,7 @@ class Event:
     words: ClassVar[str] = ""
     refused: ClassVar[Mapping[Relation, str]] = {}
     whole_block: ClassVar[bool] = False  # said by the class: a field may be called steps by chance
+    unit_is_user: ClassVar[bool] = False
 
     @property
     def block(self) -> int:
@@ -416,6 +418,7 @@ class PerUser(Event):
         records: k >= 1, the most records of one user that enter a step; public.
     """
 
+    unit_is_user = True
     words = "{event}, where a user with at most {records:,} records is one record"
 
     event: Event
@@ -579,6 +582,19 @@ def counts_of(event: Event) -> dict[Event, int]:
         for part, n in counts_of(each).items():
             found[part] = found.get(part, 0) + n
     return found
+
+
+def of_users(event: Event) -> bool:
+    """True where the privacy unit is a user: everywhere in an event, or it promises nothing."""
+    match event:
+        case Composed(events):
+            return all(map(of_users, events))
+        case Parallel(common, parts):
+            return all(map(of_users, (common, *dict(parts).values())))
+        case NonPrivate():
+            return True
+    within = getattr(event, "event", None)  # repeated, on a grid, the best of several tries
+    return event.unit_is_user or (isinstance(within, Event) and of_users(within))
 
 
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:

@@ -325,7 +325,8 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 # Everything inside saw one draw, so it is one joint Gaussian; what is no Gaussian
                 # has no amplification that is proven.
                 run = flatten(event.event, relation, name)
-                single = not (run.steps or run.dominated) and [n for _, n in run.parts] == [1]
+                alone = not (run.steps or run.dominated or run.infinite)
+                single = alone and [n for _, n in run.parts] == [1]
                 if single and kind == "poisson":  # with a draw of its own
                     on_sample = poisson_sampled(run.parts[0][0], q)
                     if on_sample is not None:

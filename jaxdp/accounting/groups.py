@@ -39,8 +39,10 @@ def group_event(event: Event, records: int, relation: Relation) -> Event | None:
             return Gaussian(z / k)
         case PoissonSampled():
             run = flatten_exactly(event, relation)
-            if run.infinite or not run.steps:
+            if run.infinite or not (run.steps or run.parts):
                 return event
+            if run.parts:  # one, alone
+                return run.parts[0][0].of_group(k)
             step = run.steps[0][0]
             z, q = step.noise_multiplier, step.sampling_prob
             if q == 1:

@@ -193,8 +193,10 @@ class _SampledLaplace(PairedEvent, type_name="PoissonSampled of a DiscreteLaplac
         return self.event.infinite()
 
     def pure(self, relation: Relation) -> float:
-        loss, _ = self._losses(relation)[0]
-        return float(loss[-1]) * (1 + 8 * _U)
+        # Of log(1 + x), x = q (e^a - 1), where x is off by a few roundings of a and of log q.
+        (loss, _), _ = self._losses(relation)
+        few = 64 + 8 * (self.event.pure(relation) - math.log(self.sampling_prob))
+        return float(loss[-1]) * (1 + few * _U)
 
     def _losses(self, relation: Relation) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """(losses, P masses) of the sample with the record against that without, and reversed."""
@@ -371,6 +373,7 @@ class ExamplesPerUser(PairedEvent):
         records: k in 1..1,000, the most records of one user in the whole data set; public.
     """
 
+    unit_is_user = True
     words = (
         "{event}, each record drawn with probability {sampling_prob:.4g}; the unit is a user with "
         "at most {records:,} of the records"
@@ -541,6 +544,8 @@ class ExponentialMechanism(_StatedEvent):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         if not upper:
+            if self.epsilon / 2 >= _UNDERFLOW:
+                return ()
             loss = np.asarray([-self.epsilon / 2, self.epsilon / 2])
             return (discrete_pair(loss, special.expit(loss), upper),)
         weight = -1 / math.expm1(-self.epsilon)

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.audit.examined import Examined
 from jaxdp.audit.gradient_numbers import GradientNumbers, Mean, norm_bins, norm_edges
 from jaxdp.clipping.rules import CoordinateBox, limit_of
@@ -99,8 +100,8 @@ def plan(mechanism: Mechanism, ledger: Ledger, records: int, epsilon: float) -> 
             "(public=)"
         )
 
-    of_users = ["PerUser(" in repr(each) for each in (event, *(e.event for e in ledger.reserved))]
-    if any(of_users) and not all(of_users):
+    charged = [event, *(entry.event for entry in ledger.reserved)]
+    if len({of_users(each) for each in charged if not isinstance(each, acc.NonPrivate)}) > 1:
         raise ValueError(
             "ledger must hold releases of the mechanism's privacy unit, got one with records beside"
             " users: what a release of records says of a user is not known. Give the ledger of the "

@@ -111,9 +111,11 @@ def simulated_key(
     if any(part.startswith(ON_GRID) for part in parts):
         last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
         long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
-    taken = previous if any(part.startswith(AGAIN) for part in parts) else None
-    if taken is not None and before is not None:
-        previous, taken = jnp.where(step == 0, jnp.uint32(0), split_of(before)[:2])
+    again = [number for number, part in enumerate(parts, 1) if part.startswith(AGAIN)]
+    taken = previous if again else None
+    if again and before is not None:
+        of_part = jnp.asarray([0, again[0]])
+        previous, taken = jnp.where(step == 0, jnp.uint32(0), split_of(before)[of_part])
     return NoiseKey(split[1:], stds, split[0], step, previous, parts, long, taken)
 
 

@@ -127,7 +127,8 @@ class CorrelatedState(NamedTuple):
     Attributes:
         last: uint32 [2], the tag of the last key that was used.
         leaves: int32 scalar; how many parameters it was made for, to recognise frozen ones.
-        step: int32 scalar; the step that comes next. On a grid -1 after a refused one.
+        step: int32 scalar; the step that comes next. Without buffers, and on a grid, -1 after a
+            refused one.
         buffers: pytree like the parameters, float32 [m, ...], on an integer grid int32: of the
             noise so far, what the noise to come depends on.
     """
@@ -179,8 +180,17 @@ class MatrixNoise(Noise):
         return initial_state(params, self._rows.size, jnp.float32)
 
     def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
-        """Raises ValueError for the sum of another step than the state's next."""
+        """Raises ValueError for the sum of another step than the state's next, or other leaves."""
         check_sum_follows(summed, state)
+        # Buffers without rows would let it pass: normals of another leaf would be taken back.
+        value, kept = jax.tree.structure(summed.value), jax.tree.structure(state.buffers)
+        given = list(map(jnp.shape, jax.tree.leaves(summed.value)))
+        made = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(state.buffers)]
+        if (value, given) != (kept, made):
+            raise ValueError(
+                "the sum must have the leaves that the state was made for, whose noise it takes "
+                f"back: {kept} of shapes {made}, got {value} of shapes {given}"
+            )
 
     def add(self, state: CorrelatedState, request: NoiseRequest) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
@@ -202,8 +212,9 @@ class MatrixNoise(Noise):
             weight = np.float32(self.strategy.coefficients[1])
             past = jnp.where(step == 0, np.float32(0), weight), jnp.asarray(request.key.before)
             noisy = add_normals(value, std, request.words, *request.axes, before=past)
-            tag = jnp.asarray(request.key.tag)
-            return noisy, CorrelatedState(tag, state.leaves, step + 1, state.buffers)
+            # No buffer keeps what was refused: a step of -1, which no key has, does.
+            tag, after = jnp.asarray(request.key.tag), jnp.where(goes_on & named, step + 1, -1)
+            return noisy, CorrelatedState(tag, state.leaves, after, state.buffers)
 
         # The part of C⁻¹Z that follows from the rows before.
         def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, options
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan
 from jaxdp.clipping.ghost.run import holds_convolution
+from jaxdp.clipping.rules import CoordinateBox, PerLayer
 from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey
 from jaxdp.mechanism import Mechanism
@@ -149,10 +150,15 @@ def dp_zo(
         seed: of the directions, public.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range; a rule whose norm depends on the parameters.
     """
+    if isinstance(mechanism.rule, PerLayer | CoordinateBox):
+        raise ValueError(
+            "mechanism must have a rule of one norm for DP-ZO, which clips one number: take "
+            f"l2_clip_norm, got {mechanism.rule}"
+        )
     width = arguments.positive("width", width)
-    seed = arguments.integer("seed", seed, least=0)
+    seed = arguments.integer("seed", seed, least=0, most=2**32 - 1)  # as JAX's keys tell apart
     inner = mechanism.privatize()
 
     def words_of(state: ZeroOrderState) -> jax.Array:

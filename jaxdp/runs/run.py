@@ -24,6 +24,7 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.accounting.flat import require_bound
 from jaxdp.clipping import losses, options
 from jaxdp.clipping.options import (
@@ -1280,7 +1281,7 @@ class Run:
         """Raises ValueError for events whose privacy unit or relation cannot be this run's."""
         for event in {entry.event for entry in found.reserved}:
             require_bound(event, self._relation)
-            if self.algorithm.mechanism.records_per_user and "PerUser(" not in repr(event):
+            if self.algorithm.mechanism.records_per_user and not of_users(event):
                 raise ValueError(
                     f"{words.format('whose privacy unit is a user, as here')}, which holds "
                     f"{event.describe()} of records: what that says of a user is not known"

@@ -197,7 +197,8 @@ def parts(
         made[name] = one = PartOfSource(source, rows, Part(token, name, within, bool(partition)))
         arrays = source.arrays if isinstance(source, ArraySource) else None
         leaves = jax.tree.leaves(arrays)
-        if leaves and all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in leaves):
+        in_memory = all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in leaves)
+        if leaves and in_memory and len(rows):  # of no rows there are no arrays that a step reads
             taken = ArraySource.of(jax.tree.map(lambda leaf, at=rows: leaf[at], arrays))
             made[name] = dataclasses.replace(taken, identities=one.identities, part=one.part)
     return made

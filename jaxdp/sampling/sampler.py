@@ -70,7 +70,8 @@ class Sampler:
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
         if isinstance(sampling, RunSampling):
-            sampling.check(num_records, declared)
+            part = getattr(issuer.mechanism, "part", None)  # whose number of records is nobody's
+            sampling.check(num_records if part is None else declared, declared)
         if type(sampling) not in PROVEN:
             issuer.ledger.trust(
                 f"the sampling rule {type(sampling).__name__} is not one of jaxdp's: that its "

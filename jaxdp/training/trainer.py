@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
+from jaxdp.accounting.events import of_users
 from jaxdp.clipping import ClippedGrad, losses
 from jaxdp.clipping.across import with_mesh
 from jaxdp.clipping.options import ClippingOptions, check_arrays, check_option_names, is_donated
@@ -297,6 +298,10 @@ class Trainer:
         mechanism, enough = self.mechanism, rows_for_most_draws(self.mechanism, any_number=True)
         if mechanism.sampling.largest_size(mechanism.dataset_size) is not None:
             enough = min(enough, mechanism.dataset_size)
+        elif self.algorithm.direction is not None:
+            # What two programs round differently, differences along a line magnify without bound:
+            # not even a draw that hardly ever comes is taken by the other.
+            enough = min(mechanism.most_records, 2 * mechanism.dataset_size)
         one = self._sampler.physical_batch_size >= enough
         self._fused = one and isinstance(self._grad_fn, ClippedGrad)
 
@@ -595,7 +600,8 @@ class Trainer:
                 mechanism's (``Mechanism.neighbours``), also for what others charged.
 
         Raises:
-            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one.
+            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one;
+                the privacy unit is a user, and others charged releases of records.
         """
         delta = self.mechanism.delta if delta is None else delta
         if delta is None:
@@ -604,6 +610,13 @@ class Trainer:
             raise ValueError(
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
+            )
+        others = {entry.event for entry in self.ledger.reserved} - self._events
+        if self.mechanism.records_per_user and not all(map(of_users, others)):
+            raise ValueError(
+                "ledger must hold releases whose privacy unit is a user, as here, got one with "
+                "releases of records besides: what these say of a user is not known. What was of "
+                "users and charged by hand is jaxdp.accounting.PerUser(event, records)"
             )
         relation = self.mechanism.covered(relation) or self.mechanism.neighbours
         return self.ledger.epsilon(delta, relation)

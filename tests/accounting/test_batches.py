@@ -424,6 +424,21 @@ def test_the_lower_end_of_several_participations_is_that_of_a_statistic(monkeypa
         bound = acc.epsilon(acc.RandomAllocation(acc.Gaussian(z), steps, k), 1e-6)
         assert 0.85 * bound.upper < bound.lower < bound.upper, (z, steps)
     assert allocated(1.0, 10**6, 10, ADD, False) == ()
+    # No score is likely with the record and without.
+    bound = acc.epsilon(acc.RandomAllocation(acc.Gaussian(0.15), 60, 59), 1e-5)
+    assert bound.lower == 0 < bound.upper < 2_000
+
+
+def test_a_score_of_one_participation_is_below_the_law_that_is_tight():
+    for z, steps in ((0.15, 3), (1.0, 2), (50.0, 10)):
+        above = allocation.epoch_pairs(z, steps, 1, True)
+        for below, tight in zip(allocation.score_pairs(z, steps, 1), above, strict=True):
+            epsilons = np.linspace(0, below.loss[-1], 40)
+            p, q = below.tails(epsilons)
+            most, least = tight.tails(epsilons)
+            shown = p * (1 - below.rounding) - np.exp(epsilons) * q
+            assert np.all(shown <= most * (1 + 1e-9) - np.exp(epsilons) * least * (1 - 1e-9))
+            assert shown[0] > 0.98 * (most[0] - least[0])
 
 
 def test_means_and_masses_are_kept_and_noise_too_small_is_charged_without_sampling():

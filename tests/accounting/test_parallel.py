@@ -260,3 +260,13 @@ def test_what_has_no_bound_is_refused_by_name():
             ("expected a string", lambda: acc.Parallel(NOTHING, {"a": gauss}, 3)),
         ]
     )
+
+
+def test_an_event_is_of_users_where_all_of_it_is():
+    record = run(0.1, 1.0, 2)
+    user = acc.PerUser(record, 4)
+    whole = [user, acc.Repeated(user, 2), acc.Composed([user, user]), NOTHING]
+    whole += [acc.GridNoise(user, 1e-20), acc.Parallel(NOTHING, {"a": user})]
+    partly = [record, acc.Composed([user, record]), acc.Parallel(user, {"a": record})]
+    partly += [acc.Parallel(NOTHING, {"PerUser(": record}), acc.Parallel(record, {"a": user})]
+    assert [events.of_users(event) for event in whole + partly] == [True] * 6 + [False] * 5

@@ -1,5 +1,6 @@
 """Other noise, stated guarantees and objective perturbation, against their definitions."""
 
+import decimal
 import functools
 import itertools
 import json
@@ -63,6 +64,12 @@ def test_noise_has_its_known_profile(epsilon):
     for relation in (REPLACE, SPECIAL):
         found = delta(acc.RandomizedResponse(p, buckets), relation, epsilon)
         assert found == pytest.approx(true)
+
+
+def test_a_choice_of_a_huge_epsilon_has_an_upper_end_alone():
+    for eta in (1500.0, 1e5):
+        found = acc.epsilon(acc.ExponentialMechanism(eta), 1e-5)
+        assert found.lower == 0 < found.upper < eta + 1e-6 * eta
 
 
 def test_bounded_range_is_the_worst_of_all_choices():
@@ -688,7 +695,39 @@ def test_what_of_sampled_laplace_noise_is_not_proven_is_refused():
             acc.Relation.ADD_OR_REMOVE_ONE,
         ),
         (acc.FixedSizeSampled(laplace, 10, 1), acc.Relation.REPLACE_ONE),
+        *(  # what guarantees nothing is not passed over beside it
+            (acc.PoissonSampled(acc.Composed((other, laplace)), 0.1), ADD)
+            for other in (acc.NonPrivate("a line search"), acc.Gaussian(0.0), acc.Laplace(0.0))
+        ),
     ):
         assert not acc.supports(event, relation)
     whole = acc.epsilon(acc.PoissonSampled(laplace, 1.0), 0.0, acc.Relation.REPLACE_ONE)
     assert whole.upper == pytest.approx(3.0)
+
+
+def test_several_records_on_a_laplace_sample_cost_more_than_one():
+    """Exactly, k records of which a binomial number is drawn, that all add the most."""
+    scale, q, records = 2.0, 0.1, 3
+    event, k = acc.PoissonSampled(acc.DiscreteLaplace(scale), q), np.arange(-200, 201)
+    law = [np.exp(-abs(k - n) / scale) * np.tanh(0.5 / scale) for n in range(records + 1)]
+    mixed = sum(special.comb(records, n) * q**n * (1 - q) ** (records - n) * law[n]
+                for n in range(records + 1))  # fmt: skip
+    for epsilon in (0.0, 0.05, 0.1):
+        exact = max(np.maximum(a - np.exp(epsilon) * b, 0).sum()
+                    for a, b in ((mixed, law[0]), (law[0], mixed)))  # fmt: skip
+        assert acc.group_delta(event, epsilon, records).upper >= exact
+    largest = np.log(np.max(mixed / law[0]))
+    assert acc.group_epsilon(event, 0.0, records).upper >= largest > acc.epsilon(event, 0.0).upper
+    whole = acc.PoissonSampled(acc.DiscreteLaplace(scale), 1.0)
+    assert acc.group_epsilon(whole, 0.0, records).upper == pytest.approx(records / scale)
+
+
+@pytest.mark.parametrize("q", [1e-9, 1e-16, 1e-250])
+def test_the_largest_loss_on_a_laplace_sample_is_rounded_up(q):
+    number = decimal.Decimal
+    for loss in (29.9, 31.3, 70.7, 580.3):
+        event = acc.PoissonSampled(acc.DiscreteLaplace(1 / loss), q)
+        ((part, _),) = flatten(event, ADD).parts
+        with decimal.localcontext(prec=320):
+            exact = (1 + number(q) * ((1 / number(1 / loss)).exp() - 1)).ln()
+            assert exact <= number(part.pure(ADD)) <= exact * (1 + number("2e-12"))

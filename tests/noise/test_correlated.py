@@ -160,7 +160,34 @@ def test_normals_are_taken_back_only_where_ticket_and_state_name_one_key():
     assert np.isfinite(flat(update(state, made[1])[0])).all()
     nobody = dataclasses.replace(made[1], previous_tag=jnp.zeros(2, jnp.uint32))
     for wrong in (other[1], nobody, made[2], made[0]):
-        assert np.isnan(flat(update(state, wrong)[0])).all()
+        noise, after = update(state, wrong)
+        assert np.isnan(flat(noise)).all()
+        for follow in (made[2], dataclasses.replace(made[2], previous_tag=wrong.tag), made[0]):
+            assert np.isnan(flat(update(after, follow)[0])).all()
+
+
+@pytest.mark.parametrize("changed", [{"w": None, "b": jnp.zeros(6)}, {"w": jnp.zeros((3, 2))}])
+def test_normals_are_taken_back_of_the_same_leaves_alone(changed):
+    """The state has no rows that would not fit: another leaf of as many would get the first's."""
+    tx, first = (
+        jaxdp.privatize(MatrixNoise(1.0, STRATEGIES["made again"]), 1.0),
+        {"w": jnp.zeros(6)},
+    )
+    first |= {name: None for name in changed if name != "w"}
+    made = keys(STRATEGIES["made again"], count=2)
+    _, state = tx.update(jaxdp.Summed(first, 1.0), tx.init(first), key=made[0])
+    refused(
+        "the sum must have the leaves", tx.update, jaxdp.Summed(changed, 1.0), state, key=made[1]
+    )
+
+
+def test_a_simulated_key_takes_back_the_noise_of_its_part_wherever_that_stands():
+    part = MatrixNoise(1.0, STRATEGIES["made again"]).part
+    one, two = jax.random.split(jax.random.key(0))
+    for parts in ({part: 1.0, "votes": 2.0}, {"votes": 2.0, part: 1.0}):
+        before, key = simulated_key(one, parts), simulated_key(two, parts, 1, one)
+        np.testing.assert_array_equal(key.before, before.part(part)[0])
+        np.testing.assert_array_equal(key.previous_tag, before.tag)
 
 
 def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_is_refused():

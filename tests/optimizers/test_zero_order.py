@@ -176,9 +176,21 @@ def test_it_learns(kind, noise):
         np.testing.assert_allclose(t.epsilon(delta=0.0).upper, 200 * rate, rtol=1e-9)
 
 
+def test_one_program_takes_draws_of_every_size():
+    """Two round a loss differently, which a difference magnifies."""
+    poisson = {"batch_size": 8, "sampling": "poisson"}
+    for given, rows, fused in (({}, 64, True), (poisson, 64, False), (poisson, 128, True)):
+        t, _ = run(mechanism(1.0, **given), 1, physical_batch_size=rows)
+        assert t._fused == fused
+
+
 def test_what_it_does_not_take_is_refused():
     refused("width", lambda: opt.dp_zo(mechanism(), 0.1, width=0.0))
-    refused("seed", lambda: opt.dp_zo(mechanism(), 0.1, seed=-1))
+    for seed in (-1, 2**32):  # that one would be 0 again
+        refused("seed", lambda seed=seed: opt.dp_zo(mechanism(), 0.1, seed=seed))
+    for rule in (jaxdp.per_layer({"w": 1.0}), jaxdp.coordinate_box(1.0)):
+        made = jaxdp.dp_sgd(noise_multiplier=1.0, rule=rule, batch_size=1, dataset_size=9)
+        refused("one norm", lambda made=made: opt.dp_zo(made, 0.1))
     refused("noise must be None", lambda: opt.dp_zo(mechanism(1.0, "grid"), 0.1))
     link = opt.dp_zo(mechanism(), 0.1).noise
     refused("params must be given", lambda: link.update(None, link.init(PARAMS)))

@@ -1,5 +1,7 @@
 """Parts by a public rule: a function of one unit, charged apart, and never known by their size."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -204,6 +206,23 @@ def test_a_budget_a_sampler_and_what_is_refused():
         event = sgd_of(1.0, 1.0, size, 100, sampling=name).on(found["above"]).event
         assert event.block == (1 if name == "full_batch" else 5)
         assert acc.supports(event, SPECIAL)
+
+
+def test_nothing_is_refused_for_the_number_of_units_in_a_part(tmp_path):
+    """One unit more or less must not stop a run, also where it is the only one."""
+    seventh, few = float(X[7, 0]), sgd_of(1.0, 1.0, 5, 50)
+    np.save(tmp_path / "x.npy", X)
+    for data in (X, jnp.asarray(X), np.load(tmp_path / "x.npy", mmap_mode="r")):
+        empty, single, most = parts(
+            data, lambda row: jnp.where(row[0] == seventh, 1, 2), ["empty", "single", "most"]
+        ).values()
+        assert [len(each) for each in (empty, single, most)] == [0, 1, 199]
+        cyclic = mf_of(1.0, 1.0, 5, 50, sampling="cyclic_poisson", bands=2, steps=4)
+        for source, own in itertools.product((empty, single, most), (few, cyclic)):
+            assert steps_on(source, jaxdp.Ledger(), 2, own).ledger.steps
+    few.on(empty).sampler(0).draw()
+    few.on(empty).sampler(199).draw()
+    refused("to a factor of 2", few.sampler, 199)
 
 
 # A partition with a name.

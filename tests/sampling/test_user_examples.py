@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp.accounting.events import of_users as of_users_alone
 from jaxdp.audit import advice, charged
 from jaxdp.audit.bounds import ErrorCounts, epsilon_bound
 from jaxdp.audit.copies import find_copies
@@ -119,6 +120,28 @@ def test_training_charges_users_and_another_unit_is_refused():
     refused("strategy must be given with", dataclasses.replace, mf, **sampled)
 
 
+def test_a_ledger_with_releases_of_records_tells_no_epsilon_of_a_user():
+    source, book = user_examples(TABLE, OWNERS, K), jaxdp.Ledger()
+    records = {"x": TABLE["x"][source.indices]}
+
+    def trainer(mechanism, data):
+        return jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), data, ledger=book)
+
+    user = trainer(of_users(), source)
+    trained(user, 1, params=jnp.zeros(3))
+    assert user.epsilon(1e-5).upper < np.inf
+    one = trainer(sgd_of(1.0, 1.0, 30, N), records)
+    trained(one, 1, params=jnp.zeros(3))
+    assert one.epsilon(1e-5).upper < np.inf  # what a user's releases say of a record is no more
+    refused("whose privacy unit is a user", user.epsilon, 1e-5)
+    release, mine = acc.PoissonSampled(acc.Gaussian(1.0), 0.2), of_users().event
+    hidden = acc.Composed((mine, acc.Repeated(release, 2)))
+    parts = acc.Parallel(mine, {"a": release})
+    told = {mine: True, acc.PerUser(release, 2): True, release: False, hidden: False, parts: False}
+    told[acc.GridNoise(mine, 1e-9)] = told[acc.NonPrivate("a leak")] = True
+    assert {each: of_users_alone(each) for each in told} == told
+
+
 def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
     source, options = user_examples(TABLE, OWNERS, K), {"params": jnp.zeros(3), "delta": 1e-3}
     run = jaxdp.Run(tmp_path / "r", loss_fn, of_users(), optax.sgd(0.1), source, **options)
@@ -128,6 +151,14 @@ def test_a_run_a_check_a_diagnosis_and_advice_keep_the_user(tmp_path):
     assert "With one user added or removed, the probability" in page
     assert "30 of 150 records expected a step" in page
     assert "More than one record per person" not in page
+    for words in (
+        "of the users that were not used",
+        "Telling whether a user was used",
+        "how far, at most, one user can move",
+        "for a person who is k users in the data, epsilon is k times",
+    ):
+        assert words in page
+        assert words in (tmp_path / "r/report.html").read_text()
     assert run.unverified() == []
     # Alike records of one user are the user's, of two users not.
     whose = {"who": OWNERS.astype(np.int32)}

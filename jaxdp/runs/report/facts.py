@@ -166,7 +166,11 @@ def _describe_part(part: ChargedPart) -> str:
 
 def describe_relation(report: Report) -> str:
     """The neighbouring relation in words."""
-    words = RELATIONS[acc.Relation(report.guarantee.relation)]
+    return of_unit(report, RELATIONS[acc.Relation(report.guarantee.relation)])
+
+
+def of_unit(report: Report, words: str) -> str:
+    """Words on a record, of a user where that is the privacy unit."""
     return words.replace("record", "user") if report.privacy_unit.startswith(A_USER) else words
 
 

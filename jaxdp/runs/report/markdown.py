@@ -91,7 +91,7 @@ def to_markdown(report: Report) -> str:
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
         lines += [f"## {heading}", "", *(f"- {_escape(item)}" for item in items), ""]
-    lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
+    lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in glossary(report)), ""]
     return encodable("\n".join(lines))
 
 
@@ -121,7 +121,17 @@ def meaning(report: Report) -> list[str]:
         f"{show_rate(rate)}."
         for rate, hits in _hits(report)[-1:]
     ]
-    return found
+    return [facts.of_unit(report, each) for each in found]
+
+
+def glossary(report: Report) -> list[tuple[str, str]]:
+    """The words that a report explains: (word, text)."""
+    unit = facts.of_unit(report, "a person with k records in the data")
+    unit = unit.replace("with k users", "who is k users")
+    texts = [
+        (word, text.replace("a person with k records in the data", unit)) for word, text in GLOSSARY
+    ]
+    return [(word, facts.of_unit(report, text)) for word, text in texts]
 
 
 def attack_limits(report: Report) -> list[tuple[str, str, str]]:
@@ -142,8 +152,9 @@ def describe_gaussian(report: Report) -> list[str]:
         kind, hard = "approximate", "about as hard as, or harder than,"
         sure = " It was compared at some points of the curve and is not proven; epsilon is."
     mu = f"{found.mu:.3g}"
+    of = facts.of_unit(report, "a record")
     return [
-        f"Equivalent Gaussian (GDP), {kind}: mu {mu}. Telling whether a record was used is {hard} "
+        f"Equivalent Gaussian (GDP), {kind}: mu {mu}. Telling whether {of} was used is {hard} "
         "telling from one measurement with noise of standard deviation 1 whether the truth is 0 or "
         f"{mu}.{sure}"
     ]

@@ -94,7 +94,7 @@ def _template_values(report: Report, folder: Path) -> dict[str, Any]:
         "groups": report.facts,
         "code": facts.CODE,
         "sections": markdown.sections(report),
-        "glossary": markdown.GLOSSARY,
+        "glossary": markdown.glossary(report),
         "version": report.jaxdp,
     }
 
