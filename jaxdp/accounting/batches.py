@@ -288,3 +288,10 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         # arXiv:1206.2459v2, Theorem 13).
         z = self.event.noise_multiplier
         return np.asarray(orders * self.participations / (2 * z * z))
+
+
+class _CutShort(RandomlyAllocated, type_name="RandomAllocation"):
+    """An epoch of which only the first steps were released: at most a whole one, maybe nothing."""
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        return super().pairs(relation, True) if upper else ()

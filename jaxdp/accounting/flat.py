@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdp.accounting.batches import RandomlyAllocated
+from jaxdp.accounting.batches import RandomlyAllocated, _CutShort
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
     ADD,
@@ -220,6 +220,8 @@ def least(event: Event) -> Event:
             return Repeated(least(inner), n)
         case Composed(events):
             return Composed(tuple(map(least, events)))
+        case PerUser(inner) | GridNoise(inner):
+            return replace(event, event=least(inner))
         case PairedEvent():
             inside = event.contained()
             return event if inside is None else least(inside)
@@ -367,7 +369,11 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                 distance += times * variation
                 todo.append((inner, times))
             case CyclicAllocation(inner, slots, bands, n):
-                todo.append((RandomlyAllocated(inner, slots), times * -(-n // (bands * slots))))
+                # The first group has all its steps of an epoch before the other groups do.
+                whole = (n + bands - 1) // bands // slots
+                todo.append((RandomlyAllocated(inner, slots), times * whole))
+                if n > whole * bands * slots:
+                    todo.append((_CutShort(inner, slots), times))
             case CorrelatedNoise() | CyclicPoissonSampled():
                 # At the cost of releases with independent noise: one, or a round of groups each.
                 if isinstance(event, CyclicPoissonSampled):

@@ -95,8 +95,8 @@ def epsilon(
         found = _epsilon_at_delta_zero(run, relation)
     else:
         found = (_epsilon_with_distance if run.distance else _compute_bound)(question, accountant)
-    if accountant == "auto" and any(part.contained() is not None for part, _ in run.parts):
-        found = _above(found, epsilon(least(seen[0]), delta, relation, tolerance=tolerance).lower)
+    if accountant == "auto" and (inside := least(seen[0])) != seen[0]:
+        found = _above(found, epsilon(inside, delta, relation, tolerance=tolerance).lower)
     return replace(found, relation=relation)
 
 
@@ -130,8 +130,8 @@ def delta(
         found = _delta_at_infinity(run, relation)
     else:
         found = _compute_bound(question, accountant)
-    if accountant == "auto" and any(part.contained() is not None for part, _ in run.parts):
-        found = _above(found, delta(least(seen[0]), at, relation, tolerance=tolerance).lower)
+    if accountant == "auto" and (inside := least(seen[0])) != seen[0]:
+        found = _above(found, delta(inside, at, relation, tolerance=tolerance).lower)
     return replace(found, relation=relation)
 
 

@@ -226,7 +226,7 @@ class Tuned(PairedEvent):
 
     def contained(self) -> Event | None:
         # Where all scores are equal the best of at least one try is one try.
-        return None if isinstance(self.distribution, PoissonTries) else self.event
+        return self.event if isinstance(self.distribution, _Truncated) else None
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,

@@ -578,6 +578,13 @@ def test_tuning_costs_more_than_a_run_and_composes():
         assert found.lower == pytest.approx(least, rel=1e-3), made
         assert "between the ends" in found.note
     assert acc.delta(event, 0.5).lower == acc.delta(one, 0.5).lower > 0
+    # Within events that hold others: of users, on a grid (whose distance is charged), in both.
+    for within in (
+        acc.PerUser(event, 3),
+        acc.GridNoise(event, 1e-12),
+        acc.PerUser(acc.GridNoise(event, 1e-12), 3),
+    ):
+        assert acc.epsilon(within, 1e-5).lower == pytest.approx(alone, rel=1e-3), within
     nothing = acc.Tuned(one, acc.PoissonTries(3.0))  # maybe no try at all
     assert acc.epsilon(nothing, 1e-5).lower == acc.delta(nothing, 0.5).lower == 0
     orders = np.asarray(rdp.DEFAULT_ORDERS)
