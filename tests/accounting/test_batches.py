@@ -168,6 +168,34 @@ def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     assert found.free * q + found.full * found.kept == pytest.approx(taken)
 
 
+@pytest.mark.parametrize(("n", "cap", "q"), [(3, 2, 0.5), (4, 2, 0.3), (3, 1, None), (4, 3, None)])
+def test_no_two_adaptive_steps_exceed_two_pairs(n, cap, q):
+    """Given each output of the first step the worst data set of a second, in both directions."""
+    event = step(1.0, q, cap, n) if q else acc.FixedSizeSampled(acc.Gaussian(1.0), n, cap)
+    law = kept(n, q, cap) if q else dict.fromkeys(itertools.combinations(range(n), cap), 1.0)
+    weights = np.asarray(list(law.values())) / sum(law.values())
+    both = []
+    for others in itertools.combinations_with_replacement((-1, 0, 1), n - 1):
+        sums = [[sum((a, *others)[i] for i in batch) for batch in law] for a in (1, 0)]
+        normal = np.exp(-0.5 * (X - np.asarray(sums)[..., None]) ** 2)
+        both.append((weights @ normal) * (X[1] - X[0]) / math.sqrt(2 * math.pi))
+    grid = np.linspace(-15, 15, 1001)
+    growth = np.exp(grid)[:, None]
+    truth = np.zeros(3)
+    for way in (1, -1):
+        second = np.zeros(grid.size)
+        for p, other in (pair[::way] for pair in both):
+            second = np.maximum(second, np.maximum(p - growth * other, 0).sum(axis=1))
+        for p, other in (pair[::way] for pair in both):
+            left = np.asarray([0.3, 1.0, 2.0])[:, None] - np.log(p / other)
+            # In the log: below the truth by what a cell of the grid is convex, 1e-4 of it.
+            found = np.exp(np.interp(left, grid, np.log(np.maximum(second, 1e-300))))
+            truth = np.maximum(truth, (p * found).sum(axis=1))
+    ends = [acc.delta(acc.Repeated(event, 2), epsilon, SPECIAL) for epsilon in (0.3, 1.0, 2.0)]
+    assert (truth <= np.asarray([end.upper for end in ends]) * (1 + 1e-3)).all()
+    assert (np.asarray([end.lower for end in ends]) <= truth * (1 + 1e-3)).all()
+
+
 def test_binomial_tails():
     """Summed in 40 digits: P(cap - 1 others or more), and given these what is kept, what is near."""
     for n, q, cap, full, given, near in (
