@@ -35,7 +35,7 @@ from jaxdp.audit import audit_event, audit_scores
 from jaxdp.noise import grid
 from jaxdp.noise.grid import grid_scale
 from jaxdp.optimizers import Algorithm
-from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, Poisson
 from jaxdp.sampling.users import User, users
 
 RESULT = Path(__file__).parent / "results" / "kinds_audit.json"
@@ -204,6 +204,9 @@ def cases(quick: bool) -> dict[str, tuple[Case, bool]]:
         "correlated: two bands, cyclic Poisson": (Correlated(cyclic, 0.8, **ten), False),
         "correlated: two bands, cyclic Poisson, on a grid": (
             Correlated(cyclic, 0.8, **ten, law="grid"), False,
+        ),
+        "correlated: two bands, cyclic allocation": (
+            Correlated(CyclicAllocation(5, 2, 10), 0.8, **ten), False,
         ),
         "correlated: square root, fixed order": (Correlated(passes, 1.0, **ten, **zeroed), False),
         "correlated: square root, fixed order, on a grid": (

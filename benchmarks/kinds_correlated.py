@@ -14,12 +14,12 @@ import jaxdp
 from benchmarks.sampling_audit import DIRECTION, Case, drawn
 from jaxdp import mechanism as mechanisms
 from jaxdp.noise.sensitivity import sensitivity
-from jaxdp.sampling import CyclicPoisson, as_source
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, as_source
 
 
 @dataclasses.dataclass(frozen=True)
 class Correlated(Case):
-    """A run of ``jaxdp.dp_mf``, banded with cyclic Poisson sampling, else of the ``strategy``.
+    """A run of ``jaxdp.dp_mf``, banded with cyclic sampling, else of the ``strategy``.
 
     ``share`` of its sensitivity scales the noise: a planted fault below 1. ``law`` is that of the
     noise, "gaussian" or "grid".
@@ -33,7 +33,7 @@ class Correlated(Case):
     def turns(self) -> int:
         """The number of places, each of every so many steps, of which a record has one."""
         rule = self.sampling
-        return rule.bands if isinstance(rule, CyclicPoisson) else rule.separation(self.records)
+        return rule.separation(self.records) if isinstance(rule, FixedOrder) else rule.bands
 
     def mechanism(self, run: int = 0) -> jaxdp.Mechanism:
         return correlated_mechanism(self)
@@ -45,14 +45,18 @@ class Correlated(Case):
         """Attacks [runs, 1]: the log-likelihood ratio of all releases, the record's place unknown.
 
         C (G + C⁻¹Z) = C G + Z has independent noise. The columns of C that a place of cyclic
-        sampling adds, each with its probability, have no row in common; in a fixed order a place
-        adds all of its columns at once.
+        sampling adds, each with its probability or one in an epoch, have no row in common; in a
+        fixed order a place adds all of its columns at once.
         """
         mechanism = self.mechanism()
         columns = mechanism.strategy.matrix().T
         apart = sums @ columns
         places = [columns[place :: self.turns] for place in range(self.turns)]
         drawn_with = getattr(self.sampling, "sampling_prob", None)
+        if isinstance(self.sampling, CyclicAllocation):
+            slots, std = self.sampling.slots, mechanism.uncorrelated_multiplier
+            logs = [_one_of(apart, added, slots, std) for added in places]
+            return special.logsumexp(logs, axis=0, b=1 / self.turns)[:, None]
         if drawn_with is None:
             drawn_with, places = 1.0, [added.sum(axis=0, keepdims=True) for added in places]
         logs = [
@@ -70,6 +74,13 @@ def _log_ratio(apart: np.ndarray, added: np.ndarray, prob: float, std: float) ->
     return special.logsumexp(either, axis=0, b=weights).sum(axis=1)
 
 
+def _one_of(apart: np.ndarray, added: np.ndarray, slots: int, std: float) -> np.ndarray:
+    """[runs]: of shifts [k, steps], one of each ``slots`` of which is added; all epochs whole."""
+    ratios = (2 * apart @ added.T - np.square(added).sum(axis=1)) / (2 * std**2)
+    epochs = ratios.reshape(len(apart), -1, slots)
+    return special.logsumexp(epochs, axis=2, b=1 / slots).sum(axis=1)
+
+
 @functools.cache
 def correlated_mechanism(case: Correlated) -> jaxdp.Mechanism:
     """The mechanism of a case: charged as if its sensitivity were right."""
@@ -79,14 +90,14 @@ def correlated_mechanism(case: Correlated) -> jaxdp.Mechanism:
 
     rule, common = case.sampling, {"steps": case.steps, "noise": case.law}
     with mock.patch.object(mechanisms, "sensitivity", shrunk):
-        if isinstance(rule, CyclicPoisson):
-            batch = round(rule.sampling_prob * case.records / rule.bands)
+        if isinstance(rule, CyclicPoisson | CyclicAllocation):
+            batch = round(rule.rate(0, case.records) * case.records)
             made = jaxdp.dp_mf(
                 noise_multiplier=case.noise,
                 l2_clip_norm=1.0,
                 batch_size=batch,
                 dataset_size=case.records,
-                sampling="cyclic_poisson",
+                sampling=rule.name,
                 bands=rule.bands,
                 **common,
             )

@@ -38,6 +38,8 @@ KINDS = (
     ("`CorrelatedNoise`, 500 steps", ZERO, acc.CorrelatedNoise(ONE, 500)),
     ("`CyclicPoissonSampled`, 0.1, 4 bands, 500 steps", ADD,
      acc.CyclicPoissonSampled(ONE, 0.1, 4, 500)),
+    ("`CyclicAllocation`, 12 slots, 8 bands, 2,016 steps", ADD,
+     acc.CyclicAllocation(ONE, 12, 8, 2_016)),
     ("`GridNoise` of 500 `PoissonSampled`, distance 1e-9", ADD, acc.GridNoise(SGD, 1e-9)),
     ("`PerUser` of 500 `PoissonSampled`", ADD, acc.PerUser(SGD, 3)),
     ("10 `Laplace(5)`", ADD, acc.Repeated(acc.Laplace(5.0), 10)),

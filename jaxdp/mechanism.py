@@ -28,6 +28,7 @@ from jaxdp.noise.errors import ERRORS, PREFIX_SUMS, Workload
 from jaxdp.noise.optimise import BANDED, ON_GRID, STRATEGIES, strategy_by_name
 from jaxdp.noise.sensitivity import Cyclic, FixedEpochOrder, Participation, Single, sensitivity
 from jaxdp.sampling import (
+    CyclicAllocation,
     CyclicPoisson,
     EpochSampling,
     ExampleLevel,
@@ -49,8 +50,10 @@ from jaxdp.types import LossFn, PyTree, Summed
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
 
-# Sampling rules that correlated noise has a proof for: each draws for a whole run at once.
+# Sampling rules that correlated noise has a proof for: each draws for a whole run at once. The
+# command line, and runs from a configuration, have the first two.
 CORRELATED_SAMPLINGS = ("cyclic_poisson", "fixed_order")
+_CYCLIC = ("cyclic_poisson", "cyclic_allocation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Mechanism:
             first_step: the first step of the noise schedule; draws and noise are new in any case.
             reserve: steps charged at a time; see ``jaxdp.ledger.tickets.Issuer``.
             identities: an integer, string or bytes for each record, that stays its own whatever the
-                other records are; for cyclic Poisson sampling.
+                other records are; for cyclic sampling.
             source: the records, for weighted Poisson sampling, which reads each once.
 
         Raises:
@@ -944,8 +947,10 @@ def dp_mf(
         batch_size: the expected number of records of a step.
         dataset_size: the number of records, a declared public constant.
         sampling: "cyclic_poisson" (records in groups by a hash of their identity, used in turn, and
-            sampled: amplified, banded strategies only) or "fixed_order" (every pass takes the
-            records in one order; relation replace_special or replace_one).
+            sampled: amplified, banded strategies only), "cyclic_allocation" (likewise, each record
+            once an epoch in a random step of its group: amplified a little more; the expected batch
+            is what whole epochs make of ``batch_size``, at most that) or "fixed_order" (every pass
+            takes the records in one order; relation replace_special or replace_one).
         steps: n, of the whole run.
         strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "lambda" (DP-λCGD, which
             takes no memory), "banded_inverse" (BISR),
@@ -983,7 +988,7 @@ def dp_mf(
     steps = arguments.integer("steps", steps, least=1)
     batch_size = arguments.integer("batch_size", batch_size, least=1)
     dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
-    arguments.one_of("sampling", sampling, CORRELATED_SAMPLINGS)
+    arguments.one_of("sampling", sampling, (*CORRELATED_SAMPLINGS, "cyclic_allocation"))
     arguments.one_of("error", error, tuple(ERRORS))
     arguments.one_of("noise", noise, tuple(NOISES))
     if (noise_multiplier is None) == (epsilon is None):
@@ -999,14 +1004,15 @@ def dp_mf(
     first = 1.0
     if noise_multiplier is not None:
         first = arguments.positive("noise_multiplier", noise_multiplier)
-    amplified, gridded = sampling == "cyclic_poisson", noise == "grid"
+    amplified, gridded = sampling in _CYCLIC, noise == "grid"
     usual = acc.Relation.ADD_OR_REMOVE_ONE if amplified else acc.Relation.REPLACE_SPECIAL
     covered = acc.Relation(relation or usual)
     in_order = FixedOrder(batch_size, steps)
 
     def with_strategy(strategy: Strategy) -> Mechanism:
         """The mechanism with this strategy, and the noise that was given or that the budget has."""
-        rule_of_draws: CyclicPoisson | FixedOrder = in_order
+        rule_of_draws: CyclicPoisson | CyclicAllocation | FixedOrder = in_order
+        batch = batch_size
         if amplified:
             # Records are in as many groups as there are bands, and each step samples from one.
             share = strategy.bands * batch_size / dataset_size
@@ -1018,11 +1024,15 @@ def dp_mf(
                     "for a strategy without bands"
                 )
             rule_of_draws = CyclicPoisson(share, strategy.bands, steps)
+            if sampling == "cyclic_allocation":
+                slots = -(-dataset_size // (strategy.bands * batch_size))
+                rule_of_draws = CyclicAllocation(slots, strategy.bands, steps)
+                batch = rule_of_draws.expected_size(batch_size, dataset_size)
         start = Mechanism(
             rule,
             first,
             rule_of_draws,
-            batch_size,
+            batch,
             dataset_size,
             strategy=strategy,
             noise=noise,
@@ -1092,13 +1102,13 @@ def participation(sampling: Sampling, dataset_size: int) -> Participation:
     """The steps in which one record may take part, under a sampling rule of a whole run.
 
     Args:
-        sampling: cyclic Poisson, or a fixed order.
+        sampling: cyclic Poisson, cyclic allocation, or a fixed order.
         dataset_size: the number of records.
 
     Raises:
         ValueError: another rule.
     """
-    if isinstance(sampling, CyclicPoisson):
+    if isinstance(sampling, CyclicPoisson | CyclicAllocation):
         return Cyclic(sampling.bands)
     if isinstance(sampling, FixedOrder):
         epoch = sampling.separation(dataset_size)

@@ -17,7 +17,7 @@ from jaxdp import optimizers as opt
 from jaxdp.ledger.entries import event_counts
 from jaxdp.ledger.seeds import Secret
 from jaxdp.noise import Toeplitz, strategies
-from jaxdp.sampling import CyclicPoisson, FixedOrder, Sampler
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, Sampler
 from tests.mechanisms import mf_of
 from tests.refusing import all_refused, refused
 
@@ -45,7 +45,13 @@ def in_order(noise=1.0, strategy="buffered", **changed):
     return jaxdp.dp_mf(noise_multiplier=noise, **numbers)
 
 
-BOTH = pytest.mark.parametrize("make", [amplified, in_order], ids=["amplified", "in order"])
+def allocated(noise=1.0, bands=3, **changed):
+    return amplified(noise, bands, sampling="cyclic_allocation", **changed)
+
+
+BOTH = pytest.mark.parametrize(
+    "make", [amplified, allocated, in_order], ids=["amplified", "allocated", "in order"]
+)
 
 
 def trainer_of(mechanism, **options):
@@ -91,6 +97,13 @@ def test_noise_is_calibrated_to_the_budget(make):
     if make is amplified:  # it costs what Poisson samples of a group cost
         event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(2.0), 3 * BATCH / N), 6)
         assert make(2.0).epsilon(STEPS, 1e-5).upper == acc.epsilon(event, 1e-5).upper
+        return
+    if make is allocated:  # what two epochs of a group's four slots cost; the last is cut short
+        epochs = [acc.Repeated(acc.RandomAllocation(acc.Gaussian(2.0), 4), n) for n in (1, 2)]
+        one, two = (acc.epsilon(each, 1e-5).upper for each in epochs)
+        found = make(2.0).epsilon(STEPS, 1e-5)
+        assert found.upper == pytest.approx(two, rel=1e-4)
+        assert found.lower <= one
         return
     refused("shifts every position", make().epsilon, STEPS, 1e-5, acc.Relation.ADD_OR_REMOVE_ONE)
     assert make().epsilon(STEPS, 1e-5).relation is ZERO_OUT
@@ -309,7 +322,7 @@ def test_the_noise_is_never_less_than_was_charged(make):
         mechanism = dataclasses.replace(make(), noise_multiplier=noise)
         (std,) = mechanism.multipliers(0).values()
         matrix = mechanism.strategy.matrix()
-        if isinstance(mechanism.sampling, CyclicPoisson):
+        if isinstance(mechanism.sampling, CyclicPoisson | CyclicAllocation):
             moves = [np.linalg.norm(matrix[:, i]) for i in range(STEPS)]
         else:
             moves = [np.linalg.norm(matrix[:, i::12].sum(axis=1)) for i in range(12)]

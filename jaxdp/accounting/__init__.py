@@ -15,6 +15,7 @@ from jaxdp.accounting.events import (
     Claim,
     Composed,
     CorrelatedNoise,
+    CyclicAllocation,
     CyclicPoissonSampled,
     Event,
     FixedSizeSampled,
@@ -60,7 +61,7 @@ TruncatedPoisson = TruncatedPoissonSampled
 
 __all__ = [
     "ZCDP", "Bound", "Budget", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise",
-    "CyclicPoisson",
+    "CyclicAllocation", "CyclicPoisson",
     "CyclicPoissonSampled", "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event",
     "ExamplesPerUser",
     "ExponentialMechanism", "FixedSizeSampled", "Gaussian", "Geometric", "GridNoise", "Laplace",

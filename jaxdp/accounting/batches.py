@@ -6,7 +6,7 @@ docs/proofs/allocation.md those of the third.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -29,8 +29,8 @@ _TAIL_ERROR = 1e-10
 # Less than this is charged as this, and a record as if it were dropped as rarely as can be.
 _LEAST = 1e-280
 
-# Of the batch without the record, with it and with the null record: where fewer than cap others
-# are drawn, and where a kept record takes the place of another. Forward, reverse.
+# Of the batch without the record, with it and with the null record: where fewer than cap - 1 others
+# are drawn, and where a kept record may take the place of another. Forward, reverse.
 _DISTANCES = (((1, 0, 1), (2, 1, 1)), ((0, 1, 1), (1, 2, 1)))
 
 
@@ -83,25 +83,35 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
-        free, full, kept = batch_branches(q, self.cap, self.dataset_size)
+        law = batch_branches(q, self.cap, self.dataset_size)
         if not upper:
             # All others are 0. Rounded down; a full batch that is hardly ever drawn counts as one
             # without the record.
-            sampled = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
+            full = law.full * (law.kept - 1e-9 * q) * (law.full > _LEAST)
+            sampled = max(law.free * q + full, 0.0) * (1 - 1e-9)
             return tuple(BatchGaussian(sampled, z, d) for d in ((1, 0, 1), (0, 1, 1)))
-        both = [(BatchGaussian(q, z, d), BatchGaussian(kept, z, e)) for d, e in _DISTANCES]
-        return tuple(Branches(((free, a), (full, b)), 2 * _TAIL_ERROR) for a, b in both)
+        return tuple(
+            Branches(((law.free, free), (law.full, full)), 2 * _TAIL_ERROR)
+            for free, full in self._branches(law)
+        )
+
+    def _branches(self, law: "BatchLaw") -> list[tuple[BatchGaussian, BatchGaussian]]:
+        """Forward and reverse: the pairs of a batch that is not full, and of one that may be."""
+        z, q = self.event.noise_multiplier, self.sampling_prob
+        return [
+            (BatchGaussian(q, z, free), BatchGaussian(law.kept, z, full, law.near))
+            for free, full in _DISTANCES
+        ]
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)
-        free, full, kept = batch_branches(q, self.cap, self.dataset_size)
+        law = batch_branches(q, self.cap, self.dataset_size)
         # A record that is never dropped bounds either branch, by convexity.
         whole = 0.5 * orders / z**2
-        shares, largest = np.asarray([[free], [full]]), np.zeros(orders.shape)
-        for distances in _DISTANCES:
-            both = [BatchGaussian(k, z, d) for k, d in zip((q, kept), distances, strict=True)]
+        shares, largest = np.asarray([[law.free], [law.full]]), np.zeros(orders.shape)
+        for both in self._branches(law):
             logs = np.asarray([np.minimum(pair.renyi(orders), whole) for pair in both])
             logs *= orders - 1
             small = np.log1p((shares * np.expm1(np.minimum(logs, 600.0))).sum(axis=0))
@@ -111,22 +121,38 @@ class TruncatedPoissonSampled(_GaussianOnBatches, type_name="TruncatedPoisson"):
         return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))
 
 
-def batch_branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
-    """(probability of fewer than ``cap`` others, of more, that the record is kept with more).
+class BatchLaw(NamedTuple):
+    """A record in a truncated Poisson batch, by how many others are drawn."""
 
-    The last is q E[cap/(M + 1) | M >= cap] = cap/n P(Binomial(n, q) > cap) over the second, at
-    most q cap/(cap + 1); it is rounded up.
+    free: float  # P(fewer than cap - 1 others)
+    full: float  # P(cap - 1 or more)
+    kept: float  # P(the record is kept, given these), at most q; rounded up
+    near: float  # given that it is not, P(cap - 1 others: no place of theirs is taken); down
+
+
+def batch_branches(q: float, cap: int, n: int) -> BatchLaw:
+    """The law for ``cap`` of ``n`` records, each drawn with probability ``q``.
+
+    Of M >= cap others the record is kept with probability q E[cap/(M + 1) | M >= cap], which is
+    cap/n P(Binomial(n, q) > cap) / P(M >= cap) and at most q cap/(cap + 1).
     """
     if cap >= n:
-        return 1.0, 0.0, q
+        return BatchLaw(1.0, 0.0, q, 0.0)
     # P(Binomial(n, q) >= k) as an incomplete beta integral: bdtrc loses digits with n.
-    full = float(special.betainc(cap, n - cap, q))
-    kept = q * cap / (cap + 1)
-    if full < _LEAST:
-        return 1.0, _LEAST, kept
+    over = max(float(special.betainc(cap, n - cap, q)), _LEAST)
     both = cap / n * float(special.betainc(cap + 1, n - cap, q))
-    free = float(special.betaincc(cap, n - cap, q))
-    return free, full, min(kept, both / full * (1 + 3 * _TAIL_ERROR))
+    least = both / over * (1 - 3 * _TAIL_ERROR) if over > _LEAST else 0.0
+    given = min(q * cap / (cap + 1), both / over * (1 + 3 * _TAIL_ERROR) if least else q)
+    free, full = 0.0, 1.0  # of no others or more
+    if cap > 1:
+        free = float(special.betaincc(cap - 1, n - cap + 1, q))
+        full = max(float(special.betainc(cap - 1, n - cap + 1, q)), over)
+    # P(M = cap - 1), within the error of both tails.
+    slack = _TAIL_ERROR * (full + over)
+    fewer, most = max(full - over - slack, 0.0), full - over + slack
+    kept = min((most * q + over * given) / full * (1 + 3 * _TAIL_ERROR), q)
+    near, far = fewer * (1 - q), over * (1 + _TAIL_ERROR) * (1 - least)
+    return BatchLaw(free, full, kept, near / (near + far) * (1 - 1e-12))
 
 
 @dataclass(frozen=True)
@@ -262,3 +288,10 @@ class RandomlyAllocated(_GaussianOnBatches, type_name="RandomAllocation"):
         # arXiv:1206.2459v2, Theorem 13).
         z = self.event.noise_multiplier
         return np.asarray(orders * self.participations / (2 * z * z))
+
+
+class _CutShort(RandomlyAllocated, type_name="RandomAllocation"):
+    """An epoch of which only the first steps were released: at most a whole one, maybe nothing."""
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        return super().pairs(relation, True) if upper else ()

@@ -519,6 +519,41 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
 
 
 @dataclass(frozen=True)
+class CyclicAllocation(Event):
+    """As ``CyclicPoissonSampled``, but every record is in one of its group's steps of each epoch.
+
+    An epoch is bands times ``slots`` steps. A group has every bands-th of them, and each of its
+    records is in one of these, drawn uniformly for the record alone and anew in each epoch. It
+    costs ceil(steps/(bands slots)) epochs of ``RandomlyAllocated(event, slots)``
+    (docs/proofs/correlated_noise.md, Theorem 5). One band is random allocation.
+
+    Attributes:
+        event: one column of C times one record's contribution, with noise.
+        slots: m >= 1, steps that a group has in an epoch; the expected batch is 1/(bands m) of all
+            records.
+        bands: b >= 1, of C; as many groups.
+        steps: n >= 1, of the whole run; part of an epoch costs the whole.
+    """
+
+    whole_block = True
+    words = (
+        "a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn over "
+        "{bands:,} groups of records, each record in one of {slots:,} steps of its group, drawn at "
+        "random in every epoch; a step with the record costs what it does in {event}"
+    )
+    refused: ClassVar = CyclicPoissonSampled.refused
+
+    event: Gaussian
+    slots: int
+    bands: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        check.fields(self, event=require_gaussian, slots=check.size)
+        check.fields(self, bands=check.size, steps=check.size)
+
+
+@dataclass(frozen=True)
 class NonPrivate(Event):
     """A release for which no guarantee is known; its epsilon is infinite.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxdp.accounting.batches import RandomlyAllocated, _CutShort
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.events import (
     ADD,
@@ -13,6 +14,7 @@ from jaxdp.accounting.events import (
     Bound,
     Composed,
     CorrelatedNoise,
+    CyclicAllocation,
     CyclicPoissonSampled,
     Event,
     FixedSizeSampled,
@@ -27,7 +29,14 @@ from jaxdp.accounting.events import (
     UnsupportedEventError,
     counts_of,
 )
-from jaxdp.accounting.pairs import BatchGaussian, Discrete, Pair, PairedEvent, SampledGaussian
+from jaxdp.accounting.pairs import (
+    BatchGaussian,
+    Discrete,
+    Pair,
+    PairedEvent,
+    SampledGaussian,
+    zeroed_pair,
+)
 from jaxdp.accounting.primitives import poisson_sampled
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
@@ -60,10 +69,13 @@ class GaussianStep:
             if relation is Relation.REPLACE_ONE:
                 return (forward,)
             return forward, SampledGaussian(z, q, relation, reverse=True)
-        # All other records contribute -1, the record 1 and its replacement -1; or all others 0.
+        if upper:
+            return tuple(BatchGaussian(q, z, d) for d in _DISTANCES[relation])
+        # All other records contribute -1, the record 1 and its replacement -1 or its null 0. Absent
+        # against present: that, or for a null all others 1.
         far = int(relation.separation)
-        distances = _DISTANCES[relation] if upper else ((far, 0, far), (0, far, far))
-        return tuple(BatchGaussian(q, z, d) for d in distances)
+        present = BatchGaussian(q, z, (2, 0, 2)) if far == 2 else zeroed_pair(q, z)
+        return present, BatchGaussian(q, z, (0, far, far))
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """As ``PairedEvent.renyi``."""
@@ -201,6 +213,21 @@ def alternatives(event: Event, relation: Relation) -> tuple[Event, ...]:
     return tuple(found)
 
 
+def least(event: Event) -> Event:
+    """The event with each part replaced by what it contains: what holds below that, holds of it."""
+    match event:
+        case Repeated(inner, n):
+            return Repeated(least(inner), n)
+        case Composed(events):
+            return Composed(tuple(map(least, events)))
+        case PerUser(inner) | GridNoise(inner):
+            return replace(event, event=least(inner))
+        case PairedEvent():
+            inside = event.contained()
+            return event if inside is None else least(inside)
+    return event
+
+
 def require_bound(event: Event, relation: Relation) -> None:
     """Raises UnsupportedEventError for an event that has no bound under a relation."""
     for seen in alternatives(event, relation):
@@ -273,7 +300,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         if times == 0:
             continue
         name = event.type_name
-        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled):
+        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled | CyclicAllocation):
             raise UnsupportedEventError(
                 f"{sampled} of a {name} event: it is a whole run with draws of its own, and its "
                 "amplification by sampling has no bound here"
@@ -341,6 +368,12 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     )
                 distance += times * variation
                 todo.append((inner, times))
+            case CyclicAllocation(inner, slots, bands, n):
+                # The first group has all its steps of an epoch before the other groups do.
+                whole = (n + bands - 1) // bands // slots
+                todo.append((RandomlyAllocated(inner, slots), times * whole))
+                if n > whole * bands * slots:
+                    todo.append((_CutShort(inner, slots), times))
             case CorrelatedNoise() | CyclicPoissonSampled():
                 # At the cost of releases with independent noise: one, or a round of groups each.
                 if isinstance(event, CyclicPoissonSampled):

@@ -28,6 +28,7 @@ from jaxdp.accounting.events import Array, Event, Relation
 _U = 2.0**-53
 _SQRT2, _SQRT_2PI = math.sqrt(2), math.sqrt(2 * math.pi)
 _NO_LAW = 1e-6  # by so much do the masses of a law not miss 1
+_BINS = 20_000  # of outputs, at most
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 
 
@@ -98,6 +99,10 @@ class PairedEvent(Event):
         For a lower bound the pair must be dominated by one that the release attains.
         """
         return ()
+
+    def contained(self) -> Event | None:
+        """An event that this one may be no more than, and whose lower end is its own; or None."""
+        return None
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         """Renyi divergence of each order > 1, [k], in the larger direction; never below the truth.
@@ -444,20 +449,29 @@ class BatchGaussian(Pair):
     Distances (AB, AC, BC) in contributions: Poisson (1, 0, 1), its reverse (0, 1, 1), Poisson under
     replace-one (1, 1, 2), a batch of fixed size under replace-one (2, 2, 2).
 
+    A may be a mixture, a share ``near`` of which is nearer to both B and C by one contribution.
+
     Masses are those of edges moved by at most ``slack``, up to ``rounding``.
 
     Args:
         probability: k in (0, 1].
         noise_multiplier: z > 0.
         distances: those of the means of A and B, A and C, B and C, each 0, 1 or 2 contributions.
+        near: in [0, 1); above 0 only where AB and AC are at least 1.
     """
 
     rounding = 1e-12
 
     def __init__(
-        self, probability: float, noise_multiplier: float, distances: tuple[int, int, int]
+        self,
+        probability: float,
+        noise_multiplier: float,
+        distances: tuple[int, int, int],
+        near: float = 0.0,
     ) -> None:
         self.k, self.distances = probability, distances
+        # Of A: (share, how many contributions nearer).
+        self.shares = ((1 - near, 0), (near, 1)) if near else ((1.0, 0),)
         self.unit = 1 / noise_multiplier
         self.ab, self.ac, self.bc = (self.unit * d for d in distances)
         if self.k == 1:
@@ -469,14 +483,18 @@ class BatchGaussian(Pair):
     def masses(self, edges: Array) -> Masses:
         # A has no part in the difference, which so keeps its digits where k is small.
         x = self._outputs(np.maximum(edges, 0.0), self.distances[0])[::-1]
-        up = [normal_cells(x, mean, 1.0)[::-1] for mean in (self.ab, 0.0, self.bc)]
+        up = [normal_cells(x, mean, 1.0)[::-1] for mean in (0.0, self.bc)]
         y = self._outputs(np.maximum(-edges, 0.0), self.distances[1])
-        down = [normal_cells(y, mean, 1.0) for mean in (self.ac, 0.0, self.bc)]
+        down = [normal_cells(y, mean, 1.0) for mean in (0.0, self.bc)]
         at_zero = (edges[:-1] < 0) & (edges[1:] >= 0)
         x0, y0 = (float(self._outputs(np.zeros(1), d)[0]) for d in self.distances[:2])
-        middle = max(special.ndtr(self.ab - x0) - special.ndtr(y0 - self.ac), 0.0)
-        base = (1 - self.k) * (up[0] + down[0] + middle * at_zero)
-        p, q = self.k * (up[1] + down[2]), self.k * (up[2] + down[1])
+        base = np.zeros(edges.size - 1)
+        for share, nearer in self.shares:
+            ab, ac = self.ab - nearer * self.unit, self.ac - nearer * self.unit
+            middle = max(special.ndtr(ab - x0) - special.ndtr(y0 - ac), 0.0)
+            cells = normal_cells(x, ab, 1.0)[::-1] + normal_cells(y, ac, 1.0) + middle * at_zero
+            base += (1 - self.k) * share * cells
+        p, q = self.k * (up[0] + down[1]), self.k * (up[1] + down[0])
         return Masses(base + p, base + q, p - q, self.rounding * (p + q))
 
     def slack(self, edges: Array) -> float:
@@ -486,15 +504,16 @@ class BatchGaussian(Pair):
         # moves by that rounding.
         logit = np.log(self.k) - (np.log1p(-self.k) if self.k < 1 else -np.inf)
         size = abs(np.log(self.k)) + (abs(np.log1p(-self.k)) if self.k < 1 else 0.0)
+        size -= sum(math.log(share) for share, _ in self.shares)
         largest = 0.0
         for sign, d, base in ((1, self.distances[0], self.ab), (-1, self.distances[1], self.ac)):
             losses = np.maximum(sign * edges, 0.0)
             x = self._outputs(losses, d)
             losses, x = losses[np.isfinite(x)], x[np.isfinite(x)]
             turns = 4 + size + 2 * losses + (base + self.bc) * np.abs(x) + base**2 + self.bc**2
-            weight = special.expit(logit - base * x + 0.5 * base**2) + special.expit(
-                logit + (self.bc - base) * x - 0.5 * (self.bc**2 - base**2)
-            )
+            odds = logit - self._log_base(x, d)
+            without = self.bc * x - 0.5 * self.bc**2
+            weight = special.expit(odds) + special.expit(odds + without)
             steep = max(d, self.distances[2]) * weight + np.minimum(losses, 1.0)
             largest = max(largest, float(np.max(steep * turns, initial=0.0)))
         return 16 * _U * largest
@@ -502,16 +521,20 @@ class BatchGaussian(Pair):
     def tails(self, losses: Array) -> tuple[Array, Array]:
         x = self._outputs(np.maximum(losses, 0.0), self.distances[0])
         y = self._outputs(np.maximum(-losses, 0.0), self.distances[1])
-        base, p, q = (
+        p, q = (
             special.ndtr(np.where(losses < 0, below - y, x - above))
-            for below, above in ((self.ac, self.ab), (self.bc, 0.0), (0.0, self.bc))
+            for below, above in ((self.bc, 0.0), (0.0, self.bc))
         )
+        base = np.zeros(losses.shape)
+        for share, nearer in self.shares:
+            ab, ac = self.ab - nearer * self.unit, self.ac - nearer * self.unit
+            base += share * special.ndtr(np.where(losses < 0, ac - y, x - ab))
         return (1 - self.k) * base + self.k * p, (1 - self.k) * base + self.k * q
 
     def span(self, tail: float) -> tuple[float, float]:
         far, rare = special.ndtri(tail / 2), special.ndtri(min(tail / (2 * self.k), 0.5))
-        low = self._loss(min(self.ac + far, self.bc + rare), self.ac)
-        return -low, self._loss(min(self.ab + far, rare), self.ab)
+        low = self._loss(min(self.ac + far, self.bc + rare), self.distances[1])
+        return -low, self._loss(min(self.ab + far, rare), self.distances[0])
 
     def renyi(self, orders: Array) -> Array:
         """Renyi divergence of P from Q at orders > 1, [k], never too small; inf where unknown.
@@ -527,10 +550,12 @@ class BatchGaussian(Pair):
         p, share = self._shares(up, above=True)
         q, other = self._shares(down, above=False)
         first = float(self._outputs(np.asarray([reach]), self.distances[0])[0])
-        far, means = max(self.ab, self.bc), np.asarray([self.ab, 0.0])
+        far = max(self.ab, self.bc)
+        means = np.asarray([*(self.ab - nearer * self.unit for _, nearer in self.shares), 0.0])
+        weights = [*((1 - self.k) * share for share, _ in self.shares), self.k]
         out = np.full(orders.shape, np.inf)
         with np.errstate(all="ignore"):
-            log_p, log_weights = np.log(p), np.log([1 - self.k, self.k])
+            log_p, log_weights = np.log(p), np.log(weights)
             for i, a in enumerate(orders.tolist()):
                 log_high = np.where(a * up < 600, np.log(_convex_excess(up, a)) - up, (a - 1) * up)
                 log_rest = -np.inf
@@ -570,10 +595,18 @@ class BatchGaussian(Pair):
         share = np.where(np.isinf(gap), 0.0, np.nan_to_num(share, nan=1.0))
         return (p if above else q), np.clip(share, 0.0, 1.0)
 
-    def _loss(self, x: float, base: float) -> float:
+    def _log_base(self, x: Array, base: int) -> Array:
+        """log A/B at outputs x, [m], with B at 0 and A's mean at ``base`` contributions."""
+        logs = [
+            math.log(share) + d * x - 0.5 * d * d
+            for share, d in ((share, self.unit * (base - nearer)) for share, nearer in self.shares)
+        ]
+        return np.asarray(np.logaddexp.reduce(logs))
+
+    def _loss(self, x: float, base: int) -> float:
         """Loss at output x, at least 0: B at 0, A at ``base``, C at the distance BC."""
         with np.errstate(divide="ignore"):
-            rest = np.log1p(-self.k) + base * x - 0.5 * base**2
+            rest = np.log1p(-self.k) + self._log_base(np.asarray(x), base)
         log_k = np.log(self.k)
         without = log_k + self.bc * x - 0.5 * self.bc**2
         return max(0.0, float(np.logaddexp(rest, log_k) - np.logaddexp(rest, without)))
@@ -589,7 +622,8 @@ class BatchGaussian(Pair):
             rest = losses + np.log(-np.expm1(-losses)) + np.log1p(-self.k) - np.log(self.k)
             # log of the coefficients of exp(unit x) to the powers 0, 1 and 2.
             power = [np.full(losses.shape, -np.inf) for _ in range(3)]
-            for log_weight, d in ((rest, base), (losses, self.distances[2])):
+            terms = [(rest + math.log(share), base - nearer) for share, nearer in self.shares]
+            for log_weight, d in (*terms, (losses, self.distances[2])):
                 power[d] = np.logaddexp(power[d], log_weight - 0.5 * (d * self.unit) ** 2)
             left = np.log(np.maximum(-np.expm1(np.minimum(power[0], 1.0)), 0.0))
             root = np.logaddexp(2 * power[1], np.log(4) + power[2] + left)
@@ -597,10 +631,29 @@ class BatchGaussian(Pair):
             x = np.where(np.isnan(x), -np.inf, x)
             # One Newton step where a small unit has cost digits: there the exponents are near 0.
             exponent = losses + self.bc * x - 0.5 * self.bc**2
-            other = np.exp(rest + self.unit * base * x - 0.5 * (self.unit * base) ** 2)
-            slope = self.unit * base * other + self.bc * np.exp(exponent)
-            step = (other + np.expm1(exponent)) / slope
+            parts = [(log + self.unit * d * (x - 0.5 * self.unit * d), d) for log, d in terms]
+            others = [(np.exp(log), d) for log, d in parts]
+            slope = sum(self.unit * d * other for other, d in others) + self.bc * np.exp(exponent)
+            step = (sum(other for other, _ in others) + np.expm1(exponent)) / slope
             return np.where(np.abs(exponent) < 0.5, x - step, x)
+
+
+def zeroed_pair(k: float, z: float) -> Pair:
+    """The pair of (1-k) N(0) + k N(2) against (1-k) N(0) + k N(1), deviation z, for a lower end.
+
+    A batch of fixed size whose other records all contribute -1, and the record 1 or, zeroed out,
+    0. The loss falls before it rises; so it is told of small bins, a post-processing.
+    """
+    if z < 0.03:  # no bin holds mass of both laws; here all others contribute zero
+        return BatchGaussian(k, z, (1, 0, 1))
+    width = max(0.01 * min(z, z * z), (45 * z + 2) / _BINS)
+    x = np.concatenate([[-np.inf], np.arange(-10 * z, 2 + 35 * z, width), [np.inf]])
+    none, null, present = (normal_cells(x, mean, z) for mean in (0.0, 1.0, 2.0))
+    p, q = (1 - k) * none + k * present, (1 - k) * none + k * null
+    keep = np.minimum(p, q) > 1e-280
+    loss, p, q = np.log(p[keep] / q[keep]), p[keep], q[keep]
+    order = np.argsort(loss)
+    return Discrete(loss[order], p[order], 0.0, 1e-12, q[order])
 
 
 def _convex_excess(loss: Array, order: float) -> Array:

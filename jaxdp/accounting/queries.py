@@ -27,7 +27,7 @@ from jaxdp.accounting.events import (
     Unresolved,
     UnsupportedEventError,
 )
-from jaxdp.accounting.flat import FlatRun, alternatives, directions, flatten
+from jaxdp.accounting.flat import FlatRun, alternatives, directions, flatten, least
 from jaxdp.accounting.rdp import best_conversion, rdp_to_delta
 
 NOTHING_LEFT = "nothing of delta is left beside the distance of the noise from a Gaussian's"
@@ -95,6 +95,8 @@ def epsilon(
         found = _epsilon_at_delta_zero(run, relation)
     else:
         found = (_epsilon_with_distance if run.distance else _compute_bound)(question, accountant)
+    if accountant == "auto" and (inside := least(seen[0])) != seen[0]:
+        found = _above(found, epsilon(inside, delta, relation, tolerance=tolerance).lower)
     return replace(found, relation=relation)
 
 
@@ -128,6 +130,8 @@ def delta(
         found = _delta_at_infinity(run, relation)
     else:
         found = _compute_bound(question, accountant)
+    if accountant == "auto" and (inside := least(seen[0])) != seen[0]:
+        found = _above(found, delta(inside, at, relation, tolerance=tolerance).lower)
     return replace(found, relation=relation)
 
 
@@ -138,6 +142,12 @@ def largest(bounds: Iterable[Bound]) -> Bound:
     estimate = max(known) if len(known) == len(found) else None
     worst = max(found, key=lambda bound: bound.upper)
     return replace(worst, lower=max(bound.lower for bound in found), estimate=estimate)
+
+
+def _above(bound: Bound, lower: float) -> Bound:
+    """The bound with the lower end of what the event contains, where that is larger."""
+    note = _BETWEEN if lower > 0 and bound.note == _UPPER_ONLY else bound.note
+    return replace(bound, lower=max(bound.lower, min(lower, bound.upper)), note=note)
 
 
 def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -> bool:

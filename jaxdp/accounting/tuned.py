@@ -224,9 +224,13 @@ class Tuned(PairedEvent):
                 continue
         return ""
 
+    def contained(self) -> Event | None:
+        # Where all scores are equal the best of at least one try is one try.
+        return self.event if isinstance(self.distribution, _Truncated) else None
+
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
-        # arXiv:2402.06701, have such a bound. No lower end is known.
+        # arXiv:2402.06701, have such a bound. The lower end is that of ``contained``.
         epsilons, deltas = _profile(self.event, relation)
         c = self.distribution.shift(epsilons, deltas) * _MARGIN
         if not upper or not epsilons[-1] + c < 600:

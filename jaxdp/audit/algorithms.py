@@ -34,7 +34,7 @@ from jaxdp.clipping.losses import with_constants
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
-from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, FullBatch
 from jaxdp.types import ExtraArgument, PyTree
 
 TINY = "the same mechanism on a tiny network"
@@ -451,6 +451,8 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
         (noise,) = mechanism.multipliers(0).values()
         if isinstance(sampling, CyclicPoisson):
             moved, prob = matrix[:, :: sampling.bands], sampling.sampling_prob
+        elif isinstance(sampling, CyclicAllocation):
+            moved, prob = matrix[:, :: sampling.bands], 1.0
         else:
             assert isinstance(sampling, FixedOrder)
             turns = sampling.separation(mechanism.dataset_size)
@@ -458,6 +460,11 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
         way = jnp.asarray(moved, jnp.float32)
         seen = jnp.asarray(matrix, jnp.float32) @ sums @ way
         shifted = (seen - jnp.sum(way**2, axis=0) / 2) / max(noise, 1e-6) ** 2
+        if isinstance(sampling, CyclicAllocation):
+            # One of an epoch's steps is the canary's; those of an epoch cut short may have none.
+            short = -len(shifted) % sampling.slots
+            one = jnp.concatenate([shifted, jnp.zeros(short)]).reshape(-1, sampling.slots)
+            return logsumexp(one, axis=1) - np.float32(np.log(sampling.slots))
     if prob == 1.0:
         return shifted
     stay = jnp.full(shifted.shape, np.log1p(-prob), jnp.float32)

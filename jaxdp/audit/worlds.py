@@ -10,7 +10,14 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
+from jaxdp.sampling import (
+    CyclicAllocation,
+    CyclicPoisson,
+    FixedOrder,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+)
 from jaxdp.training.step import PrivateStep
 from jaxdp.types import ExtraArgument, PyTree
 
@@ -136,15 +143,21 @@ def _draw_function(
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """A function from (key of the run, key of the step, step) to the records drawn, bool [n]."""
     sampling = algorithm.mechanism.sampling
-    if isinstance(sampling, RandomAllocation):
-        size, often = sampling.steps_per_epoch, sampling.participations
+    # The last record is among those of the first step, where it tells most.
+    last = count - 1 - jnp.arange(count)
+    if isinstance(sampling, RandomAllocation | CyclicAllocation):
+        if isinstance(sampling, RandomAllocation):
+            groups, size, often = 1, sampling.steps_per_epoch, sampling.participations
+        else:
+            groups, size, often = sampling.bands, sampling.slots, 1
 
         def allocated(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
-            """The records that random allocation puts into this step, bool [n]."""
+            """The records that random allocation puts into this step of a group, bool [n]."""
             epochs = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
-            key = jax.random.fold_in(epochs, step // size)
+            key = jax.random.fold_in(epochs, step // (groups * size))
             ranks = jnp.argsort(jnp.argsort(jax.random.uniform(key, (count, size))))
-            return ranks[:, step % size] < often
+            drawn = ranks[:, step // groups % size] < often
+            return drawn & (jnp.mod(last, groups) == jnp.mod(step, groups))
 
         return allocated
     if isinstance(sampling, CyclicPoisson):
@@ -155,12 +168,11 @@ def _draw_function(
         turns, rate = 1, sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     else:
         raise ValueError(
-            "algorithm must sample by Poisson (also cyclic) or random allocation, in a fixed order "
+            "algorithm must sample by Poisson or random allocation (also cyclic), in a fixed order "
             "or take the full batch: "
             f"otherwise the two worlds differ in more than one record, got {sampling!r}"
         )
-    # The last record is among those of the first step, where it tells most.
-    turn = jnp.mod(count - 1 - jnp.arange(count), turns)
+    turn = jnp.mod(last, turns)
 
     def in_turn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
         """The records of the group whose turn it is, each with the sampling rate, bool [n]."""

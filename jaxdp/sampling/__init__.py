@@ -16,6 +16,7 @@ from jaxdp.sampling.hashes import fingerprint
 from jaxdp.sampling.parts import Part, parts
 from jaxdp.sampling.prefetching import prefetch
 from jaxdp.sampling.rules import (
+    CyclicAllocation,
     CyclicPoisson,
     EpochSampling,
     ExampleLevel,
@@ -40,6 +41,7 @@ from jaxdp.sampling.text import bucketed_text, padded_text
 from jaxdp.sampling.users import User, user_examples, users
 
 __all__ = [
+    "CyclicAllocation",
     "CyclicPoisson",
     "EpochSampling",
     "ExampleLevel",

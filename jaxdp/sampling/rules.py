@@ -671,23 +671,7 @@ class CyclicPoisson(RunSampling, name="cyclic_poisson"):
         Raises:
             ValueError: no identities, or another number of them.
         """
-        if self.bands == 1:
-            return [np.arange(num_records)]
-        if identities is None:
-            raise ValueError(
-                "identities must be given for cyclic Poisson sampling: a record's group is a hash "
-                "of what identifies it, never of its position, which other records would shift. "
-                "Give one value a record, mechanism.sampler(n, identities=ids); jaxdp.Trainer "
-                "takes the records themselves"
-            )
-        if len(identities) != num_records:
-            raise ValueError("identities must be as many as the records, got another number")
-        # A keyed hash: nobody without the key can choose an identity for a group.
-        key, groups = rng.bytes(32), np.empty(num_records, np.int64)
-        for place, identity in enumerate(identities):
-            digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
-            groups[place] = int.from_bytes(digest, "big") % self.bands
-        return [np.flatnonzero(groups == g) for g in range(self.bands)]
+        return _groups(rng, self.bands, num_records, identities, self.title)
 
     def of_step(
         self, prepared: list[np.ndarray], step: int, rng: np.random.Generator
@@ -705,6 +689,70 @@ class CyclicPoisson(RunSampling, name="cyclic_poisson"):
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of the whole run."""
         return acc.CyclicPoisson(released, self.sampling_prob, self.bands, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicAllocation(RunSampling, name="cyclic_allocation"):
+    """Random allocation within groups that are used in turn: for correlated noise.
+
+    Records are in ``bands`` groups as under ``CyclicPoisson``, and step i is one of group i mod
+    ``bands``. In every epoch of ``bands`` times ``slots`` steps a record is in exactly one of its
+    group's ``slots`` steps, drawn uniformly for it alone. Amplifies correlated noise of at most
+    ``bands`` bands (docs/proofs/correlated_noise.md, Theorem 5), more than ``CyclicPoisson`` does
+    at the same batch; one band is ``RandomAllocation``.
+
+    Attributes:
+        slots: m >= 1.
+        bands: b >= 1.
+        steps: n >= 1, of the whole run; a last epoch that is cut short costs as much as a whole.
+    """
+
+    slots: int
+    bands: int
+    steps: int
+    tail_again: ClassVar[bool] = False  # as under ``CyclicPoisson``
+    title: ClassVar[str] = "cyclic allocation"
+    exact: ClassVar[bool] = False
+    relations: ClassVar[tuple[acc.Relation, ...]] = (_ADD, _NULL)
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "bands", "steps"):
+            arguments.integer(name, getattr(self, name), least=1)
+
+    def rate(self, batch_size: int, dataset_size: int) -> float:
+        """The share of an epoch's steps."""
+        return 1 / (self.bands * self.slots)
+
+    def expected_size(self, batch_size: int, dataset_size: int) -> int:
+        """The expected batch size that whole steps of an epoch make."""
+        return -(-dataset_size // (self.bands * self.slots))
+
+    def block(self, dataset_size: int) -> int:
+        """The steps of the run."""
+        return self.steps
+
+    def prepare(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
+    ) -> list[np.ndarray]:
+        """The positions of the records of every group, as ``CyclicPoisson.prepare``, and a key."""
+        groups = _groups(rng, self.bands, num_records, identities, self.title)
+        return [*groups, np.frombuffer(rng.bytes(16), np.uint64)]
+
+    def of_step(
+        self, prepared: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """int64 [k]: the positions of one step, in random order; as ``CyclicPoisson.of_step``."""
+        group = prepared[step % self.bands]
+        epoch, slot = divmod(step // self.bands, self.slots)
+        # Words of its own for every epoch of a group: any step of it draws all of its slots again.
+        words = np.random.Generator(np.random.Philox(key=prepared[-1]))
+        part = epoch * self.bands + step % self.bands
+        members = group[_uniform(words, part, len(group), self.slots) == slot]
+        return members[permutation(rng, len(members))]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of the whole run."""
+        return acc.CyclicAllocation(released, self.slots, self.bands, self.steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -842,9 +890,36 @@ PROVEN = (
     Shuffled,
     TruncatedPoisson,
     CyclicPoisson,
+    CyclicAllocation,
     FixedOrder,
     ExampleLevel,
 )
+
+
+def _groups(
+    rng: np.random.Generator,
+    bands: int,
+    num_records: int,
+    identities: Identities | None,
+    title: str,
+) -> list[np.ndarray]:
+    """The positions of the records of each of ``bands`` groups, by a hash of their identities."""
+    if bands == 1:
+        return [np.arange(num_records)]
+    if identities is None:
+        raise ValueError(
+            f"identities must be given for {title}: a record's group is a hash of what identifies "
+            "it, never of its position, which other records would shift. Give one value a record, "
+            "mechanism.sampler(n, identities=ids); jaxdp.Trainer takes the records themselves"
+        )
+    if len(identities) != num_records:
+        raise ValueError("identities must be as many as the records, got another number")
+    # A keyed hash: nobody without the key can choose an identity for a group.
+    key, groups = rng.bytes(32), np.empty(num_records, np.int64)
+    for place, identity in enumerate(identities):
+        digest = hashlib.blake2b(identity_bytes(identity), digest_size=8, key=key).digest()
+        groups[place] = int.from_bytes(digest, "big") % bands
+    return [np.flatnonzero(groups == g) for g in range(bands)]
 
 
 def _in_batches(rng: np.random.Generator, num_records: int, size: int) -> list[np.ndarray]:

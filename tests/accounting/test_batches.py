@@ -100,6 +100,8 @@ def test_other_relations_are_refused_and_what_does_not_fit():
         (ORDERED, ADD, "one removed record shifts every position.*replace_special"),
         (CYCLIC, REPLACE, "two records may be in different groups.*add_or_remove_one"),
         (acc.PoissonSampled(CYCLIC, 0.5), ADD, "PoissonSampled of a CyclicPoisson event"),
+        (ALLOCATED, REPLACE, "CyclicAllocation under .*two records may be in different groups"),
+        (acc.PoissonSampled(ALLOCATED, 0.5), ADD, "PoissonSampled of a CyclicAllocation event"),
         (acc.PoissonSampled(ORDERED, 1.0), SPECIAL, "PoissonSampled of a CorrelatedNoise event"),
         (acc.FixedSizeSampled(CYCLIC, 9, 3), SPECIAL, "FixedSizeSampled of a CyclicPoisson event"),
         (acc.PoissonSampled(inside, 0.5), ADD, whole),
@@ -161,19 +163,66 @@ def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     assert (truth <= upper + 4e-6).all()
     assert (upper[2] - truth[2]) < 0.02 * truth[2]  # nearly attained at epsilon 0
     assert (lower <= truth + 4e-6).all()
-    free, full, given = batches.batch_branches(q, cap, n)
-    assert free * q + full * given == pytest.approx(sum(w for b, w in law.items() if 0 in b))
+    found = batches.batch_branches(q, cap, n)
+    taken = sum(w for b, w in law.items() if 0 in b)
+    assert found.free * q + found.full * found.kept == pytest.approx(taken)
+
+
+@pytest.mark.parametrize(("n", "cap", "q"), [(3, 2, 0.5), (4, 2, 0.3), (3, 1, None), (4, 3, None)])
+def test_no_two_adaptive_steps_exceed_two_pairs(n, cap, q):
+    """Given each output of the first step the worst data set of a second, in both directions."""
+    event = step(1.0, q, cap, n) if q else acc.FixedSizeSampled(acc.Gaussian(1.0), n, cap)
+    law = kept(n, q, cap) if q else dict.fromkeys(itertools.combinations(range(n), cap), 1.0)
+    weights = np.asarray(list(law.values())) / sum(law.values())
+    both = []
+    for others in itertools.combinations_with_replacement((-1, 0, 1), n - 1):
+        sums = [[sum((a, *others)[i] for i in batch) for batch in law] for a in (1, 0)]
+        normal = np.exp(-0.5 * (X - np.asarray(sums)[..., None]) ** 2)
+        both.append((weights @ normal) * (X[1] - X[0]) / math.sqrt(2 * math.pi))
+    grid = np.linspace(-15, 15, 1001)
+    growth = np.exp(grid)[:, None]
+    truth = np.zeros(3)
+    for way in (1, -1):
+        second = np.zeros(grid.size)
+        for p, other in (pair[::way] for pair in both):
+            second = np.maximum(second, np.maximum(p - growth * other, 0).sum(axis=1))
+        for p, other in (pair[::way] for pair in both):
+            left = np.asarray([0.3, 1.0, 2.0])[:, None] - np.log(p / other)
+            # In the log: below the truth by what a cell of the grid is convex, 1e-4 of it.
+            found = np.exp(np.interp(left, grid, np.log(np.maximum(second, 1e-300))))
+            truth = np.maximum(truth, (p * found).sum(axis=1))
+    ends = [acc.delta(acc.Repeated(event, 2), epsilon, SPECIAL) for epsilon in (0.3, 1.0, 2.0)]
+    assert (truth <= np.asarray([end.upper for end in ends]) * (1 + 1e-3)).all()
+    assert (np.asarray([end.lower for end in ends]) <= truth * (1 + 1e-3)).all()
 
 
 def test_binomial_tails():
-    """Summed in 30 digits: P(cap others or more), and what is kept then."""
-    for n, q, cap, full, given in (
-        (60_000, 512 / 60_000, 576, 0.00279475019832391, 0.00842373118716825),
-        (10**8, 1e-5, 1100, 0.000962577640151969, 9.91455417926478e-6),
+    """Summed in 40 digits: P(cap - 1 others or more), and given these what is kept, what is near."""
+    for n, q, cap, full, given, near in (
+        (60_000, 512 / 60_000, 576, 0.00318372389636539, 0.00843712190617997, 0.12216384603444),
+        (10**8, 1e-5, 1100, 0.00106706137713669, 9.92292080076512e-6, 0.0979172624647746),
     ):
         found = batches.batch_branches(q, cap, n)
         assert found[:2] == pytest.approx((1 - full, full), rel=1e-11), n
-        assert given * (1 - 1e-14) <= found[2] <= given * (1 + 1e-9), n
+        assert given * (1 - 1e-14) <= found.kept <= given * (1 + 1e-9), n
+        assert near * (1 - 4e-9) <= found.near <= near * (1 + 1e-14), n
+    # Ends: a batch of one, no record in it for sure, all for sure.
+    for n, q, cap in ((3, 0.3, 1), (10**6, 1e-9, 100), (4, 1.0, 2)):
+        found = batches.batch_branches(q, cap, n)
+        assert found.free + found.full == pytest.approx(1)
+        assert all(0 <= share <= 1 for share in found)
+
+
+def test_others_that_point_away_tell_nearly_all_that_is_charged():
+    """500 steps; lower ends by a transform of 400,000 bins, upper ends of cap 110 likewise."""
+    fixed = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(1.0), 10_000, 100), 500)
+    found = acc.epsilon(fixed, 1e-5, SPECIAL)
+    assert found.lower == pytest.approx(8.0365, abs=1e-3)
+    assert found.upper < 1.01 * found.lower
+    capped = acc.epsilon(acc.Repeated(step(1.0, 0.01, 110, 10_000), 500), 1e-5, SPECIAL)
+    assert capped.upper == pytest.approx(2.37434, abs=1e-4)  # a batch shown to be full: 4.8873
+    # Where the noise leaves no bin of both laws, the others contribute nothing.
+    assert acc.epsilon(acc.FixedSizeSampled(acc.Gaussian(0.02), 10, 5), 1e-5, SPECIAL).lower > 900
 
 
 def test_a_cap_that_is_never_reached_is_none_and_a_lower_one_costs_more():
@@ -445,6 +494,7 @@ def test_means_and_masses_are_kept_and_noise_too_small_is_charged_without_sampli
 GAUSS = acc.Gaussian(2.0)
 ORDERED = acc.CorrelatedNoise(GAUSS, 10)
 CYCLIC = acc.CyclicPoisson(GAUSS, 0.1, 4, 10)
+ALLOCATED = acc.CyclicAllocation(GAUSS, 4, 2, 10)
 BANDED = np.asarray([[0.8, 0, 0, 0], [0.6, 0.8, 0, 0], [0, 0.6, 0.8, 0], [0, 0, 0.6, 0.8]])
 SIGMA = 0.9
 
@@ -467,6 +517,20 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
 
     assert noise(8) == pytest.approx(2.70808, rel=1e-4)
     assert noise(1) == acc.calibrate_noise_multiplier(2.0, 1e-5, 0.01, 2_000)
+    # Allocation in a group's slots: epochs of them, whole ones.
+    epoch = acc.RandomAllocation(GAUSS, 4)
+    for steps, epochs in ((7, 1), (8, 1), (15, 2), (16, 2)):  # without the last group's last step
+        event = acc.CyclicAllocation(GAUSS, 4, 2, steps)
+        assert acc.epsilon(event, 1e-5) == acc.epsilon(acc.Repeated(epoch, epochs), 1e-5), steps
+    # One that is cut short costs the whole, and its record may never have been drawn.
+    for steps, epochs in ((1, 1), (6, 1), (9, 2), (14, 2)):
+        event = acc.CyclicAllocation(GAUSS, 4, 2, steps)
+        found, all_drawn = (acc.epsilon(e, 1e-5) for e in (event, acc.Repeated(epoch, epochs)))
+        assert found.upper == pytest.approx(all_drawn.upper, rel=1e-4), steps
+        least = acc.epsilon(acc.Repeated(epoch, epochs - 1), 1e-5).upper
+        assert 0.998 * least <= found.lower <= least, steps
+    event = acc.CyclicAllocation(acc.Gaussian(2.7081), 12, 8, 21 * 96)
+    assert cost(event) == pytest.approx(2.0163, abs=2e-3)  # cyclic Poisson: 2.1020
     # A public order is one Gaussian.
     for relation in (REPLACE, SPECIAL):
         for accountant in ("auto", "exact", "gdp", "rdp"):
@@ -475,8 +539,9 @@ def test_cyclic_poisson_is_one_poisson_step_a_round_and_a_public_order_one_gauss
     half = cost(acc.CorrelatedNoise(acc.Gaussian(1.0), 10), SPECIAL)
     assert cost(ORDERED, REPLACE) == pytest.approx(half, rel=1e-9)
     both = acc.Composed([acc.Repeated(acc.PerUser(CYCLIC, 3), 2), ORDERED])
-    assert {e.block for one in (ORDERED, CYCLIC) for e in (one, acc.PerUser(one, 2))} == {10}
-    for event in (ORDERED, CYCLIC, both):
+    kinds = ORDERED, CYCLIC, ALLOCATED
+    assert {e.block for one in kinds for e in (one, acc.PerUser(one, 2))} == {10}
+    for event in (*kinds, both):
         assert acc.events.from_dict(acc.events.to_dict(event)) == event
         assert "10 steps" in event.describe()
     steps = run(0.1, 2.0, 3)
@@ -586,8 +651,7 @@ def test_draws_that_are_not_cyclic_under_two_bands(kind):
     if kind == "allocation":
         draws, event = {(j,): 0.25 for j in range(4)}, acc.RandomAllocation(split, 4)
     if kind == "group":
-        draws = {(0,): 0.5, (2,): 0.5}
-        event = acc.RandomAllocation(acc.Gaussian(SIGMA), 2)
+        draws, event = {(0,): 0.5, (2,): 0.5}, acc.CyclicAllocation(acc.Gaussian(SIGMA), 2, 2, 4)
     assert sum(draws.values()) == pytest.approx(1)
     draws = {drawn: chance for drawn, chance in draws.items() if chance}
     epsilons = (0.0, 0.5, 1.5)

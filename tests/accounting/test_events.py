@@ -31,6 +31,7 @@ _events = st.recursive(
         st.builds(acc.PoissonSampled, inner, st.floats(0, 1))
         | st.builds(acc.WeightedPoissonSampled, inner, st.floats(0, 1))
         | st.builds(lambda e, n, b: acc.FixedSizeSampled(e, n + b, b), inner, *_sizes)
+        | st.builds(acc.CyclicAllocation, _gaussian, *[st.integers(1, 99)] * 3)
         | st.builds(acc.Repeated, inner, st.integers(0, 10**9))
         | st.builds(acc.Composed, st.lists(inner, max_size=3))
     ),

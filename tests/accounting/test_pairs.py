@@ -157,10 +157,11 @@ def test_masses_that_are_no_law_are_refused():
 EPSILONS = np.asarray([-1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 0.5, 2.0])
 
 
-def numeric(k, z, means, epsilons):
-    """Profile of (1-k) A + k B against (1-k) A + k C, by the trapezoid rule."""
+def numeric(k, z, means, epsilons, near=0.0):
+    """Profile of (1-k) A + k B against (1-k) A + k C, by the trapezoid rule; a share of A is at 0."""
     x = np.linspace(-3 - 12 * z, 3 + 12 * z, 200_001)
     a, b, c = (np.exp(-0.5 * ((x - m) / z) ** 2) / z / np.sqrt(2 * np.pi) for m in means)
+    a = (1 - near) * a + near * np.exp(-0.5 * (x / z) ** 2) / z / np.sqrt(2 * np.pi)
     p, q = (1 - k) * a + k * b, (1 - k) * a + k * c
     return np.asarray([np.maximum(p - np.exp(e) * q, 0).sum() * (x[1] - x[0]) for e in epsilons])
 
@@ -175,19 +176,27 @@ def numeric(k, z, means, epsilons):
 )  # fmt: skip
 def test_the_profile_of_a_mixture_is_that_of_the_worst_means(distances, above, below):
     """Means of A, B and C that attain it for epsilon >= 0, and for epsilon <= 0."""
-    for k, z in ((0.3, 0.8), (0.01, 2.0), (1.0, 1.0)):
-        found = profile(BatchGaussian(k, z, distances), EPSILONS)
+    for k, z, near in ((0.3, 0.8, 0.0), (0.01, 2.0, 0.0), (1.0, 1.0, 0.0), (0.3, 0.8, 0.4)):
+        if near and max(distances[:2]) < 2:
+            continue
+        found = profile(BatchGaussian(k, z, distances, near), EPSILONS)
         for means, side in ((above, EPSILONS >= 0), (below, EPSILONS <= 0)):
-            truth = numeric(k, z, means, EPSILONS[side])
+            truth = numeric(k, z, means, EPSILONS[side], near)
             np.testing.assert_allclose(found[side], truth, atol=1e-7, err_msg=f"{k}, {z}")
 
 
 @pytest.mark.parametrize("z", [1e-8, 0.05, 1.0, 1e4, 1e8])
 def test_cells_of_a_mixture_hold_all_mass_and_agree_with_tails(z):
     edges = np.concatenate([[-np.inf], np.linspace(-30, 30, 401), [np.inf]])
-    for distances in ((1, 0, 1), (0, 1, 1), (2, 2, 2), (2, 1, 1)):
+    for *distances, near in (
+        (1, 0, 1, 0),
+        (0, 1, 1, 0),
+        (2, 2, 2, 0),
+        (2, 1, 1, 0),
+        (1, 2, 1, 0.3),
+    ):
         for k in (1e-12, 0.2, 1.0):
-            pair = BatchGaussian(k, z, distances)
+            pair = BatchGaussian(k, z, tuple(distances), near)
             for masses, tails in zip(pair.masses(edges)[:2], pair.tails(edges[1:-1]), strict=True):
                 assert masses.sum() == pytest.approx(1, abs=1e-12), (distances, k)
                 assert (masses >= 0).all()
@@ -202,6 +211,23 @@ def test_renyi_of_a_mixture_is_just_above_the_truth_and_branches_add_up():
             excess = BatchGaussian(q, z, distances).renyi(orders) / truth - 1
             assert (excess > -1e-9).all(), (q, z, relation)
             assert (excess < 3e-4).all(), (q, z, relation)
+    # With a share of A nearer, by integration: gains on one line, losses on the other.
+    x = np.linspace(-12, 13, 50_001)
+    normal = [
+        np.exp(-0.5 * (x - m) ** 2) / math.sqrt(2 * math.pi) * (x[1] - x[0]) for m in range(3)
+    ]
+    lines = []
+    for distances, (far, near, b, c) in (((2, 1, 1), (2, 1, 0, 1)), ((1, 2, 1), (1, 0, 0, 1))):
+        base = 0.8 * (0.7 * normal[far] + 0.3 * normal[near])
+        p, q = base + 0.2 * normal[b], base + 0.2 * normal[c]
+        lines.append((distances, p[p > q], q[p > q]))
+    for (distances, p, q), (_, less, more) in zip(lines, lines[::-1], strict=True):
+        rest = 1 - p.sum() - more.sum()
+        truth = [(p**a * q ** (1 - a)).sum() + (more**a * less ** (1 - a)).sum() for a in orders]
+        excess = BatchGaussian(0.2, 1.0, distances, 0.3).renyi(orders)
+        excess = excess * (orders - 1) / np.log(np.asarray(truth) + rest) - 1
+        assert (excess > -1e-9).all(), distances
+        assert (excess < 6e-4).all(), distances
     one, two = BatchGaussian(0.1, 1.0, (1, 0, 1)), BatchGaussian(0.1, 1.0, (2, 1, 1))
     both = Branches(((0.25, one), (0.75, two), (0.0, BatchGaussian(1.0, 1.0, (2, 2, 2)))), 0.0)
     expected = 0.25 * profile(one, EPSILONS) + 0.75 * profile(two, EPSILONS)

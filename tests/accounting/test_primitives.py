@@ -570,6 +570,23 @@ def test_tuning_costs_more_than_a_run_and_composes():
     alone, best_, both = (cost(e) for e in (one, event, acc.Composed((event, one))))
     assert alone < best_ < 4 * alone
     assert best_ < both < best_ + alone * 1.5
+    # Where all scores are equal the best of at least one try is one, beside others too.
+    twice = acc.epsilon(acc.Repeated(one, 2), 1e-5).lower
+    tuned_twice = acc.Tuned(acc.Tuned(one, acc.Logarithmic(0.5)), acc.Geometric(0.1))
+    for made, least in ((event, alone), (acc.Composed((event, one)), twice), (tuned_twice, alone)):
+        found = acc.epsilon(made, 1e-5)
+        assert found.lower == pytest.approx(least, rel=1e-3), made
+        assert "between the ends" in found.note
+    assert acc.delta(event, 0.5).lower == acc.delta(one, 0.5).lower > 0
+    # Within events that hold others: of users, on a grid (whose distance is charged), in both.
+    for within in (
+        acc.PerUser(event, 3),
+        acc.GridNoise(event, 1e-12),
+        acc.PerUser(acc.GridNoise(event, 1e-12), 3),
+    ):
+        assert acc.epsilon(within, 1e-5).lower == pytest.approx(alone, rel=1e-3), within
+    nothing = acc.Tuned(one, acc.PoissonTries(3.0))  # maybe no try at all
+    assert acc.epsilon(nothing, 1e-5).lower == acc.delta(nothing, 0.5).lower == 0
     orders = np.asarray(rdp.DEFAULT_ORDERS)
     total = flatten(acc.Repeated(event, 3), ADD).renyi(ADD)
     np.testing.assert_allclose(total, 3 * event.renyi(ADD, orders))

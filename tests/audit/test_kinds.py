@@ -23,7 +23,7 @@ from jaxdp.devices import processes
 from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, Poisson
 from jaxdp.sampling.users import User
 from tests.mechanisms import mf_of, sgd_of
 
@@ -35,6 +35,7 @@ RIGHT = {
     "grid": Grid(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "users": OfUsers(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 100, **SMALL),
+    "cyclic allocation": Correlated(CyclicAllocation(2, 2, 8), 0.6, 8, 0.01, 100, **SMALL),
     "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **SMALL, **ORDERED, law="grid"),
     "fixed order, made again": Correlated(
         PASSES, 0.6, 6, 0.01, 150, **SMALL, **ORDERED, strategy="lambda"

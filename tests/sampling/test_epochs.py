@@ -11,7 +11,7 @@ from scipy import stats
 import jaxdp
 from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
-from jaxdp.sampling import CyclicPoisson, FixedOrder, RandomAllocation, Shuffled
+from jaxdp.sampling import CyclicAllocation, CyclicPoisson, FixedOrder, RandomAllocation, Shuffled
 from jaxdp.sampling.rules import _uniform
 from tests.laws import is_binomial, is_uniform
 from tests.refusing import refused
@@ -122,6 +122,7 @@ def test_the_event_is_that_of_the_epoch_or_of_the_whole_run():
     assert Shuffled(25).event(gaussian, 60) == acc.ShuffledEpoch(gaussian, 3)
     for rule, records, event, block in (
         (CyclicPoisson(0.3, 3, 20), 100, acc.CyclicPoisson(gaussian, 0.3, 3, 20), 20),
+        (CyclicAllocation(4, 3, 20), 100, acc.CyclicAllocation(gaussian, 4, 3, 20), 20),
         (FixedOrder(7, 40), 30, acc.CorrelatedNoise(gaussian, 40), 40),
     ):
         assert (rule.event(gaussian, records), rule.block(records)) == (event, block)
@@ -176,6 +177,38 @@ def test_each_record_of_the_steps_group_is_drawn_with_the_probability():
     for group, members in enumerate(arranged):
         assert taken[group].sum() == taken[group, members].sum()
         assert stats.binomtest(int(taken[group].sum()), 1_000 * len(members), 0.3).pvalue > 1e-4
+
+
+def test_each_record_is_once_an_epoch_in_a_random_step_of_its_group():
+    rule, count, epochs = CyclicAllocation(4, 3, 12 * 500), 60, 500
+    names = range(count)
+    arranged, taken = rule.prepare(seeded(), count, names), np.full((epochs, count), -1)
+    *groups, _ = arranged
+    for group, other in zip(
+        groups, CyclicPoisson(0.5, 3, 9).prepare(seeded(), count, names), strict=True
+    ):
+        np.testing.assert_array_equal(group, other)
+    generator, first = seeded(5), []
+    for step in range(12 * epochs):
+        chosen = rule.of_step(arranged, step, generator)
+        assert set(chosen) <= set(groups[step % 3])
+        assert (taken[step // 12, chosen] == -1).all()
+        taken[step // 12, chosen] = step % 12 // 3
+        first += [chosen[0] < chosen[1]] if len(chosen) == 2 else []
+    assert (taken >= 0).all()
+    # Uniform for each record, independent between records (of any two groups) and epochs.
+    counts = [np.bincount(taken[:, record], minlength=4) for record in range(count)]
+    assert stats.chisquare(np.concatenate(counts)).pvalue > 1e-4
+    together = [(taken[:, i] == taken[:, j]).sum() for i in range(count) for j in range(i)]
+    assert max(together) < 125 + 6 * np.sqrt(500 * 3 / 16)
+    again = (taken[1:] == taken[:-1]).sum()
+    assert stats.binomtest(int(again), (epochs - 1) * count, 0.25).pvalue > 1e-4
+    # In random order, and the same step once more, whatever was drawn between.
+    assert stats.binomtest(int(np.sum(first)), len(first)).pvalue > 1e-4
+    one, two = (rule.of_step(arranged, 7, seeded(3)) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    refused("slots", CyclicAllocation, 0, 3, 12)
+    refused("identities must be given for cyclic allocation", rule.prepare, seeded(), 60, None)
 
 
 def test_a_fixed_order_takes_every_record_once_a_pass_in_any_order_within_a_batch():

@@ -35,6 +35,10 @@ _SAMPLINGS: dict[str, str] = {
     "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
     "group, and each record of it with probability {rule.sampling_prob:.3g}, independently of the "
     "others (cyclic Poisson sampling)",
+    "cyclic_allocation": "{batch:,} of {size:,} records expected a step: every record is in one of "
+    "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
+    "group, and in every epoch each is in one of its group's {rule.slots:,} steps, drawn for it "
+    "alone (cyclic allocation)",
     "ExampleLevel": "{batch:,} of {size:,} records expected a step, each with probability "
     "{rate:.3g}, independently of the others, those of one user too (example-level sampling)",
     HIDDEN: "every record in one of {size:,} / {batch:,} fixed batches, of a secret partition that "
