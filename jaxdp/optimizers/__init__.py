@@ -1,5 +1,6 @@
 """Private optimizers: each a mechanism and the optax chain that its noisy gradient goes into."""
 
+from jaxdp.optimizers.adafest import dp_adafest
 from jaxdp.optimizers.adadp import adadp, scale_by_adadp
 from jaxdp.optimizers.adaptive import (
     dp_adagrad,
@@ -26,6 +27,7 @@ __all__ = [
     "annealing",
     "averaged",
     "dp_adagrad",
+    "dp_adafest",
     "dp_adam",
     "dp_adam_bc",
     "dp_rmsprop",
