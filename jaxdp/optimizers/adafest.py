@@ -92,7 +92,10 @@ class CountedGrad(ClippedGrad):
         """As of ``ClippedGrad``, with the paths of the caller's parameters."""
         traced, uses, plan = super()._planned(params, rows, size)
         assert isinstance(params, Counted)
-        count, flags = len(jax.tree.leaves(params.at)), options.trained_flags(self.trainable, params)
+        count, flags = (
+            len(jax.tree.leaves(params.at)),
+            options.trained_flags(self.trainable, params),
+        )
         words = options.describe_frozen(params.at, flags[:count])
         own: list[LeafPlan] = [
             dataclasses.replace(leaf, path=path, assumed=said)
@@ -142,7 +145,7 @@ def dp_adafest(
             and Adam move it on, by what they keep of earlier releases.
         table: a part of the path of the table [rows, ...], such as "items"; it must be trained.
         rows: of one example, as the loss is given it (without parameters and key), the integer
-            positions of the rows that it touches, of any shape; negative ones count as none.
+            positions of the rows that it touches, of any shape; those out of range count as none.
         threshold: of the noisy counts.
         cap: public; the most rows that a step updates, for which memory is planned.
         count_noise_multiplier: z_c, of each count, over ``count_clip_norm``; None takes five times
@@ -157,7 +160,7 @@ def dp_adafest(
     if type(mechanism.rule) is not Clip or mechanism.count_noise_multiplier is not None:
         raise ValueError(
             "mechanism must have the rule jaxdp.clip and no count of its own, got "
-            f"{mechanism.rule} and {mechanism.count_noise_multiplier}"
+            f"{mechanism.rule} and count_noise_multiplier={mechanism.count_noise_multiplier}"
         )
     if not callable(rows):
         raise ValueError(f"rows must be a function of an example, got {arguments.described(rows)}")
@@ -174,7 +177,9 @@ def dp_adafest(
 
     # Counts are scaled so that the same noise is added to all numbers of the sum: it is then the
     # mechanism's own, of one vector and one sensitivity.
-    bounds = Counted(mechanism.rule.l2_clip_norm, mechanism.rule.l2_clip_norm * z_gradient / z_count)
+    bounds = Counted(
+        mechanism.rule.l2_clip_norm, mechanism.rule.l2_clip_norm * z_gradient / z_count
+    )
     scale, both = bounds.touched / count_clip, per_layer(bounds)
     shares = Counted(*(bound / both.l2(bounds) * (1 + 2.0**-20) for bound in bounds))  # rounded up
 
@@ -191,8 +196,9 @@ def dp_adafest(
             own = {name: value for name, value in named.items() if name != plain.form.rng}
             # A one for each row, however often it is there.
             ids = jnp.sort(jnp.ravel(rows(*example, **own)))
-            first = (ids >= 0) & jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])[: ids.size]
-            touched = jnp.vdot(jnp.where(first, scale, 0.0), params.touched[jnp.maximum(ids, 0)])
+            each = jnp.where((ids >= 0) & (ids < params.touched.size), scale, 0.0)
+            each = each.at[1:].multiply(jnp.where(ids[1:] != ids[:-1], 1.0, 0.0))
+            touched = jnp.vdot(each, params.touched[jnp.maximum(ids, 0)])
             if isinstance(result, tuple):
                 return result[0] + touched.astype(result[0].dtype), *result[1:]
             return result + touched.astype(result.dtype)
