@@ -20,7 +20,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.noise.gaussian import PrivatizeState, check_update, noise_key
 from jaxdp.noise.normals import add_normals
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.types import ClipInfo, LossFn, PyTree, Summed
+from jaxdp.types import LossFn, PyTree, Summed
 
 
 class Counted(NamedTuple):
@@ -28,6 +28,16 @@ class Counted(NamedTuple):
 
     at: PyTree  # the parameters
     touched: Any  # float32 [rows], 0: its gradient is the map of the rows that a record touches
+
+
+def _of_both(name: str) -> Any:
+    """The method of that name of ``ClippedGrad``, on the parameters and the map together."""
+
+    def method(self: "CountedGrad", params: PyTree, *args: Any, **given: Any) -> Any:
+        plain = getattr(super(CountedGrad, self._counting(params)), name)
+        return plain(self._counted(params), *args, **given)
+
+    return method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,29 +55,8 @@ class CountedGrad(ClippedGrad):
     table: str = ""
     groups: Rule | None = None
 
-    def with_info(self, params: PyTree, *args: Any, **given: Any) -> Any:
-        """As of ``ClippedGrad``."""
-        return super(CountedGrad, self._counting(params)).with_info(
-            self._counted(params), *args, **given
-        )
-
-    def sum_draw(self, params: PyTree, *args: Any, **given: Any) -> tuple[Summed, list[ClipInfo]]:
-        """As of ``ClippedGrad``."""
-        return super(CountedGrad, self._counting(params)).sum_draw(
-            self._counted(params), *args, **given
-        )
-
-    def clip_physical_batch(
-        self, params: PyTree, *args: Any, **given: Any
-    ) -> tuple[Summed, ClipInfo]:
-        """As of ``ClippedGrad``."""
-        return super(CountedGrad, self._counting(params)).clip_physical_batch(
-            self._counted(params), *args, **given
-        )
-
-    def plan(self, params: PyTree, batch: PyTree) -> Plan:
-        """The plan of the parameters, and of the map."""
-        return super(CountedGrad, self._counting(params)).plan(self._counted(params), batch)
+    with_info, sum_draw = _of_both("with_info"), _of_both("sum_draw")
+    clip_physical_batch, plan = _of_both("clip_physical_batch"), _of_both("plan")
 
     def _counted(self, params: PyTree) -> Counted:
         """The parameters with a zero for each row."""
@@ -92,11 +81,9 @@ class CountedGrad(ClippedGrad):
         """As of ``ClippedGrad``, with the paths of the caller's parameters."""
         traced, uses, plan = super()._planned(params, rows, size)
         assert isinstance(params, Counted)
-        count, flags = (
-            len(jax.tree.leaves(params.at)),
-            options.trained_flags(self.trainable, params),
-        )
-        words = options.describe_frozen(params.at, flags[:count])
+        count = len(jax.tree.leaves(params.at))
+        flags = options.trained_flags(self.trainable, params)[:count]
+        words = options.describe_frozen(params.at, flags)
         own: list[LeafPlan] = [
             dataclasses.replace(leaf, path=path, assumed=said)
             for leaf, path, said in zip(plan, options.paths(params.at), words, strict=False)
