@@ -182,7 +182,7 @@ def dp_adafest(
             result = loss_fn(params.at, *example, **named)
             own = {name: value for name, value in named.items() if name != plain.form.rng}
             # A one for each row, however often it is there.
-            ids = jnp.sort(jnp.ravel(rows(*example, **own)))
+            ids = jnp.sort(jnp.ravel(rows(*example, **own)).astype(jnp.int32))
             each = jnp.where((ids >= 0) & (ids < params.touched.size), scale, 0.0)
             each = each.at[1:].multiply(jnp.where(ids[1:] != ids[:-1], 1.0, 0.0))
             touched = jnp.vdot(each, params.touched[jnp.maximum(ids, 0)])
