@@ -53,7 +53,7 @@ class CountedGrad(ClippedGrad):
     """
 
     table: str = ""
-    groups: Rule = Clip(1.0)  # always given
+    groups: Rule = dataclasses.field(default_factory=lambda: Clip(1.0))  # always given
 
     with_info, sum_draw = _of_both("with_info"), _of_both("sum_draw")
     clip_physical_batch, plan = _of_both("clip_physical_batch"), _of_both("plan")
