@@ -263,3 +263,74 @@ def test_what_it_does_not_take_is_refused():
             ("clipped_grad", lambda: link.update(plain, link.init(PARAMS), PARAMS)),
         ]
     )
+
+
+LONG = 200  # many times as many rows as are looked up
+EDGES = np.array(
+    [[0, 3, 3, 0], [-1, LONG - 1, -LONG, 0], [LONG, LONG + 5, -LONG - 3, -1]], np.int32
+)
+EDGES = np.r_[EDGES, [[2, 2, 2, 2]], EDGES[:1]].astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda table, ids: table[ids],
+        lambda table, ids: table.at[ids].get(mode="clip"),
+        lambda table, ids: jnp.concatenate([table[ids], 2 * table[ids[::-1] + 3]]),
+        lambda table, ids: jax.lax.map(lambda one: table[one], ids),
+        lambda table, ids: jax.lax.cond(ids[0] > 1, lambda: table[ids], lambda: 2 * table[ids]),
+        lambda table, ids: jnp.concatenate([table[20:][ids], table[:190][ids]]),
+        lambda table, ids: table.T[:, ids].T,
+    ],
+    ids=["plain", "clip", "tied", "loop", "cond", "slices", "columns"],
+)
+def test_lookups_summed_by_the_rows_looked_up_are_those_of_one_gradient_a_record(read):
+    """Rows from the end, out of range, at both edges, several times; a record that is masked."""
+    params = {"table": jax.random.normal(jax.random.key(0), (LONG, 2)), "w": jnp.array([1.0, -2.0])}
+
+    def of_one(params, ids, y):
+        return (jnp.tanh(read(params["table"], ids)).sum(0) @ params["w"] - y) ** 2
+
+    found, mask = [], np.arange(5) != 4
+    for engine in ("auto", "vmap"):
+        grad_fn = jaxdp.clipped_grad(of_one, jaxdp.clip(0.3), engine=engine)
+        run = jax.jit(
+            lambda y, grad_fn=grad_fn: grad_fn.with_info(params, (EDGES, y), mask)[0].value
+        )
+        found.append(run(np.arange(5, dtype=np.float32)))
+    for ghost, each in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(ghost, each, atol=3e-7)
+
+
+def test_counts_and_gradient_have_the_noise_of_the_sums_own_l2_and_of_the_tickets_multipliers():
+    """Whatever sum of that kind comes, and with the ticket of another count."""
+    algorithm, other = adafest(), adafest(count_noise_multiplier=7.0)
+    z, rows = algorithm.mechanism.multipliers(0), 20_000
+    params = {"items": jnp.zeros((rows, 1))}
+    summed = Summed(Counted(params, jnp.zeros(rows)), 3.0)
+    own = adafest(threshold=-1e30, cap=rows)
+    key = own.mechanism.simulated_key(jax.random.key(1))
+    found, _ = own.noise_link().update(summed, own.noise_link().init(params), params, key=key)
+    assert np.std(found["items"]) * MANY == pytest.approx(3.0, rel=0.02)  # of the whole multiplier
+    # A row is chosen where its noise is above the threshold: that of a count is z_c * C / L * l2.
+    bounds = C, C * z["gradient"] / z["votes"]
+    unit = z["votes"] * 3.0 * bounds[1] / np.hypot(*bounds) / (bounds[1] / C_COUNT)
+    one = adafest(threshold=unit, cap=rows)
+    found, _ = one.noise_link().update(summed, one.noise_link().init(params), params, key=key)
+    assert np.mean(found["items"] != 0) == pytest.approx(stats.norm.sf(1), abs=0.01)
+    with pytest.raises(ValueError, match="was charged for"):
+        wrong = other.mechanism.simulated_key(jax.random.key(1))
+        one.noise_link().update(summed, one.noise_link().init(params), params, key=wrong)
+
+
+def test_models_of_a_vmap_do_not_share_the_noise_of_their_counts():
+    link, trained = adafest().noise_link(), {"items": PARAMS["items"]}
+    key = adafest().mechanism.simulated_key(jax.random.key(0))
+
+    def one(scale):
+        counted = Counted(jax.tree.map(lambda p: scale * p, trained), scale * jnp.ones(ROWS))
+        return link.update(Summed(counted, 1.0), link.init(trained), trained, key=key)[0]
+
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        jax.vmap(one)(jnp.arange(2.0))
