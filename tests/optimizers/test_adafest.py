@@ -319,8 +319,8 @@ def test_counts_and_gradient_have_the_noise_of_the_sums_own_l2_and_of_the_ticket
     one = adafest(threshold=unit, cap=rows)
     found, _ = one.noise_link().update(summed, one.noise_link().init(params), params, key=key)
     assert np.mean(found["items"] != 0) == pytest.approx(stats.norm.sf(1), abs=0.01)
+    wrong = other.mechanism.simulated_key(jax.random.key(1))
     with pytest.raises(ValueError, match="was charged for"):
-        wrong = other.mechanism.simulated_key(jax.random.key(1))
         one.noise_link().update(summed, one.noise_link().init(params), params, key=wrong)
 
 
