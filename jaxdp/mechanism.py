@@ -83,9 +83,10 @@ class Mechanism:
         dataset_size: the declared public number of records; never computed from private data.
         leak: what a step reveals beyond its noisy sum, in words: an algorithm as published that
             reads un-noised statistics. Where it is not empty, every step is a ``NonPrivate`` event.
-        count_noise_multiplier: where a count of the clipped records is released from the same draw
-            (quantile clipping), the standard deviation of its noise over ½; ``noise_multiplier`` is
-            then that of gradient and count together.
+        count_noise_multiplier: where counts of records are released from the same draw, the
+            standard deviation of their noise over the most that a record adds: ½ to the one of
+            quantile clipping, ``count_clip_norm`` to those of ``jaxdp.optimizers.dp_adafest``;
+            ``noise_multiplier`` is then that of gradient and counts together.
         steps: how many steps the noise was calibrated for, or the strategy made for; else None.
         delta: that it was calibrated for; else None.
         records_per_user: where the privacy unit is a user (``jaxdp.sampling.users``), the most

@@ -94,7 +94,7 @@ def each_of(paths, is_slow=lambda name: False):
 SLOW = ("tune", "accuracy", "resume", "train_longer", "devices", "audit")
 SLOW += ("05_kill_and_resume", "09_accuracy_against_epsilon", "10_text_in_buckets")
 SLOW += ("11_gan", "12_vae", "13_diffusion", "16_lstm", "19_recommender")
-SLOW += ("20_class_imbalance", "does_not_learn")
+SLOW += ("20_class_imbalance", "22_sparse_noise", "does_not_learn")
 PAGES = each_of(DOCS.glob("howto/*.md"), SLOW.__contains__)
 
 

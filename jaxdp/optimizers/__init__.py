@@ -1,6 +1,7 @@
 """Private optimizers: each a mechanism and the optax chain that its noisy gradient goes into."""
 
 from jaxdp.optimizers.adadp import adadp, scale_by_adadp
+from jaxdp.optimizers.adafest import dp_adafest
 from jaxdp.optimizers.adaptive import (
     dp_adagrad,
     dp_adam,
@@ -25,6 +26,7 @@ __all__ = [
     "adadp",
     "annealing",
     "averaged",
+    "dp_adafest",
     "dp_adagrad",
     "dp_adam",
     "dp_adam_bc",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -177,7 +178,8 @@ class Algorithm:
         if self.gradient is None:
             return self.mechanism.clipped_grad(loss_fn, **options)
         given = {name: value for name, value in options.items() if value is not None}
-        if given and self.direction is None:
+        taken = inspect.signature(self.gradient).parameters.values()
+        if given and not any(each.kind is each.VAR_KEYWORD for each in taken):
             name = min(given)
             raise ValueError(f"{name} must be None for an algorithm with a gradient of its own")
         return self.gradient(loss_fn, **given)

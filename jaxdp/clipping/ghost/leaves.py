@@ -38,6 +38,8 @@ Rows = PyTree
 _CHUNK_BYTES = 32 * 2**20
 # A CPU merges lookups for this share of the rows at a time: a scatter writes what it adds anew.
 _MERGED_BLOCKS = 16
+# The sum of lookups is that of the rows looked up alone where a table has so many times as many.
+_FEW = 4
 # Entries from which per-example gradients no longer fit a CPU's cache.
 _LARGE = 2**18
 # Blocks of rows whose sums are held at a time, at most.
@@ -261,6 +263,21 @@ class Lookups:
         """The sum [1, p, q] of gradients clipped to [-bound, bound] by coordinate."""
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
         return _scattered(zeros, self.rows, boxed(self._divided(scale), bound))[None]
+
+    def of_few(self) -> tuple["Lookups", jax.Array]:
+        """The lookups of a table of the rows that are looked up alone, and which rows these are.
+
+        It has a row for each lookup; of more than are needed, and of none, the number is p.
+        """
+        groups, positions, p, q = self.site.sizes
+        flat = self.rows.reshape(-1)
+        count = flat.size
+        ordered, at = jax.lax.sort((flat, jnp.arange(count)), num_keys=1)
+        place = jnp.cumsum(jnp.pad(ordered[1:] != ordered[:-1], (1, 0)).astype(jnp.int32))
+        named = jnp.full(count, p, flat.dtype).at[place].set(ordered)
+        own = jnp.zeros(count, jnp.int32).at[at].set(place, unique_indices=True)
+        site = dataclasses.replace(self.site, sizes=(groups, positions, count, q))
+        return Lookups(site, own.reshape(self.rows.shape), self.grads), named
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         if scale is None:
@@ -758,8 +775,16 @@ class Factors(LeafGradients):
         def of_some(rows: Rows) -> jax.Array:
             return rounding.pairwise_sum(jax.vmap(of_rows)(rounding.into_blocks(rows, size)))
 
-        pairs = [(use.data, use.cotangent) for use in dense]
-        return self._over_blocks(of_some, (pairs, self._lookups, weights), size)
+        pairs, lookups = [(use.data, use.cotangent) for use in dense], self._lookups
+        few = lookups is not None and _FEW * lookups.rows.size <= self.site.sizes[2]
+        if lookups is None or dense or self.sharded is not None or not few:
+            return self._over_blocks(of_some, (pairs, lookups, weights), size)
+        # Of a table far longer than what is looked up of it the blocks are added in a table of
+        # these rows: the same sums of the same numbers, and the whole is written once.
+        lookups, named = lookups.of_few()
+        total = self._over_blocks(of_some, (pairs, lookups, weights), size)[0]
+        zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
+        return zeros.at[named].set(total, mode="drop")[None]
 
     def _parts(self) -> int:
         """The number of parts, along the longer of p and q, that a large parameter is summed in.
