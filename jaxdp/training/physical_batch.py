@@ -22,7 +22,7 @@ from scipy import special
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.engine import sum_physical_batch
 from jaxdp.clipping.ghost.plan import device_memory
-from jaxdp.clipping.ghost.program import REMAT, inner_jaxprs
+from jaxdp.clipping.ghost.program import REMAT, SCAN, carried_by, inner_jaxprs
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling.source import ArraySource, Source
 from jaxdp.sampling.text import BucketedText
@@ -238,9 +238,9 @@ def _operations(
         name, outs = eqn.primitive.name, eqn.outvars
         if name == "optimization_barrier":  # each of its results is one operand
             outs = [out for out, flag in zip(outs, given, strict=True) if flag]
-        elif name == "scan":  # what is carried may vary from the second iteration on
-            first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-            given[first : first + carried] = [True] * carried
+        elif name == SCAN:  # what is carried may vary from the second iteration on
+            carried = carried_by(eqn)
+            given[carried] = [True] * len(given[carried])
         elif name == "cond":
             given = given[1:]
         varying.update(outs)

@@ -44,14 +44,7 @@ class Node:
     @property
     def carried(self) -> slice:
         """The operands that a ``scan`` hands on from iteration to iteration; none elsewhere."""
-        if self.name != SCAN:
-            return slice(0, 0)
-        params = self.eqn.params
-        if "ft_in" in params:  # from JAX 0.11 on
-            first, count = (len(part) for part in params["ft_in"].unpack()[:2])
-        else:
-            first, count = params["num_consts"], params["num_carry"]
-        return slice(first, first + count)
+        return carried_by(self.eqn) if self.name == SCAN else slice(0, 0)
 
     def shape_of(self, operand: int) -> tuple[int, ...]:
         """Shape of an operand."""
@@ -199,6 +192,16 @@ def all_nodes(program: Program) -> Iterator[Node]:
         yield node
         for body in node.bodies:
             yield from all_nodes(body)
+
+
+def carried_by(scan: core.JaxprEqn) -> slice:
+    """The operands that a ``scan`` hands on from iteration to iteration."""
+    params = scan.params
+    if "ft_in" in params:  # from JAX 0.11 on
+        first, count = (len(part) for part in params["ft_in"].unpack()[:2])
+    else:
+        first, count = params["num_consts"], params["num_carry"]
+    return slice(first, first + count)
 
 
 def inner_jaxprs(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
