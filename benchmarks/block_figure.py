@@ -48,7 +48,7 @@ def _accuracies(axes: Any, results: dict[str, Any]) -> None:
         if "settings" in row["algorithm"] or "no noise" in row["algorithm"]:
             continue
         values, spread = zip(*(row["accuracy"][str(e)] for e in EPOCHS), strict=True)
-        shift = 0.35 * (i - 3)  # so that bars do not hide one another
+        shift = 0.6 * (i - 3)  # so that bars do not hide one another
         axes.errorbar(
             [e + shift for e in EPOCHS],
             [100 * v for v in values],

@@ -92,8 +92,9 @@ def page(results: Results) -> Page:
             Plot(
                 "table3.png",
                 "Proven epsilon (delta 1e-5) when a test accuracy was first reached: "
-                "ours (filled; a faint mark is a short run) and the paper's claims (hollow). "
-                "Lower is better; what is missing was not reached or not run.",
+                "ours (filled; mean and range of the runs that reached it; faint: short runs) and "
+                "the paper's claims (hollow). Lower is better; what is missing was not reached or "
+                "not run.",
             ),
             Plot(
                 "figure3.png",
@@ -242,8 +243,10 @@ def figure(results: Results) -> Figure:
         found = {name: marks for name in COLUMNS if (marks := _marks(results, dataset, name))}
         for i, (algorithm, marks) in enumerate(found.items()):
             shift = 0.8 * ((i + 0.5) / len(found) - 0.5)
-            for place, epsilon, look in marks:
-                panel.plot(place + shift, epsilon, label=COLUMNS[algorithm], **look)
+            for place, epsilons, look in marks:
+                mean, low, high = style.mean_and_range(epsilons)
+                panel.plot(place + shift, mean, label=COLUMNS[algorithm], **look)
+                panel.vlines(place + shift, mean - low, mean + high, look["color"], linewidth=1.5)
         style.title(panel, spec(dataset).title)
         panel.set_xticks(range(3), [f"{level} %" for level in LEVELS[dataset]])
         panel.set_xlim(-0.5, 2.5)
@@ -261,15 +264,18 @@ def figure(results: Results) -> Figure:
 
 def _marks(
     results: Results, dataset: str, algorithm: str
-) -> list[tuple[int, float, dict[str, Any]]]:
-    """Level, epsilon and look of what was reached and of what the paper claims, in this order."""
-    marks = []
-    for line in with_curve(results, f"{dataset}-{algorithm}"):
-        look = {**style.mark(algorithm), "alpha": 0.45 if line["name"].endswith(SHORT) else 1}
-        for place, level in enumerate(LEVELS[dataset]):
-            at = crossing(line, level)
-            if at and at[1] != "inf" and line.get("curve"):
-                marks.append((place, float(at[1]), look))
-    look = {**style.mark(algorithm, printed=True), "markersize": 10, "zorder": 3}
-    claimed = PAPER[dataset].get(algorithm, ())
-    return marks + [(place, value, look) for place, value in enumerate(claimed) if value]
+) -> list[tuple[int, list[float], dict[str, Any]]]:
+    """Level, epsilons and look of what was reached and of what the paper claims, in this order."""
+    lines = [x for x in with_curve(results, f"{dataset}-{algorithm}") if x.get("curve")]
+    short = any(line["name"].endswith(SHORT) for line in lines)
+    look = {**style.mark(algorithm), "alpha": 0.45 if short else 1}
+    found = [[crossing(line, level) for line in lines] for level in LEVELS[dataset]]
+    ours = [[float(at[1]) for at in of if at and at[1] != "inf"] for of in found]
+    frame = {**style.mark(algorithm, printed=True), "markersize": 10, "zorder": 3}
+    claimed = [[at] if at else [] for at in PAPER[dataset].get(algorithm, ())]
+    return [
+        (place, epsilons, looks)
+        for every, looks in ((ours, look), (claimed, frame))
+        for place, epsilons in enumerate(every)
+        if epsilons
+    ]
