@@ -82,8 +82,11 @@ def lines(results: Results, name: str) -> list[list[str]]:
 def summed(results: Results, name: str) -> list[str]:
     """The cells of ``SUMMED`` of a row; without a run they say so."""
     found = results.runs(name)
-    if not found:
-        return lines(results, name)[0]
+    return sum_of(found) if found else lines(results, name)[0]
+
+
+def sum_of(found: Sequence[ResultRow]) -> list[str]:
+    """The cells of ``SUMMED`` of the runs of a row, one or more."""
     of: dict[str, list[ResultRow]] = {}
     for line in found:
         of.setdefault(line["machine"], []).append(line)
@@ -91,7 +94,7 @@ def summed(results: Results, name: str) -> list[str]:
     audits = [line["audited_epsilon"] for line in found if line.get("audited_epsilon") is not None]
     rates = [line["acceptance_rate"] for line in found if line["acceptance_rate"] is not None]
     return [
-        f"`{name}`",
+        f"`{found[0]['name']}`",
         mean_and_spread([line["test_accuracy"] for line in found])[0],
         shown_epsilon(max(claims, key=float, default=None)),
         shown_epsilon(max((line["proven_epsilon"] for line in found), key=float)),

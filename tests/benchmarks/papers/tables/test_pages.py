@@ -100,6 +100,12 @@ def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_pat
     text = text_of("table3", results(tmp_path, row))
     assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
     assert "not reached" in text
+    # Several runs are one line: means of those that got there, and how many did.
+    late = {**row, "run": 2, "curve": [[10, 0.5, 0.9], [20, 0.9, 0.95]]}
+    never = {**row, "run": 3, "curve": [[10, 0.5, 0.9]]}
+    text = text_of("table3", results(tmp_path, row, late, never))
+    told = "step 20 of 100, 2 of 3 runs | 95.05 ± 0.07 % | – | 1.235 | 0.900 ± 0.000 |"
+    assert f"`mnist-dp-sgd-tanh` | {told}" in text
     # A run until accepted is compared with the paper's own.
     until = "SA-DPSGD, as published, momentum 0.9, until accepted"
     name = "mnist-sa-dpsgd-as-published-momentum-until-accepted"
