@@ -109,10 +109,10 @@ for _name in ("adadp-step-only", "dp-sgd", "dp-sgd-falling"):
     )
 
 # SA-DPSGD's Table 1 at the noise of its Table 2.
-for _name in ("tanh", "relu"):
+for _name in ("dp-sgd-tanh", "dp-sgd-relu", "auto-s"):
     _gap(
-        f"fashion_mnist-dp-sgd-{_name}-noise-2.15",
-        f"fashion_mnist-dp-sgd-{_name}",
+        f"fashion_mnist-{_name}-noise-2.15",
+        f"fashion_mnist-{_name}",
         "noise 2.15 of the paper's Table 2, as many steps",
         "epsilon",
         noise_multiplier=2.15,
