@@ -250,7 +250,7 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
     if e.optimizer is None:
         left_out = "the optimizer is not known"
     elif type(e.grad_fn) is not ClippedGrad:
-        left_out = "the algorithm has a gradient of its own"
+        left_out = "the algorithm has a sum of its own"
     elif len(e) < _FEWEST:
         left_out = f"it needs at least {_FEWEST} records"
     elif size > _LARGEST:

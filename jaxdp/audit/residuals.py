@@ -128,7 +128,7 @@ def audit_noise(
 
     Raises:
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
-            no noise, samples a fixed size, names a leak or has a gradient of its own: it releases
+            no noise, samples a fixed size, names a leak or has a sum of its own: it releases
             no sum plus noise then.
     """
     steps = arguments.integer("steps", steps, least=1)
@@ -214,10 +214,10 @@ def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
         raise ValueError(
             f"algorithm must release noisy sums alone, got one that leaks: {mechanism.leak}"
         )
-    if algorithm.gradient is not None:
+    if algorithm.is_of_own_sum:
         raise ValueError(
             "algorithm must release noisy sums of its loss's clipped gradients, got one with a "
-            "gradient of its own (dp_zo, dp_adafest)"
+            "sum of its own (dp_zo, dp_adafest)"
         )
     found = noise_multipliers(algorithm, steps)[:, 0]
     if not np.all(found > 0):

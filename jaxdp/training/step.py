@@ -224,7 +224,7 @@ class PrivateStep:
                 raise ValueError(
                     "summed must have the structure of params for jaxdp.compile_update, got "
                     f"{type(summed.value).__name__} for {type(params).__name__}: of an algorithm "
-                    "with a gradient of its own (dp_adafest, dp_zo) take jaxdp.Trainer or jaxdp.Run"
+                    "with a sum of its own (dp_adafest, dp_zo) take jaxdp.Trainer or jaxdp.Run"
                 ) from error
         first, last = opt_state
         if summed.leaked is not None:

@@ -292,7 +292,7 @@ def test_audits_that_add_records_of_their_own_are_refused_and_records_scored_at_
     grad_fn = algorithm.clipped_grad(lambda p, ids, y: loss({**p, "frozen": jnp.ones(2)}, ids, y))
     summed = grad_fn(params, (IDS, Y), draw := sampler.draw())
     update = functools.partial(jaxdp.compile_update(tx), params, tx.init(params), summed)
-    own = "a gradient of its own .*dp_adafest"
+    own = "a sum of its own .*dp_adafest"
     all_refused(
         [
             ("canaries must be records scored at the end .* got 5", lambda: run(canaries=5)),
@@ -307,6 +307,8 @@ def test_audits_that_add_records_of_their_own_are_refused_and_records_scored_at_
     last = run(canaries=(IDS[:4], Y[:4]), canary_scores="last")
     last.fit(1)
     assert not last.audit().broken
+    said = str(jaxdp.audit.diagnose(loss, PARAMS, (IDS, Y), algorithm, public=(IDS, Y)))
+    assert "no rehearsal: the algorithm has a sum of its own" in said
 
 
 def test_what_it_does_not_take_is_refused():
