@@ -2,7 +2,8 @@
 
 python -m benchmarks.auditing [--peer PYTHON] [--only tight,bugs,correct,papers,hidden,peer,...]
 
-Writes benchmarks/results/auditing.json and docs/images/papers_audited.png.
+Writes benchmarks/results/auditing.json and docs/images/papers_audited.png (which ``--only plot``
+draws from the stored rows).
 """
 
 import argparse
@@ -313,6 +314,9 @@ def main():
     given = parser.parse_args()
     parts = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}
     parts["hidden"] = hidden
+    if given.only == "plot":
+        plot(json.loads(RESULT.read_text())["papers"])
+        return
     if given.peer:
         parts["peer_coverage"] = functools.partial(coverage, given.peer)
     for name in given.only.split(","):

@@ -42,11 +42,11 @@ def draw(
             style.waiting(panel, place, rows.status(name))
     panel.set_xlabel("test accuracy (%)")
     low, high = panel.get_xlim()
-    high = min(high + 0.05 * (high - low), 100.0)
-    # Words at the left take less than half of a panel.
+    high = min(high + 0.12 * (high - low), 100.0)
+    # Words at the left take up to half of a panel.
     beside = [at for name, at in zip(names, paper, strict=True) if at and not results.runs(name)]
     panel.set_xlim(
-        min([low - 0.05 * (high - low), *((at - 0.47 * high) / 0.53 for at in beside)]), high
+        min([low - 0.05 * (high - low), *((at - 0.56 * high) / 0.44 for at in beside)]), high
     )
     style.key(panel, filled="ours")
     look = {**style.mark(names[0], printed=True), **_PAPERS, "color": "0.35"}
