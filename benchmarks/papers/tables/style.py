@@ -39,7 +39,7 @@ _ALGORITHMS = {
     "adadp": (GREEN, "<>"),
     # Its two components.
     "adadp-step-only": ("#96BF00", "h"),
-    "adadp-noise-only": ("#00441B", "dD"),
+    "adadp-noise-only": ("#00441B", "dX"),
     "piadam": (PINK, "pH"),
     "pirmsprop": (BROWN, "^s"),
     "piadagrad": (GREY, "v8"),
@@ -168,7 +168,12 @@ def legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
             found.setdefault(label, handle)
     for fewer in range(columns, 0, -1) if found else ():
         made = figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=fewer, fontsize=12
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=fewer,
+            fontsize=12,
+            handlelength=3,  # room for dashes on both sides of a marker
         )
         if fewer == 1 or made.get_window_extent().width <= figure.bbox.width:
             return
