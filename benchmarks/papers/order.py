@@ -11,8 +11,10 @@ GROUPS = (
     "AdaDp: Table I, AdaL, AdaN, Figures 2 and 3",
     "repeated rows of accuracy against epsilon",
     "CIFAR-10, short",
+    "SA-DPSGD's Table 1 and Figure 4",
     "the rest",
 )
+_REST = len(GROUPS) - 1
 
 
 def group(row: Row) -> int:
@@ -26,8 +28,9 @@ def group(row: Row) -> int:
     if "-pca-" in row.name or "-features-" in row.name:
         return 3
     if "-mlp-" in row.name and "-noise-" in row.name and row.given.get("hidden") == 1_000:
-        return 2 if "figure-7" not in row.name and "1000" not in row.name else 6
-    return 6
+        return 2 if "figure-7" not in row.name and "1000" not in row.name else _REST
+    brief = "-short" in row.name or row in repeats.RATES
+    return _REST if "-mlp-" in row.name or brief else 6
 
 
 def ordered() -> dict[str, Row]:

@@ -406,8 +406,9 @@ GROUPS = {
     "mnist-mlp-adadp-noise-4": 2, "fashion_mnist-mlp-piadam-noise-8": 2,
     "mnist-mlp-pca-adadp-as-published-noise-3": 3, "cifar10-features-adadp-noise-6": 3,
     "mnist-piadam-repeated-epsilon-3": 4, "cifar10-auto-s-short": 5,
-    "mnist-mlp-1000-adadp-noise-4": 6, "mnist-mlp-piadam-figure-7-noise-8": 6,
-    "mnist-sa-dpsgd-learning-rate-1.5": 6,
+    "mnist-mlp-1000-adadp-noise-4": 7, "mnist-mlp-piadam-figure-7-noise-8": 7,
+    "mnist-sa-dpsgd-learning-rate-1.5": 6, "cifar10-auto-s": 6, "mnist-auto-s-short": 7,
+    "fashion_mnist-auto-s-rate-4": 7, "mnist-mlp-64-sa-dpsgd-claims": 7,
 }  # fmt: skip
 ALONE = """
 from benchmarks.papers.row import Row
