@@ -2,13 +2,15 @@
 
 Processor time and XLA's temporary memory of one step on a table of 300,000 rows of 16, for 512
 records of four items each: clipped sum, noise and update of SGD in one program. Programs take
-turns; medians. Where the machine is shared, set
+turns; medians, into benchmarks/results/adafest.json. Where the machine is shared, set
 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1".
 """
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ import jaxdp
 from jaxdp import optimizers
 from jaxdp.optimizers.algorithm import as_algorithm
 
+RESULTS = Path(__file__).parent / "results" / "adafest.json"
 ROWS, WIDTH, RECORDS, ITEMS = 300_000, 16, 512, 4
 
 
@@ -37,7 +40,7 @@ def ordinary(params: Any, data: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     rng = np.random.default_rng(0)
     items = np.minimum(rng.zipf(1.3, (RECORDS, ITEMS)), ROWS).astype(np.int32) - 1
@@ -78,9 +81,13 @@ def main() -> None:
             begun = time.process_time()
             jax.block_until_ready(program(params, data))
             seconds[name].append(time.process_time() - begun)
+    rows = {}
     for name, program in programs.items():
         memory = program.memory_analysis().temp_size_in_bytes / 1e6
-        print(f"{name}: {1e3 * statistics.median(seconds[name]):.1f} ms, {memory:.1f} MB")
+        each = sorted(round(1e3 * one, 1) for one in seconds[name])
+        rows[name] = {"milliseconds": statistics.median(each), "all": each, "MB": round(memory, 1)}
+        print(f"{name}: {rows[name]['milliseconds']} ms, {memory:.1f} MB")
+    RESULTS.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -400,7 +400,7 @@ def main() -> None:
     elif given.part == "hidden":
         save("hidden", hidden_rows(generated(), given.seeds, 3.0))
     else:
-        problem = generated() if given.part == "generated" else madelon(Path(given.data_dir))
+        problem = generated() if given.part == "generated" else madelon(given.data_dir)
         save(given.part, compare(problem, list(range(10, given.epochs + 1, 10)), given.seeds))
 
 

@@ -1,9 +1,7 @@
 """The problems of the block coordinate descent benchmark, scaled by public constants only."""
 
 import dataclasses
-import gzip
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -72,18 +70,12 @@ def generated() -> Problem:
     )
 
 
-def madelon(folder: Path) -> Problem:
+def madelon(data_dir: str) -> Problem:
     """NIPS-2003 Madelon: 2,000 and 600 records, 500 features around 478, two classes."""
-
-    def read(name: str) -> np.ndarray:
-        path = next(folder.glob(f"madelon_{name}*"))
-        with gzip.open(path) if path.suffix == ".gz" else open(path) as file:
-            return np.loadtxt(file)
-
-    parts = []
-    for part in ("train", "valid"):
-        x = (read(f"{part}.data") - 478) / (20 * math.sqrt(500))
-        parts.append((x.astype(np.float32), (read(f"{part}.labels") > 0).astype(int)))
+    found = datasets.load("madelon", data_dir)
+    pairs = ((found.train_x, found.train_y), (found.test_x, found.test_y))
+    # 499.5 (x + 1) are the original columns, which are to be (column - 478) / (20 √500).
+    parts = (((499.5 * x + 21.5) / (20 * math.sqrt(500)), y) for x, y in pairs)
     return Problem(*parts, (64, 64, 64), 100, 1.5, 3.0, 0.5, 0.05, 0.5)
 
 

@@ -192,6 +192,7 @@ def notebooks() -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     repository = project["urls"]["Repository"]
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
     install = INSTALL.format(name=project["name"], repository=repository).rstrip()
     wrong = []
     for path in execute.paths():
@@ -217,6 +218,7 @@ def notebooks() -> list[str]:
                 and badge in first.source.splitlines()
             ),
             "does not install from the repository": notebook.cells[1].source == install,
+            "opens in Colab from no line of docs/index.md": f"({BADGE}/{address})" in index,
             "is not tidy": nbformat.writes(execute.tidied(notebook)) == before,
         }
         wrong += [f"{path.name}: {words}" for words, holds in said.items() if not holds]

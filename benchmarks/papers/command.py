@@ -84,11 +84,15 @@ _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row
 
 @reproduce.command("list")
 def list_rows() -> None:
-    """List the rows, in the order of the queue, with estimated times on two cores."""
+    """List the rows, in the order of the queue, with estimated times on two cores.
+
+    "× 5": so many runs are wanted.
+    """
     from benchmarks.papers import cost, order
 
     for row in order.ordered().values():
-        click.echo(f"{row.name:56}{cost.shown(row):>8}  {row.paper}".rstrip())
+        often = f" × {row.runs}" if row.runs > 1 else ""
+        click.echo(f"{row.name:56}{cost.shown(row):>8}{often:4}  {row.paper}".rstrip())
 
 
 @reproduce.command()
@@ -151,7 +155,7 @@ def status(results: Path, out: Path) -> None:
                     else ""
                 )
                 + (f"  accepted {rate:.1%}" if rate is not None else "")
-                + f"  {row['seconds']:.0f} s"
+                + f"  {row['seconds']:.0f} s, {row['machine']}"
             )
         numbers = [number for (of, number) in finished if of == name]
         further = queue.folder_name(name, max(numbers, default=0) + 1)

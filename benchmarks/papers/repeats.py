@@ -53,7 +53,9 @@ def row_name(algorithm: str, epsilon: float) -> str:
     return f"mnist-{algorithm}-repeated-epsilon-{epsilon:g}"
 
 
-def _row(name: str, dataset: str, algorithm: str, rate: float, epsilon: float) -> Row:
+def _row(
+    name: str, dataset: str, algorithm: str, rate: float, epsilon: float, runs: int = 1
+) -> Row:
     return Row(
         name,
         dataset,
@@ -63,6 +65,7 @@ def _row(name: str, dataset: str, algorithm: str, rate: float, epsilon: float) -
             "learning_rate": rate,
             "epsilon": epsilon,
         },
+        runs=runs,
     )
 
 
@@ -72,7 +75,7 @@ RATES = tuple(
     for rate in rates
 )
 ROWS = tuple(
-    _row(row_name(algorithm, epsilon), "mnist", algorithm, CHOSEN[algorithm], epsilon)
+    _row(row_name(algorithm, epsilon), "mnist", algorithm, CHOSEN[algorithm], epsilon, LEAST_RUNS)
     for algorithm in REPEATED
     for epsilon in EPSILONS
 )

@@ -69,6 +69,7 @@ class Row:
         paper: the paper's accuracy and where it stands, or "".
         accepted: the number of accepted candidates with which the run ends, or None; its steps are
             then the most that it may take.
+        runs: how many of it a page wants.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Row:
     given: dict[str, Any]
     paper: str = ""
     accepted: int | None = None
+    runs: int = 1
 
     def config(self) -> RunConfig:
         """The resolved configuration."""

@@ -184,9 +184,18 @@ def audit_algorithm(
         chunk: runs at once.
         residuals: test the noise as well, see ``jaxdp.audit.audit_noise``, on further runs,
             at most 3,000 in each world; an audit at ``confidence`` of its own.
+
+    Raises:
+        ValueError: a number is out of range, or the algorithm has a sum of its own.
     """
     if seed is not None:
         arguments.integer("seed", seed, least=0)
+    if algorithm.is_of_own_sum:
+        raise ValueError(
+            "algorithm must sum the gradients of a tiny network to be audited by it, got one with "
+            "a sum of its own (dp_zo, dp_adafest): audit a run of it, "
+            'jaxdp.Run(..., canaries=records, canary_scores="last")'
+        )
     steps = arguments.integer("steps", steps, least=1)
     runs = arguments.integer("runs", runs, least=10)
     chunk = arguments.integer("chunk", chunk, least=1)

@@ -20,6 +20,7 @@ from jax.extend import core
 
 from jaxdp.audit.examined import QUICK, Examined
 from jaxdp.audit.findings import Finding
+from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.ghost import program
 from jaxdp.clipping.rules import Clip
 from jaxdp.mechanism import Mechanism
@@ -248,6 +249,8 @@ def rehearse(e: Examined, seconds: float = 12.0) -> Rehearsal:
     left_out = ""
     if e.optimizer is None:
         left_out = "the optimizer is not known"
+    elif type(e.grad_fn) is not ClippedGrad:
+        left_out = "the algorithm has a sum of its own"
     elif len(e) < _FEWEST:
         left_out = f"it needs at least {_FEWEST} records"
     elif size > _LARGEST:

@@ -128,7 +128,8 @@ def audit_noise(
 
     Raises:
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
-            no noise, samples a fixed size, or names a leak: it releases no sum plus noise then.
+            no noise, samples a fixed size, names a leak or has a sum of its own: it releases
+            no sum plus noise then.
     """
     steps = arguments.integer("steps", steps, least=1)
     runs = arguments.integer("runs", runs, least=1)
@@ -212,6 +213,11 @@ def _noise_multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     if mechanism.leak:
         raise ValueError(
             f"algorithm must release noisy sums alone, got one that leaks: {mechanism.leak}"
+        )
+    if algorithm.is_of_own_sum:
+        raise ValueError(
+            "algorithm must release noisy sums of its loss's clipped gradients, got one with a "
+            "sum of its own (dp_zo, dp_adafest)"
         )
     found = noise_multipliers(algorithm, steps)[:, 0]
     if not np.all(found > 0):

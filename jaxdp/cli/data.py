@@ -31,7 +31,7 @@ def list_() -> None:
     "--source",
     type=Filled(),
     required=True,
-    help="Folder with the original files, in mnist/, fashion-mnist/, cifar-10-webp/, pums/.",
+    help="Folder with the original files: mnist/, fashion-mnist/, cifar-10-webp/, pums/, madelon/.",
 )
 @click.option(
     "--data-dir",
@@ -46,7 +46,7 @@ def prepare(names: tuple[str, ...], source: Path, data_dir: Path) -> None:
     originals/mnist/train-images-idx3-ubyte.gz. Example:
 
     \b
-      jaxdp data prepare mnist pums --source originals --data-dir ~/tensorflow_datasets
+      jaxdp data prepare mnist madelon --source originals --data-dir ~/tensorflow_datasets
     """
     from jaxdp import data as datasets
 

@@ -69,7 +69,7 @@ def _builder(
     chosen: DatasetSpec, splits: dict[str, sources.Arrays], data_dir: str | os.PathLike[str]
 ) -> tfds.core.GeneratorBasedBuilder:
     image = len(chosen.example_shape) == 3
-    features = tfds.features.FeaturesDict(_features(chosen, image))
+    features = tfds.features.FeaturesDict(_features(chosen, splits["train"][0].dtype))
 
     class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         name = chosen.name
@@ -91,12 +91,12 @@ def _builder(
     return Builder(data_dir=data_dir, file_format="array_record")
 
 
-def _features(chosen: DatasetSpec, image: bool) -> dict[str, Any]:
+def _features(chosen: DatasetSpec, dtype: np.dtype) -> dict[str, Any]:
     label = tfds.features.ClassLabel(num_classes=chosen.num_classes)
-    if image:
+    if len(chosen.example_shape) == 3:
         # As tensorflow-datasets' own builders declare it, so that both are read alike.
         return {"image": tfds.features.Image(shape=chosen.example_shape), "label": label}
-    tensor = tfds.features.Tensor(shape=chosen.example_shape, dtype=np.uint8, encoding="bytes")
+    tensor = tfds.features.Tensor(shape=chosen.example_shape, dtype=dtype, encoding="bytes")
     return {"features": tensor, "label": label}
 
 

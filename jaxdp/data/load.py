@@ -24,8 +24,8 @@ class Dataset:
 
     Attributes:
         spec: its public constants.
-        train_x: float32 [n, *example_shape], scaled by public constants to [0, 1] (images) or to
-            {-1, 1} (census columns). Sensitive.
+        train_x: float32 [n, *example_shape], scaled by public constants to [0, 1] (images), to
+            {-1, 1} (census columns) or to [-1, 1] (Madelon). Sensitive.
         train_y: int32 [n]. Sensitive.
         test_x: float32 [m, *example_shape]; assumed public.
         test_y: int32 [m]; assumed public.
@@ -64,7 +64,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         folder = os.path.expanduser(data_dir or os.environ.get("TFDS_DATA_DIR", DEFAULT_DATA_DIR))
         splits = {split: _read(chosen, folder, split) for split in ("train", "test")}
     (train_x, train_y), (test_x, test_y) = splits["train"], splits["test"]
-    return Dataset(chosen, _scaled(train_x), train_y, _scaled(test_x), test_y)
+    return Dataset(chosen, _scaled(chosen, train_x), train_y, _scaled(chosen, test_x), test_y)
 
 
 def _digits(chosen: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -139,7 +139,6 @@ def _fetch(chosen: DatasetSpec, data_dir: str, split: str):  # type: ignore[no-u
         ) from error
 
 
-def _scaled(x: np.ndarray) -> np.ndarray:
-    if x.ndim == 4:
-        return x.astype(np.float32) / np.float32(255)
-    return 2 * x.astype(np.float32) - 1
+def _scaled(chosen: DatasetSpec, x: np.ndarray) -> np.ndarray:
+    shares = x.astype(np.float32) / np.float32(chosen.largest)
+    return shares if x.ndim == 4 else 2 * shares - 1

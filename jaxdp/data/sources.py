@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def read(spec: DatasetSpec, source: Path) -> dict[str, Arrays]:
     """The splits {"train", "test"} of (x, labels) from the files under ``source``.
 
     Returns:
-        Images as uint8 [n, h, w, c], the census columns as uint8 [n, 9]; labels int64 [n].
+        Images as uint8 [n, h, w, c], the census columns as uint8 [n, 9], Madelon's as uint16
+        [n, 500]; labels int64 [n].
 
     Raises:
         ValueError: a file is missing or damaged; it is named.
@@ -42,7 +44,9 @@ def read(spec: DatasetSpec, source: Path) -> dict[str, Arrays]:
     if spec.name == "cifar10":
         return _read_cifar(spec.files, source)
     contents = [_checked(source, file) for file in spec.files]
-    return _read_pums(spec, contents[0]) if spec.name == "pums" else _read_idx(spec, contents)
+    if spec.name == "pums":
+        return _read_pums(spec, contents[0])
+    return _read_pairs(spec, [(_numbers if spec.name == "madelon" else _idx)(c) for c in contents])
 
 
 def _checked(source: Path, file: SourceFile) -> bytes:
@@ -52,10 +56,16 @@ def _checked(source: Path, file: SourceFile) -> bytes:
 
 
 def _bytes(source: Path, file: SourceFile) -> bytes:
-    path = source / file.path
-    if not path.is_file():
+    path, zipped = source / file.path, source / f"{file.path}.gz"
+    if path.is_file():
+        return path.read_bytes()
+    if not zipped.is_file():
         raise ValueError(f"source must hold {file.path}, but {path} is missing")
-    return path.read_bytes()
+    content = zipped.read_bytes()
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{zipped} is damaged: it must be gzipped, got {error}") from error
 
 
 def _check_md5(source: Path, file: SourceFile, data: bytes) -> None:
@@ -66,13 +76,18 @@ def _check_md5(source: Path, file: SourceFile, data: bytes) -> None:
         )
 
 
-def _read_idx(spec: DatasetSpec, contents: list[bytes]) -> dict[str, Arrays]:
-    arrays = [_idx(content) for content in contents]
+def _read_pairs(spec: DatasetSpec, arrays: list[np.ndarray]) -> dict[str, Arrays]:
     train, test = arrays[:2], arrays[2:]
     return {
-        name: (images.reshape(-1, *spec.example_shape), labels.astype(np.int64))
-        for name, (images, labels) in (("train", train), ("test", test))
+        name: (x.reshape(-1, *spec.example_shape), labels.astype(np.int64))
+        for name, (x, labels) in (("train", train), ("test", test))
     }
+
+
+def _numbers(content: bytes) -> np.ndarray:
+    """The numbers of a text, a line a record; its labels, -1 and 1, as 0 and 1."""
+    table = np.loadtxt(io.BytesIO(content), np.int64)
+    return table.astype(np.uint16) if table.ndim == 2 else (table + 1) // 2
 
 
 def _idx(content: bytes) -> np.ndarray:

@@ -47,6 +47,9 @@ class CountedGrad(ClippedGrad):
     It is ``ClippedGrad`` of a loss with one parameter more for each row, clipped in two groups: the
     guarantee, rounding included, is that of ``jaxdp.clipping.per_layer``.
 
+    ``ClipInfo.norms`` are those of both together, a row that is touched counting as C z_g / (z_c
+    count_clip_norm) (see ``dp_adafest``), and ``ClipInfo.clipped`` is True where either was.
+
     Attributes:
         table: a part of the path that the table's alone has.
         groups: the rule of both; ``rule`` is that of the gradient, where it alone is asked of.
@@ -132,7 +135,10 @@ def dp_adafest(
             and Adam move it on, by what they keep of earlier releases.
         table: a part of the path of the table [rows, ...], such as "items"; it must be trained.
         rows: of one example, as the loss is given it (without parameters and key), the integer
-            positions of the rows that it touches, of any shape; those out of range count as none.
+            positions of the rows that it touches, of any shape; those out of range count as none,
+            so padding within a record must be -1. Of a ``User`` it gives those of all records:
+            ``jaxdp.sampling.users`` pads by a record once more, which touches no other row; where a
+            source of your own pads with something else, give -1 where ``present`` is False.
         threshold: of the noisy counts.
         cap: public; the most rows that a step updates, for which memory is planned.
         count_noise_multiplier: z_c, of each count, over ``count_clip_norm``; None takes five times
@@ -180,9 +186,10 @@ def dp_adafest(
             if not isinstance(params, Counted):  # who looks at the loss itself
                 return loss_fn(params, *example, **named)
             result = loss_fn(params.at, *example, **named)
-            own = {name: value for name, value in named.items() if name != plain.form.rng}
+            by_place = zip(plain.form.names, example, strict=True)
+            own = [value for name, value in by_place if name != plain.form.rng]
             # A one for each row, however often it is there.
-            ids = jnp.sort(jnp.ravel(rows(*example, **own)).astype(jnp.int32))
+            ids = jnp.sort(jnp.ravel(rows(*own)).astype(jnp.int32))
             each = jnp.where((ids >= 0) & (ids < params.touched.size), scale, 0.0)
             each = each.at[1:].multiply(jnp.where(ids[1:] != ids[:-1], 1.0, 0.0))
             touched = jnp.vdot(each, params.touched[jnp.maximum(ids, 0)])

@@ -122,6 +122,11 @@ class Algorithm:
                         "algorithm that has one. Take SGD, momentum or Adam"
                     )
 
+    @property
+    def is_of_own_sum(self) -> bool:
+        """True where what is clipped and summed is no gradient, but what ``noise`` alone opens."""
+        return self.gradient is not None and self.noise is not None
+
     def on(self, source: PyTree) -> "Algorithm":
         """The algorithm for a source, which may be a part of the records; see ``Mechanism.on``."""
         made = self.mechanism.on(source)

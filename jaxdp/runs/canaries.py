@@ -92,6 +92,12 @@ def found(
         )
     if processes.count() > 1:
         raise ValueError(f"canaries must be 0 in several processes, got {shown}")
+    if not last and algorithm.is_of_own_sum and algorithm.direction is None:
+        raise ValueError(
+            'canaries must be records scored at the end (canaries=records, canary_scores="last") '
+            "for an algorithm that reads each record itself (dp_adafest), for a gradient has none, "
+            f"and not all of a noisy sum is released; got {shown}"
+        )
     require_auditable(algorithm, records=not (counted or last))
     if isinstance(grad_fn, ClippedGrad):
         size = None if rows == "auto" else rows

@@ -49,6 +49,14 @@ _RECIPES: dict[str, dict[str, Any]] = {
         "learning_rate": 1.0,
         "l2_clip_norm": 0.5,
     },
+    # Those of PUMS, with the batch of `_recipe_of_own`.
+    "madelon": {
+        "model": "logistic",
+        "batch_size": 250,
+        "steps": 200,
+        "learning_rate": 1.0,
+        "l2_clip_norm": 0.5,
+    },
 }
 
 
@@ -115,6 +123,7 @@ _BEST: dict[str, tuple[dict[str, Any], Origin]] = {
     "fashion_mnist": ({"features": "two_layers"}, _SCENES),
     "cifar10": ({"features": "two_layers_mirrored"}, _SCENES),
     "pums": ({}, Origin("jaxdp's own logistic regression", _IN_PART)),
+    "madelon": ({}, Origin("jaxdp's own logistic regression, with the numbers of pums", _NOT)),
 }
 _OWN = Origin("jaxdp's usual numbers for data of your own: ten epochs of a small network", _NOT)
 

@@ -215,9 +215,17 @@ class PrivateStep:
                 other parameters.
         """
         # The sum tells which are trained where it has their structure, and no other gradient does.
-        trained = (
-            like(summed.value, params) if self.grad_fn is None else self.grad_fn.trained(params)
-        )
+        if self.grad_fn is not None:
+            trained = self.grad_fn.trained(params)
+        else:
+            try:
+                trained = like(summed.value, params)
+            except ValueError as error:
+                raise ValueError(
+                    "summed must have the structure of params for jaxdp.compile_update, got "
+                    f"{type(summed.value).__name__} for {type(params).__name__}: of an algorithm "
+                    "with a sum of its own (dp_adafest, dp_zo) take jaxdp.Trainer or jaxdp.Run"
+                ) from error
         first, last = opt_state
         if summed.leaked is not None:
             extra["leaked"] = summed.leaked

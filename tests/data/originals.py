@@ -55,6 +55,26 @@ def pums(folder, rng, rows=50):
     return spec, dict(zip(_CSV_COLUMNS, table.T, strict=True))
 
 
+def madelon(folder, rng, train=30, test=10):
+    """Of each pair of files one is gzipped; the checksums are of what is inside."""
+    files, arrays = {}, []
+    for file, rows in zip(SPECS["madelon"].files, (train, train, test, test), strict=True):
+        of_labels = file.path.endswith("labels")
+        table = (
+            rng.integers(0, 2, rows) * 2 - 1 if of_labels else rng.integers(0, 1_000, (rows, 500))
+        )
+        arrays.append(table)
+        lines = (" ".join(map(str, np.atleast_1d(row))) + " \n" for row in table)
+        files[file.path] = "".join(lines).encode()
+    spec = dataclasses.replace(
+        SPECS["madelon"], files=write(folder, files), dataset_size=train, test_size=test
+    )
+    for path in list(files)[::2]:
+        (folder / path).unlink()
+        (folder / f"{path}.gz").write_bytes(gzip.compress(files[path]))
+    return spec, arrays
+
+
 def mosaic(rng):
     """One CIFAR-10 batch as a lossless mosaic, and its 10,000 tiles."""
     tiles = np.zeros((10_000, 32, 32, 3), np.uint8)

@@ -1,6 +1,7 @@
 """Data sets: read from their original files, prepared, loaded, or of a file of one's own."""
 
 import dataclasses
+import gzip
 import hashlib
 import io
 
@@ -39,7 +40,7 @@ def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path):
     refused(r"a\.webp is damaged", sources.read, spec(two), tmp_path)
 
 
-def test_idx_files_and_the_census_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
+def test_the_original_files_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
     spec, arrays = originals.mnist(tmp_path, np.random.default_rng(0))
     splits = sources.read(spec, tmp_path)
     for name, (images, labels) in arrays.items():
@@ -70,6 +71,20 @@ def test_idx_files_and_the_census_are_read_and_a_damaged_or_missing_one_is_named
     lines[1] = ",".join([*cells[:2], "2", *cells[3:]])
     files = originals.write(tmp_path, {path: "\n".join(lines).encode()})
     refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
+    # Madelon's: a gzipped file is checked by what is inside, and must be whole.
+    spec, _ = originals.madelon(tmp_path, np.random.default_rng(0))
+    zipped = tmp_path / f"{spec.files[0].path}.gz"
+    whole = zipped.read_bytes()
+    for content, words in (
+        (gzip.compress(gzip.decompress(whole) + b" "), "train.data is damaged: its md5 must be"),
+        (whole[:-9], r"train\.data\.gz is damaged: it must be gzipped, got Compressed file ended"),
+        (whole[:99] + b"ab" + whole[101:], r"train\.data\.gz is damaged: it must be gzipped, got"),
+        (b"1 2 3", r"train\.data\.gz is damaged: it must be gzipped, got Not a gzipped file"),
+    ):
+        zipped.write_bytes(content)
+        refused(words, sources.read, spec, tmp_path)
+    zipped.unlink()
+    refused(r"train\.data is missing", sources.read, spec, tmp_path)
 
 
 def sort_rows(x, y):
@@ -77,11 +92,12 @@ def sort_rows(x, y):
     return rows[np.lexsort(rows.T)]
 
 
-def test_images_and_census_rows_survive_the_round_trip(tmp_path, monkeypatch):
+def test_images_and_tables_survive_the_round_trip(tmp_path, monkeypatch):
     rng, folder = np.random.default_rng(1), tmp_path / "tfds"
     mnist, arrays = originals.mnist(tmp_path / "originals", rng)
     pums, table = originals.pums(tmp_path / "originals", rng)
-    for name, spec in (("mnist", mnist), ("pums", pums)):
+    madelon, parts = originals.madelon(tmp_path / "originals", rng)
+    for name, spec in (("mnist", mnist), ("pums", pums), ("madelon", madelon)):
         monkeypatch.setitem(SPECS, name, spec)
         data.prepare(name, tmp_path / "originals", folder)
     loaded = data.load("mnist", folder)
@@ -94,6 +110,14 @@ def test_images_and_census_rows_survive_the_round_trip(tmp_path, monkeypatch):
     assert set(np.unique(loaded.train_x)) == {-1.0, 1.0}
     assert len(loaded.train_y) == 40
     assert loaded.train_y.sum() + loaded.test_y.sum() == (1 - table["employed"]).sum()
+    loaded = data.load("madelon", folder)
+    for x, y, column, label in (
+        (loaded.train_x, loaded.train_y, *parts[:2]),
+        (loaded.test_x, loaded.test_y, *parts[2:]),
+    ):
+        np.testing.assert_array_equal(
+            sort_rows(np.round((x + 1.0) * 499.5), 2 * y - 1), sort_rows(column, label)
+        )
     # Preparing twice does nothing, and needs no source.
     made = builders.prepared_folder(SPECS["pums"], folder)
     before = made.stat().st_mtime

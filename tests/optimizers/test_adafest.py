@@ -241,6 +241,76 @@ def test_a_map_is_as_exact_for_a_table_as_long_as_a_language_has_words():
         np.testing.assert_array_equal(short, long)
 
 
+def with_key(params, key, ids, y):
+    return loss(params, ids, y) + 0.0 * jax.random.normal(key)
+
+
+def of_record(params, record):
+    return loss(params, *record)
+
+
+def test_rows_is_given_no_key_and_padding_of_a_user_touches_no_row_more():
+    def with_key(params, key, ids, y):
+        return loss(params, ids, y) + 0.0 * jax.random.normal(key)
+
+    augmented = jaxdp.augmented(of_record, lambda record, key: record, 2)
+    of_user = jaxdp.clipping.user_loss(loss, "sum")
+    users = jaxdp.sampling.users((IDS, Y), np.arange(MANY), 3)  # two of three are padding
+    users, key = users.gather(np.arange(MANY), np.ones(MANY, bool)), jax.random.key(0)
+    plain = gradient_of(adafest()).with_info(PARAMS, (IDS, Y), "all")[0].value
+    for loss_fn, rows, *given in (
+        (with_key, touched, (IDS, Y), "all", key),
+        (augmented, lambda record: record[0], (IDS, Y), "all", key),
+        (of_user, lambda user: user.records[0], users, "all"),
+    ):
+        found, _ = gradient_of(adafest(rows=rows), loss_fn).with_info(PARAMS, *given)
+        for mine, other in zip(*map(jax.tree.leaves, (found.value, plain)), strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+def test_norms_are_of_gradient_and_map_together():
+    algorithm = adafest()
+    _, info = gradient_of(algorithm).with_info(PARAMS, (IDS, Y), "all")
+    made = jaxdp.clipped_grad(loss, jaxdp.clip(C), trainable=lambda p: "frozen" not in p)
+    alone = made.with_info(PARAMS, (IDS, Y), "all")[1]
+    z = algorithm.mechanism.multipliers(0)
+    each = C * z["gradient"] / z["votes"] / C_COUNT
+    count = np.array([len(np.unique(ids[ids >= 0])) for ids in IDS])
+    np.testing.assert_allclose(info.norms, np.sqrt(alone.norms**2 + each**2 * count), rtol=1e-5)
+    np.testing.assert_array_equal(info.clipped, alone.clipped | (np.sqrt(count) > C_COUNT))
+
+
+def test_audits_that_add_records_of_their_own_are_refused_and_records_scored_at_the_end_work(
+    tmp_path,
+):
+    algorithm, worlds = adafest(), jaxdp.audit.Worlds(of_record, PARAMS, (IDS, Y))
+    run = functools.partial(
+        jaxdp.Run, tmp_path / "r", loss, algorithm, source=(IDS, Y), params=PARAMS, delta=1e-3
+    )
+    sampler, tx = algorithm.mechanism.sampler(MANY), algorithm.chain()
+    params = {key: PARAMS[key] for key in ("items", "w")}
+    grad_fn = algorithm.clipped_grad(lambda p, ids, y: loss({**p, "frozen": jnp.ones(2)}, ids, y))
+    summed = grad_fn(params, (IDS, Y), draw := sampler.draw())
+    update = functools.partial(jaxdp.compile_update(tx), params, tx.init(params), summed)
+    own = "a sum of its own .*dp_adafest"
+    all_refused(
+        [
+            ("canaries must be records scored at the end .* got 5", lambda: run(canaries=5)),
+            ("scored at the end .* got records", lambda: run(canaries=(IDS, Y))),
+            (own, lambda: jaxdp.audit.audit_algorithm(algorithm, 1, 1e-3)),
+            (own, lambda: jaxdp.audit.audit_noise(algorithm, worlds, 1)),
+            (f"{own}.* take jaxdp.Trainer or jaxdp.Run", update),
+        ]
+    )
+    assert not draw.ticket.spent
+    assert not (tmp_path / "r").exists()
+    last = run(canaries=(IDS[:4], Y[:4]), canary_scores="last")
+    last.fit(1)
+    assert not last.audit().broken
+    said = str(jaxdp.audit.diagnose(loss, PARAMS, (IDS, Y), algorithm, public=(IDS, Y)))
+    assert "no rehearsal: the algorithm has a sum of its own" in said
+
+
 def test_what_it_does_not_take_is_refused():
     made = functools.partial(functools.partial, adafest)
     schedule = jaxdp.schedules.from_multipliers([1.0, 2.0])

@@ -91,7 +91,7 @@ def _lines(results: Results, dataset: str, name: str) -> list[list[str]]:
     shared = [
         SHOWN[name],
         f"{paper:.2f} %" if paper else "–",
-        ", ".join(rows.percent(share) for share in before) or rows.MISSING,
+        rows.mean_and_spread(before)[0] if before else rows.status(f"{dataset}-{name}"),
     ]
     row = f"{dataset}-{name}-until-accepted"
     found = results.runs(row)

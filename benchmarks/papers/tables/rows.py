@@ -23,6 +23,8 @@ COLUMNS = (
     "run",
     "machine",
 )
+# The same of all runs of a row, in one line.
+SUMMED = (*COLUMNS[:-2], "runs", "machine")
 EPSILONS_LEGEND = (
     "*Claimed*: by the paper's own formula, where it claims another number than the proven one. "
     "*Proven*: what jaxdp guarantees for everything that the run released (∞: nothing). "
@@ -36,6 +38,10 @@ NEEDED = (
     *("steps", "steps_timed", "machine"),
 )
 LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed algorithm took."
+SUMMED_LEGEND = (
+    "A row that ran several times is one line: mean ± standard deviation, the largest claimed and "
+    "proven ε, the first audit, the mean share accepted; runs and their mean seconds by machine."
+)
 MISSING = "not run"
 
 
@@ -71,6 +77,33 @@ def lines(results: Results, name: str) -> list[list[str]]:
     if found:
         return [cells(line) for line in found]
     return [[f"`{name}`", status(name), *[""] * (len(COLUMNS) - 2)]]
+
+
+def summed(results: Results, name: str) -> list[str]:
+    """The cells of ``SUMMED`` of a row; without a run they say so."""
+    found = results.runs(name)
+    return sum_of(found) if found else lines(results, name)[0]
+
+
+def sum_of(found: Sequence[ResultRow]) -> list[str]:
+    """The cells of ``SUMMED`` of the runs of a row, one or more."""
+    of: dict[str, list[ResultRow]] = {}
+    for line in found:
+        of.setdefault(line["machine"], []).append(line)
+    claims = [line["claimed_epsilon"] for line in found if line["claimed_epsilon"] is not None]
+    audits = [line["audited_epsilon"] for line in found if line.get("audited_epsilon") is not None]
+    rates = [line["acceptance_rate"] for line in found if line["acceptance_rate"] is not None]
+    return [
+        f"`{found[0]['name']}`",
+        mean_and_spread([line["test_accuracy"] for line in found])[0],
+        shown_epsilon(max(claims, key=float, default=None)),
+        shown_epsilon(max((line["proven_epsilon"] for line in found), key=float)),
+        shown_audited(next(iter(audits), None)),
+        shown_rate(statistics.mean(rates) if rates else None),
+        "; ".join(map(mean_seconds, of.values())),
+        " + ".join(str(len(lines)) for lines in of.values()),
+        "; ".join(of),
+    ]
 
 
 def status(name: str) -> str:
@@ -128,6 +161,19 @@ def shown_seconds(line: ResultRow) -> str:
     text = f"{line['seconds']:.0f}" if line["seconds"] >= 10 else f"{line['seconds']:.1f}"
     timed, steps = line.get("steps_timed", line["steps"]), line["steps"]
     return text if timed == steps else f"{text} (last {timed:,} of {steps:,} steps)"
+
+
+def mean_seconds(lines: Sequence[ResultRow]) -> str:
+    """Of the runs that one clock timed as a whole; where there is none, of the first."""
+    whole = [x for x in lines if x.get("steps_timed", x["steps"]) == x["steps"]]
+    if not whole:
+        return shown_seconds(lines[0])
+    return shown_seconds({**whole[0], "seconds": statistics.mean(x["seconds"] for x in whole)})
+
+
+def on_cpu(line: ResultRow) -> bool:
+    """False of a row whose seconds say nothing of two cores."""
+    return line["machine"].endswith(", cpu")
 
 
 def accuracies(results: Results, name: str) -> list[float]:

@@ -1,5 +1,6 @@
 """SA-DPSGD's Table 3: the epsilon at which a run first reaches an accuracy."""
 
+import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -86,7 +87,8 @@ def page(results: Results) -> Page:
             "needs a privacy filter (`acc.RenyiFilter`), which costs some more.",
             "*Short* rows stand in where the 40-epoch row has not been run or its curve was not "
             "kept: about five epochs with less noise, so that their epsilon rises faster.",
-            rows.LEGEND,
+            f"{rows.LEGEND} {rows.SUMMED_LEGEND} *Reached at*, *by its accountant* and *proven* "
+            "are then of the runs that reached the accuracy.",
         ),
         (
             Plot(
@@ -137,20 +139,20 @@ def _section(results: Results, dataset: str) -> Section:
                 "–" if paper is None else "> 6" if paper[place] is None else f"{paper[place]:.2f}"
             )
             found = with_curve(results, name)
-            for line in found:
-                body.append([f"{level} %", shown, printed, *_reached(line, level)])
-            if not found:
+            if found:
+                body.append([f"{level} %", shown, printed, *_reached(found, level)])
+            else:
                 empty = [""] * len(rows.COLUMNS)
                 body.append([f"{level} %", shown, printed, f"`{name}`", rows.status(name), *empty])
     headers = (
         "accuracy",
         "algorithm",
         "paper's ε",
-        rows.COLUMNS[0],
+        rows.SUMMED[0],
         "reached at",
-        rows.COLUMNS[1],
+        rows.SUMMED[1],
         "by its accountant",
-        *rows.COLUMNS[2:],
+        *rows.SUMMED[2:],
     )
     return Section(
         spec(dataset).title,
@@ -168,28 +170,43 @@ def _printed_as(algorithm: str) -> str:
     return "sa-dpsgd-as-published" if until else algorithm
 
 
-def _reached(line: ResultRow, level: float) -> list[str]:
-    cells = rows.cells(line)
-    at = crossing(line, level)
-    if at is None:
-        why = "not reached" if line.get("curve") else "not at its end; curve not kept"
+def _reached(found: list[ResultRow], level: float) -> list[str]:
+    """The cells of a row's runs; where some of several reached the level, means of these."""
+    cells = rows.sum_of(found)
+    reached = [(line, *at) for line in found if (at := crossing(line, level))]
+    kept = found[0].get("curve")
+    if not reached:
+        why = "not reached" if kept else "not at its end; curve not kept"
         return [cells[0], why, cells[1], "–", cells[2], "–", *cells[4:]]
-    step, epsilon = at
-    accuracy = next(a for s, _, a in curve_of(line) if s == step)
-    kept = "" if line.get("curve") else " or before; curve not kept"
+    first, last = min(step for _, step, _ in reached), max(step for _, step, _ in reached)
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    often = f", {len(reached)} of {len(found)} runs" if len(found) > 1 else ""
+    ends = [next(a for s, _, a in curve_of(line) if s == step) for line, step, _ in reached]
     return [
         cells[0],
-        f"step {step:,} of {line['steps']:,}{kept}",
-        rows.percent(accuracy),
-        by_its_accountant(line, step),
+        f"{steps} of {found[0]['steps']:,}{'' if kept else ' or before; curve not kept'}{often}",
+        rows.mean_and_spread(ends)[0],
+        _mean([by_its_accountant(line, step) for line, step, _ in reached]),
         cells[2],
-        rows.shown_epsilon(epsilon),
+        _mean([float(epsilon) for _, _, epsilon in reached]),
         *cells[4:],
     ]
 
 
-def by_its_accountant(line: ResultRow, step: int) -> str:
-    """The epsilon that Theorem 1 gives up to a step; of an annealed run, of its accepted steps."""
+def _mean(found: list[float | str]) -> str:
+    """Of epsilons, with their standard deviation; the word of one that is no number."""
+    numbers = [each for each in found if not isinstance(each, str)]
+    if not numbers:
+        return str(found[0])
+    shown = rows.shown_epsilon(statistics.mean(numbers))
+    return f"{shown} ± {statistics.stdev(numbers):.3f}" if len(numbers) > 1 else shown
+
+
+def by_its_accountant(line: ResultRow, step: int) -> float | str:
+    """The epsilon that Theorem 1 gives up to a step; of an annealed run, of its accepted steps.
+
+    A word where there is none.
+    """
     name, charged = line.get("algorithm", ""), step
     if name.startswith("sa-dpsgd"):
         counts = line.get("accepted_by")
@@ -201,7 +218,7 @@ def by_its_accountant(line: ResultRow, step: int) -> str:
     config = ROWS[line["name"]].config()
     rate, noise = config.batch_size / config.dataset_size, line["noise_multiplier"]
     claim = claims.sa_dpsgd_theorem_1(rate, noise, charged, config.delta)
-    return rows.shown_epsilon(claim.value)
+    return claim.value
 
 
 def _at_its_noise(results: Results) -> Section:

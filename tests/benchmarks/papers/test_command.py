@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 
 import pytest
@@ -105,6 +106,8 @@ def test_an_interrupted_row_goes_on_and_says_so(go, tmp_path, capsys, monkeypatc
     (row,) = json.loads((tmp_path / "results.json").read_text())
     assert row["steps"] == 4
     assert seen == [0, 1, 2, 3]  # the second command went on with it
+    go("status", *PLACES)
+    assert f" s, {os.cpu_count()} cores, cpu\n" in capsys.readouterr().out
     assert go("run", "tiny", *PLACES) == 0  # nothing is left
 
 

@@ -100,6 +100,12 @@ def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_pat
     text = text_of("table3", results(tmp_path, row))
     assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
     assert "not reached" in text
+    # Several runs are one line: means of those that got there, and how many did.
+    late = {**row, "run": 2, "curve": [[10, 0.5, 0.9], [20, 0.9, 0.95]]}
+    never = {**row, "run": 3, "curve": [[10, 0.5, 0.9]]}
+    text = text_of("table3", results(tmp_path, row, late, never))
+    told = "step 20 of 100, 2 of 3 runs | 95.05 ± 0.07 % | – | 1.235 | 0.900 ± 0.000 |"
+    assert f"`mnist-dp-sgd-tanh` | {told}" in text
     # A run until accepted is compared with the paper's own.
     until = "SA-DPSGD, as published, momentum 0.9, until accepted"
     name = "mnist-sa-dpsgd-as-published-momentum-until-accepted"
@@ -130,17 +136,23 @@ def test_what_is_left_is_every_row_without_its_runs_and_what_a_row_until_accepte
     assert sorted(row.name for of in groups.values() for row in of) == sorted(ROWS)
     names = ("mnist-auto-s-short", "mnist-auto-s", "mnist-mlp-adadp-noise-4")
     runs = [line("mnist-auto-s-short", run=n, seconds=3_600) for n in (1, 2)]
-    found = results(tmp_path, *runs, *map(line, names[1:]))
-    assert [left.missing(found, name) for name in names] == [1, 0, 0]
-    assert left.missing(found, "mnist-piadam-repeated-epsilon-3") == 3
-    missing = [name for name in order.ordered() if len(found.runs(name)) < left.wanted(name)]
+    gpu = {"machine": "16 cores, NVIDIA H100 80GB HBM3", "seconds": 3_600 - 12}
+    found = results(tmp_path, *runs, line(names[1]), line(names[2], **gpu))
+    assert [left.missing(found, ROWS[name]) for name in names] == [1, 4, 0]
+    assert left.missing(found, ROWS["mnist-piadam-repeated-epsilon-3"]) == 3
+    missing = [name for name, row in order.ordered().items() if left.missing(found, row)]
     text = text_of("left", found)
     assert [x.split("`")[1] for x in text.splitlines() if "| `" in x] == missing
-    assert len(missing) == len(ROWS) - 2
+    assert len(missing) == len(ROWS) - 1
     told = {row[0]: row for row in left.page(found).sections[0].table.rows}
     brief = told["[short](short.md)"]
     assert brief[2:5] == ["0", "1", str(int(brief[1]) - 1)]  # begun, more runs wanted
-    assert told["all"][5] == "2.0"  # hours
+    assert told["all"][5:7] == ["2.0", "1.0"]  # hours, and those on a GPU
+    # The reason is told: a mean that the paper has, one of ours, the time, or nothing of these.
+    reasons = {"mnist-auto-s": "5 wanted, as the paper averages", names[0]: "3 wanted, for mean"}
+    reasons |= {"cifar10-sa-dpsgd": "3 hours or more of", "mnist-dp-sgd-tanh": "not reached yet"}
+    for name, reason in reasons.items():
+        assert left.why(found, ROWS[name]).startswith(reason), name
     none = text_of("left", results(tmp_path))
     assert f"| all | {len(ROWS)} | 0 | 0 | {len(ROWS)} |" in none
     # A row until accepted shows claimed, taken and proven.
@@ -198,6 +210,19 @@ def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
     three = text_of("short", results(tmp_path, *runs))
     assert f"| AUTO-S | `{name}` | 92.00 ± 2.00 % | 3 | 90.00 % | 94.00 % | 2.500 |" in three
     assert tables.TARGETS["short"].runs == 3
+    # Table 1 is averages of five: one line, the largest epsilons, the first audit, each machine apart.
+    name, gpu = "mnist-sa-dpsgd-as-published", "16 cores, NVIDIA H100 80GB HBM3"
+    changes = [{"audited_epsilon": 0.2, "proven_epsilon": "inf"}, {"claimed_epsilon": 1.4}]
+    changes = [*changes, {"machine": gpu, "seconds": 3.0}, {"machine": gpu, "seconds": 4.0}]
+    many = [line(name, run=i, acceptance_rate=i / 4, **at) for i, at in enumerate(changes, 1)]
+    shown = "98.77 ± 0.00 % | 1.400 | ∞ | ≥ 0.200 | 62.5 % | 12; 3.5 | 2 + 2"
+    text = text_of("table1", results(tmp_path, *many))
+    assert f"as published | 98.35 % | `{name}` | {shown} | 2 cores, cpu; {gpu} |" in text
+    part = [{"steps_timed": 40}, {"steps_timed": 50, "seconds": 5.0}]
+    assert rows.mean_seconds([line(name, **at) for at in part]) == "12 (last 40 of 100 steps)"
+    found = results(tmp_path, *(line(name, **{**at, "run": i}) for i, at in enumerate(part, 1)))
+    shown = f"as published | 98.35 % | 98.77 ± 0.00 % | `{name}-until-accepted`"
+    assert shown in text_of("accepted", found)
     # Of both data sets; with momentum MNIST has one, which was run, and Fashion-MNIST none.
     assert len(short.NAMES) == 25
     name, changes = "mnist-dp-sgd-tanh", {"proven_epsilon": "inf", "audited_epsilon": 7.80699}
@@ -351,6 +376,10 @@ def test_the_order_holds_every_row_once_and_those_of_hours_are_left_out(monkeypa
     assert rows.status("mnist-mlp-dp-sgd-noise-8") == "not run: 2 min"
     monkeypatch.setattr(queue, "has_gpu", lambda: True)
     assert command._runnable((short, *names)) == (short, *names)
+    main(["reproduce", "list"])
+    told = {told.split()[0]: told for told in capsys.readouterr().out.splitlines()}
+    assert list(told) == [row.name for row in found]
+    assert told[short].endswith("11 min × 5  98.05 % (SA-DPSGD, Table 1)")
     # A row by itself knows the networks and algorithms that it names.
     given = [sys.executable, "-c", ALONE]
     told = subprocess.run(given, capture_output=True, text=True, env=with_flags())
