@@ -68,13 +68,23 @@ for _name in ("dp-adam", "pirmsprop", "piadagrad"):
         algorithm=_name,
     )
 # The noise 8, 4 and 2 as a standard deviation, not in clipping norms of 4: a quarter of it.
-for _noise in (8, 4, 2):
-    _gap(
-        f"pigdo-dp-adam-noise-{_noise}-without-clip",
-        f"mnist-mlp-dp-adam-noise-{_noise}",
-        f"noise {_noise} of standard deviation, not of clip norms",
-        noise_multiplier=_noise / 4.0,
-    )
+for _name, _base, _noises in (
+    ("dp-adam", "mnist-mlp-dp-adam", (8, 4, 2)),
+    ("dp-sgd", "mnist-mlp-dp-sgd", (8, 4, 2)),
+    ("pirmsprop", "mnist-mlp-pirmsprop", (4,)),
+    ("piadagrad", "mnist-mlp-piadagrad", (4,)),
+    ("fashion-dp-adam", "fashion_mnist-mlp-piadam", (4,)),
+    ("fashion-pirmsprop", "fashion_mnist-mlp-pirmsprop", (4,)),
+    ("fashion-piadagrad", "fashion_mnist-mlp-piadagrad", (4,)),
+):
+    for _noise in _noises:
+        _gap(
+            f"pigdo-{_name}-noise-{_noise}-without-clip",
+            f"{_base}-noise-{_noise}",
+            f"noise {_noise} of standard deviation, not of clip norms",
+            noise_multiplier=_noise / 4.0,
+            **({"algorithm": "dp-adam"} if _name == "fashion-dp-adam" else {}),
+        )
 # "Based on the TensorFlow implementation of DP-SGD" of Abadi et al., which projects first. EXP's
 # noise is scaled to what the row of DP-SGD with that projection proves, in three digits.
 for _name, _noise, _pca, _given in (

@@ -258,11 +258,8 @@ class Cell:
     def line(self, results: Results) -> list[str]:
         """The cells of the page's table."""
         every = (*self.ours, *self.tried)
-        told = "; ".join(one.told(results) for one in every) or "–"
-        return [
-            self.what,
-            self.printed,
-            told,
-            self.verdict(results),
-            gaps.told(results, self.why) or "–",
-        ]
+        verdict = self.verdict(results)
+        # No cause is told before a run that could tell it.
+        why = "" if verdict == NOT_RUN and every else gaps.told(results, self.why)
+        told = "; ".join(one.told(results) for one in every)
+        return [self.what, self.printed, told or "–", verdict, why or "–"]

@@ -49,9 +49,7 @@ def page(results: Results) -> Page:
 
 
 def _count(results: Results) -> TextTable:
-    counts = {
-        paper: Counter(cell.verdict(results) for cell in of) for paper, of in PAPERS.items()
-    }
+    counts = {paper: Counter(cell.verdict(results) for cell in of) for paper, of in PAPERS.items()}
     body = [
         [verdict, means, *(str(of[verdict]) for of in counts.values()), str(_all(counts, verdict))]
         for verdict, means in cells.VERDICTS.items()
@@ -66,5 +64,5 @@ def _all(counts: dict[str, Counter[str]], verdict: str) -> int:
 
 
 def _section(results: Results, title: str, of: Sequence[Cell]) -> Section:
-    headers = ("printed", "by the paper", "ours", "which is", "the difference")
+    headers = ("printed", "by the paper", "ours", "which is", "by what, or what was tried")
     return Section(title, (), TextTable(headers, [cell.line(results) for cell in of]))

@@ -214,7 +214,9 @@ def _seconds() -> list[Cell]:
         "example, so that the others are dear beside it (`python -m benchmarks.adadp_cost`)"
     )
     cells = [
-        Cell(f"Table II, MNIST: {name}", f"{value} s", value, [Fixed(ours, told)], (), of, REASONING)
+        Cell(
+            f"Table II, MNIST: {name}", f"{value} s", value, [Fixed(ours, told)], (), of, REASONING
+        )
         for name, value, ours, told, of in (
             ("AdaDp", 0.5, 0.0107, "as published 10.7 ms, repaired 2.9 ms", why),
             ("DpSgd", 0.3, 0.001, "1.0 ms", "as above"),
