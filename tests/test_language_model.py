@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import chex
 import gguf
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def test_what_transformers_and_peft_wrote_gives_their_logits_and_goes_back(name,
     }
     chosen = json.loads((tmp_path / "adapter_config.json").read_text("utf-8"))
     assert chosen["lora_alpha"] == chosen["r"] == 4
-    jax.tree.map(np.testing.assert_array_equal, weights.load_adapters(tmp_path, params), lora)
+    chex.assert_trees_all_equal(weights.load_adapters(tmp_path, params), lora)
     weights.save_merged(tmp_path / "merged", config, lora, tokenizer)
     again, merged, same = weights.load(tmp_path / "merged", jnp.float32)
     assert (again, same.to_str()) == (config, tokenizer.to_str())
@@ -249,8 +250,7 @@ def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap(lora):
     for engine in ("vmap", "auto"):
         grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.3), engine=engine, trainable=trainable)
         sums.append(opened(grad_fn)(params, batch)[0])
-    for reference, ours in zip(*map(jax.tree.leaves, sums), strict=True):
-        np.testing.assert_allclose(ours, reference, atol=1e-5)
+    chex.assert_trees_all_close(*sums, atol=1e-5)
     held = {row.path for row in grad_fn.plan(params, batch) if row.engine == "vmap"}
     assert all("norm" in path for path in held), held
     assert len(held) == (0 if lora else 3)
@@ -317,6 +317,6 @@ def test_a_gguf_file_gives_the_weights_and_the_tokens_that_it_was_made_of(tmp_pa
     writer.close()
     config, found, tokenizer = weights.load(path, jnp.float32)
     assert dataclasses.replace(config, rms_norm_eps=1e-5) == CONFIG  # it was float32
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    chex.assert_trees_all_equal(found, params)
     assert tokenizer.encode("<|im_start|>ab 12").ids == [0, 6, 5, 3, 4]  # digits stay alone
     assert tokenizer.decode([0, 6, 5, 3, 4], skip_special_tokens=False) == "<|im_start|>ab 12"

@@ -20,9 +20,9 @@ def algorithms() -> None:
     from jaxdp.papers.block_coordinate.settings import ALGORITHMS, setting_names
 
     for name, entry in registry.ALGORITHMS.items():
-        click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")
+        click.echo(f"{name:31}{', '.join(registry.settings_of(name)) or '-'}")
         if entry.energy:
-            click.echo(f"{'':29}({_ENERGIES[entry.energy]})")
+            click.echo(f"{'':31}({_ENERGIES[entry.energy]})")
     for name in ALGORITHMS:
-        click.echo(f"{name:29}{', '.join(setting_names(name))}")
-        click.echo(f"{'':29}(block coordinate descent: other options, and no canaries)")
+        click.echo(f"{name:31}{', '.join(setting_names(name))}")
+        click.echo(f"{'':31}(block coordinate descent: other options, and no canaries)")

@@ -21,7 +21,7 @@ from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.adadp import AdaDpState, count_step, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
-from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
+from jaxdp.papers.raw_gradient import Contribution, RawGradient, ToTheLetter, flat_clip
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
@@ -106,6 +106,7 @@ def adadp_as_published(
     moment_decay: float = 0.9,
     eps: float = 1e-8,
     of_lot: bool = False,
+    adaptive_rate: bool = True,
     sampling: str | Sampling = "poisson",
 ) -> Algorithm:
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
@@ -117,6 +118,9 @@ def adadp_as_published(
     One noise is added to the lot's sum and the RMS step is the mean's, as Theorem 1 charges; lines
     13 and 26 can be read as a noise and a step for every example.
 
+    Clip bounds and noise are the paper's, with no margin for rounding: σ_i = σ √m s_i exactly.
+    ``adaptive_rate`` False is the ablation AdaN: this clipping and noise with DpSgd's step.
+
     Charged as ``NonPrivate``: a coordinate in which no other record has a gradient gets noise only
     if the record is there. Arguments as ``adadp``.
     """
@@ -124,16 +128,11 @@ def adadp_as_published(
         arguments.positive(name, value)
     arguments.non_negative("threshold", threshold)
     gamma, keep = hyper.decay("rate_decay", rate_decay), hyper.decay("moment_decay", moment_decay)
-    mechanism = with_rule(
+    mechanism = ToTheLetter.of(
         # Its bound √m is that of the contributions below; its clipping is not used.
-        coordinate_box(1.0),
-        noise_multiplier,
-        batch_size,
-        dataset_size,
-        sampling,
+        with_rule(coordinate_box(1.0), noise_multiplier, batch_size, dataset_size, sampling),
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
-
     clipping = _RawClipping(bound, beta, threshold, of_lot)
 
     def init(params: PyTree) -> AdaDpState:
@@ -150,7 +149,7 @@ def adadp_as_published(
         **extra: Any,
     ) -> tuple[PyTree, AdaDpState]:
         del params, extra
-        out, rate = rms_step(updates, state.rate, gamma, eps, True)
+        out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
         squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
         moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
         return out, count_step(state, clipping.local(state.moment), moment, rate)
@@ -164,9 +163,8 @@ def adadp_as_published(
         claim=claims.adadp_theorem_1,
         gradient=functools.partial(
             RawGradient,
+            mechanism=mechanism,
             contribution=clipping.contribution,
-            l2=mechanism.l2,
             unscale=clipping.sides,
-            batch_size=mechanism.batch_size,
         ),
     )

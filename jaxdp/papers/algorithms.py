@@ -67,6 +67,18 @@ def _adadp_noise_only(
 def _adadp_published(
     n: Numbers, beta: float = 1.2, threshold: float = 1e-6, of_lot: int = 0
 ) -> Algorithm:
+    return _adadp_to_the_letter(n, beta, threshold, of_lot)
+
+
+def _adadp_noise_only_published(
+    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, of_lot: int = 0
+) -> Algorithm:
+    return _adadp_to_the_letter(n, beta, threshold, of_lot, adaptive_rate=False)
+
+
+def _adadp_to_the_letter(
+    n: Numbers, beta: float, threshold: float, of_lot: int, adaptive_rate: bool = True
+) -> Algorithm:
     return adadp_as_published(
         n.noise_multiplier,
         n.batch_size,
@@ -76,6 +88,7 @@ def _adadp_published(
         beta=beta,
         threshold=threshold,
         of_lot=bool(of_lot),
+        adaptive_rate=adaptive_rate,
         sampling=n.sampling,
     )
 
@@ -87,6 +100,7 @@ def _pigdo_published(name: str) -> Callable[..., Algorithm]:
     return make
 
 
+_ADAN = {"learning_rate": 0.1, "l2_clip_norm": 4.0}
 _PIGDO = {"learning_rate": 0.001, "l2_clip_norm": 4.0}
 ALGORITHMS = {
     "sa-dpsgd-as-published": AlgorithmEntry(
@@ -95,13 +109,12 @@ ALGORITHMS = {
     "sa-dpsgd-as-published-train": AlgorithmEntry(
         _sa_published_train, energy="train", momentum=True, recipe=ANNEALED_RECIPE
     ),
-    "adadp-noise-only": AlgorithmEntry(
-        _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
-    ),
+    "adadp-noise-only": AlgorithmEntry(_adadp_noise_only, recipe=_ADAN),
     "adadp-step-only": AlgorithmEntry(
         built_from(adadp_step_only), recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
     ),
     "adadp-as-published": AlgorithmEntry(_adadp_published, recipe=ADADP_RECIPE),
+    "adadp-noise-only-as-published": AlgorithmEntry(_adadp_noise_only_published, recipe=_ADAN),
     "piadam-as-published": AlgorithmEntry(_pigdo_published("adam"), recipe=_PIGDO),
     "pirmsprop-as-published": AlgorithmEntry(_pigdo_published("rmsprop"), recipe=_PIGDO),
     "piadagrad-as-published": AlgorithmEntry(_pigdo_published("adagrad"), recipe=_PIGDO),

@@ -18,7 +18,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import hyperparameters as hyper
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
-from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
+from jaxdp.papers.raw_gradient import Contribution, RawGradient, ToTheLetter, flat_clip
 from jaxdp.types import PyTree
 
 
@@ -97,7 +97,9 @@ def pigdo_as_published(
     moved, entering = table_1(name, b1, b2)
     eps = hyper.positive("eps", eps)
     bound = mechanism.rule.l2(None)
-    leaking = mechanism.with_leak("moments of un-noised gradients set every example's contribution")
+    leaking = ToTheLetter.of(
+        mechanism, "moments of un-noised gradients set every example's contribution"
+    )
 
     def over(rule: Rule, state: RawMoments, grads: PyTree) -> tuple[PyTree, PyTree]:
         pairs = jax.tree.map(lambda f, s, g: rule(f, s, g, state.step), state.f, state.s, grads)
@@ -136,10 +138,8 @@ def pigdo_as_published(
         claim=claims.modified_moments_accountant,
         gradient=functools.partial(
             RawGradient,
+            mechanism=leaking,
             contribution=contribution,
-            l2=mechanism.l2,
-            unscale=None,
-            batch_size=mechanism.batch_size,
         ),
     )
 

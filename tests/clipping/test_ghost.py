@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,7 @@ def changes_no_other(run, params, batch, info):
         np.testing.assert_allclose(again.norms[OTHERS], info.norms[OTHERS], rtol=1e-5)
         if not np.isfinite(again.norms[BROKEN]):
             masked, _ = run(params, broken(batch, value), OTHERS)
-            jax.tree.map(np.testing.assert_array_equal, found, masked)
+            chex.assert_trees_all_equal(found, masked)
             # Batches with and without a broken example are summed by unlike branches.
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, without
@@ -211,8 +212,7 @@ def test_an_accelerator_writes_gradients_where_it_has_room(monkeypatch):
 
     (few, one), (many, other) = found(size - 1), found(size)
     assert few.count("layer") < many.count("layer")
-    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_of_thin_matrices_in_a_loop_no_factors_are_held():

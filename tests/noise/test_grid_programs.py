@@ -279,7 +279,7 @@ def test_no_algorithm_passes_over_noise_on_a_grid():
     key = jax.random.key(0)
     numbers = registry.Numbers(1.0, 1.0, 10, 100, 0.1, "poisson", key=key, noise="grid")
     refused = {"adadp-as-published": "noise", "sa-dpsgd-private": "private energy"}
-    refused["dp-zo"] = "noise link"
+    refused["dp-zo"], refused["adadp-noise-only-as-published"] = "noise link", "noise"
     for name in registry.ALGORITHMS:
         if name in refused:
             all_refused([(refused[name], lambda name=name: registry.build(name, numbers))])

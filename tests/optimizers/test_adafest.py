@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -369,8 +370,7 @@ def test_lookups_summed_by_the_rows_looked_up_are_those_of_one_gradient_a_record
             lambda y, grad_fn=grad_fn: grad_fn.with_info(params, (EDGES, y), mask)[0].value
         )
         found.append(run(np.arange(5, dtype=np.float32)))
-    for ghost, each in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(ghost, each, atol=3e-7)
+    chex.assert_trees_all_close(*found, rtol=1e-7, atol=3e-7)
 
 
 def test_counts_and_gradient_have_the_noise_of_the_sums_own_l2_and_of_the_tickets_multipliers():

@@ -16,7 +16,7 @@ from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
-from jaxdp.papers.raw_gradient import RawGradient
+from jaxdp.papers.raw_gradient import RawGradient, ToTheLetter
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from jaxdp.types import Summed
 from tests.mechanisms import sgd_of
@@ -232,13 +232,14 @@ def mechanism():
 
 def a_thousand_gradients(loss_fn, made=RawGradient):
     """Nothing sees that these contributions stay within l2."""
-    return made(loss_fn, lambda raw: lambda g: (g * 1000, g), lambda p: 0.1, None, 10)
+    leaking = ToTheLetter.of(mechanism(), "a thousand times too much")
+    return made(loss_fn, leaking, lambda raw: lambda g: (g * 1000, g))
 
 
 def test_a_sum_beside_un_noised_means_is_never_without_a_word():
     grad_fn, params = a_thousand_gradients(square_loss), jnp.zeros(3)
     for compiled in (False, True):
-        sampler, tx = mechanism().sampler(100), optax.chain(mechanism().privatize())
+        sampler, tx = grad_fn.mechanism.sampler(100), optax.chain(mechanism().privatize())
         summed = grad_fn(params, DATA, sampler.draw(), raw=jnp.zeros(3))
         if compiled:
             jaxdp.compile_update(tx, donate=False)(params, tx.init(params), summed)

@@ -1,5 +1,6 @@
 """Users as the privacy unit: sources, losses, and what is charged."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,10 +64,10 @@ def test_the_column_of_the_users_is_named_and_leaves_the_records():
     by_name, by_ids = users(table, "patient", 3), users(DATA, IDS, 3)
     assert list(by_name.example.records) == ["x", "y"]
     one, two = (ask(source, 0, 1, 2) for source in (by_name, by_ids))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    chex.assert_trees_all_equal(one, two)
     for text in (object, np.dtypes.StringDType()):
         of_text = users(table | {"patient": IDS.astype(text)}, "patient", 3)
-        jax.tree.map(np.testing.assert_array_equal, ask(of_text, 0, 1, 2), two)
+        chex.assert_trees_all_equal(ask(of_text, 0, 1, 2), two)
     numbers = DATA | {"patient": np.unique(IDS, return_inverse=True)[1]}
     kept = ask(users(numbers, "patient", 3, keep_ids=True), 0, 1, 2).records["patient"]
     assert kept.tolist() == [[0] * 3, [1] * 3, [2] * 3]
@@ -111,9 +112,8 @@ def test_a_user_makes_one_gradient_which_is_clipped_once_and_each_record_has_a_k
         norms = np.linalg.norm(flat, axis=1)
         np.testing.assert_allclose(info.norms, norms, rtol=1e-2, err_msg=reduce)
         factors = np.minimum(1.0, 0.05 / norms)
-        expected = [np.tensordot(factors, g, 1) for g in jax.tree.leaves(own)]
-        for one, two in zip(jax.tree.leaves(found.value), expected, strict=True):
-            np.testing.assert_allclose(one, two, rtol=6e-3, atol=1e-5, err_msg=reduce)
+        expected = jax.tree.map(lambda g, f=factors: np.tensordot(f, g, 1), own)
+        chex.assert_trees_all_close(found.value, expected, rtol=6e-3, atol=1e-5)
 
     def noisy(w, x, rng):
         return w * x * jax.random.normal(rng)
@@ -139,7 +139,7 @@ def test_training_charges_users(sampling):
     assert isinstance(entry.event, acc.PerUser)
     assert entry.event.records == 3
     assert entry.event.block == (4 if sampling == "allocation" else 1)
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+    chex.assert_tree_all_finite(state.params)
     words = "records_per_user must be that of the source"
     refused(words, trainer, users(data, ids, 2), records_per_user=3)
     refused("expected 3, got None", trainer, users(data, ids, 3))

@@ -280,9 +280,7 @@ def test_steps_of_unlike_physical_batches_agree(monkeypatch):
         params = trained(train, params=WEIGHTS).params
         found.append((train.physical_batch_size, params))
     assert [rows for rows, _ in found] == [200, 120, 16, 11]
-    for _, params in found[1:]:
-        for one, two in zip(*map(jax.tree.leaves, (found[0][1], params)), strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(*(params for _, params in found), rtol=1e-5, atol=1e-6)
 
 
 def test_memory_of_views_counts_and_the_most_rows_that_fit_are_a_power_of_two_or_a_whole_draw():

@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,7 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
         steps(trainer(secret, physical_batch_size=rows), 5)[0].params
         for secret in (*map(jaxdp.Secret.from_seed, (1, 1, 2)), jaxdp.Secret.new())
     ]
-    jax.tree.map(np.testing.assert_array_equal, runs[0], runs[1])
+    chex.assert_trees_all_equal(*runs[:2])
     for other in runs[2:]:
         assert not np.array_equal(runs[0]["w"], other["w"])
     assert not PARAMS["w"].any()  # the user's survive donation
@@ -70,7 +71,7 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
     state = jax.jit(train.init)(PARAMS)
     for batch in train.batches(5):
         state, _ = train.step(state, batch)
-    jax.tree.map(np.testing.assert_array_equal, runs[0], state.params)
+    chex.assert_trees_all_equal(runs[0], state.params)
     # A compiled init looks at no number: that it could not is on the list.
     assert any("a state that no step had returned" in line for line in train.unverified())
 
@@ -95,7 +96,7 @@ def test_a_step_is_the_sum_of_its_parts(rows):
     tx = optax.chain(mech.privatize(), SGD)
     summed = by_hand(mech, train.clipped_grad, draw)
     update, _ = tx.update(summed, tx.init(PARAMS), PARAMS, key=draw.key())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, update)
+    chex.assert_trees_all_close(state.params, update, atol=1e-4)
     assert norms[0] == pytest.approx(float(optax.tree.norm(update)), rel=1e-3)
     # What leaks is never charged as private.
     leaky = pigdo_as_published(mech, 0.1)
@@ -121,12 +122,12 @@ def test_an_old_state_gets_new_noise_and_an_empty_draw_all_of_it():
 
 @in_passes_and_in_one
 def test_nothing_recompiles(rows):
-    traced = []
-    after = optax.chain(SGD, optax.stateless(lambda updates, _: traced.append(1) or updates))
+    chex.clear_trace_counter()
+    # Once by init, which tries the optimizer before anything is charged.
+    traced = chex.assert_max_traces(lambda updates, _: updates, n=2 if rows else 3)
+    after = optax.chain(SGD, optax.stateless(traced))
     # Chosen, for a draw of up to 8 of the 60 records would need no passes: one in 3,000 draws.
     steps(trainer(jaxdp.Secret.from_seed(1), optimizer=after, physical_batch_size=rows), 8)
-    # Once by init, which tries the optimizer before anything is charged.
-    assert len(traced) == (2 if rows else len(traced)) <= 3
 
 
 @in_passes_and_in_one
@@ -375,7 +376,7 @@ def test_looking_changes_no_step_and_tells_what_clipping_saw(rows):
     one, two = (trainer(jaxdp.Secret.from_seed(5), physical_batch_size=rows) for _ in range(2))
     plain, (other,) = one_step(one, one.init(PARAMS)), two.batches(1)
     looked, _, infos = two.step_with_info(two.init(PARAMS), other)
-    jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
+    chex.assert_trees_all_equal(plain.params, looked.params)
     assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
     assert two.step_with_info(looked, next(two.batches(1)), return_info=False)[2] == []
 

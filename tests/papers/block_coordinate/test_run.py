@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -210,9 +211,8 @@ def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(t
         assert event.event.noise_multiplier == multipliers["sweep"]
     # One seed gives one run.
     for cfg in (sweeps(), hidden()):
-        ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]
-        for a, b in zip(*(jax.tree.leaves(end.params) for end in ends), strict=True):
-            np.testing.assert_array_equal(a, b)
+        ends = (go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1].params for i in range(2))
+        chex.assert_trees_all_equal(*ends)
 
 
 @undrawn()
