@@ -65,16 +65,17 @@ def page(results: Results) -> Page:
 
 
 def _at_the_papers_size(results: Results) -> str:
-    """AdaDp's large sweeps: their steps beside those of its theorem, and how far they are behind."""
+    """AdaDp's large sweeps: the steps beside those of its theorem, and how far they are behind."""
     sweeps = [s for s in SWEEPS if s.algorithm == "AdaDp" and s not in SMALL]
     base = ROWS["mnist-mlp-1000-adadp"].config()
-    assert base.epsilon is not None
+    epsilon = base.epsilon
+    assert epsilon is not None
     assert base.noise_multiplier is not None
     of = (base.batch_size / base.dataset_size, base.noise_multiplier)
 
     def affords(formula: Callable[[float, float, int, float], Claim]) -> int:
         return bisect.bisect_right(
-            range(1, 100_000), base.epsilon, key=lambda n: formula(*of, n, base.delta).value
+            range(1, 100_000), epsilon, key=lambda n: formula(*of, n, base.delta).value
         )
 
     steps = {line["steps"] for line in results.runs("mnist-mlp-1000-adadp")}
@@ -91,9 +92,9 @@ def _at_the_papers_size(results: Results) -> str:
     highest = max((share for shares, _ in best for share in shares), default=None)
     behind = rows.MISSING if highest is None else f"{93 - 100 * highest:.1f} points below"
     return (
-        "AdaDp's large sweeps, of the repaired form, do not tell what the small ones do. Their best "
-        f"values: {', '.join(found) or rows.MISSING}, single runs. At noise {of[1]:g} the epsilon "
-        f"of {base.epsilon:g} that is proven buys {taken} steps; AdaDp's own Theorem 1 affords "
+        "AdaDp's large sweeps, of the repaired form, do not tell what the small ones do. The best: "
+        f"{', '.join(found) or rows.MISSING}, single runs. At noise {of[1]:g} and a proven epsilon "
+        f"of {epsilon:g} they take {taken} steps; AdaDp's own Theorem 1 affords "
         f"{affords(claims.adadp_theorem_1):,}, and the bound of Poisson sampling, by which the "
         f"example after that theorem was computed, {affords(claims.sa_dpsgd_theorem_1):,}. The "
         f"best of all is {behind} the 93 % that the paper prints for every rate."
