@@ -16,7 +16,11 @@ NOISE_CIFAR = 4.0
 _EPOCHS = {"dp-sgd": 260, "adadp": 260, "adadp-as-published": 100}
 TABLE_1 = tuple(_EPOCHS)
 # Section IV-E, at the settings of Figure 2 (a): AdaL and AdaN with the rates stated there.
-ABLATIONS = {"adadp-step-only": 0.001, "adadp-noise-only": 0.1}
+ABLATIONS = {
+    "adadp-step-only": 0.001,
+    "adadp-noise-only": 0.1,
+    "adadp-noise-only-as-published": 0.1,
+}
 
 # Figures 3 and 4 (b), CIFAR-10: two dense layers and a softmax layer on convolutions that are kept.
 # Section IV-C and IV-E: noise, lot, clipping norms of 3 (dense) and 6 (softmax), rates, of DpSgd
@@ -36,6 +40,7 @@ FIGURE_3: dict[str, dict[str, Any]] = {
     "adadp": {"learning_rate": 0.001},
     "adadp-step-only": {"learning_rate": 0.001},
     "adadp-noise-only": {"learning_rate": 0.05},
+    "adadp-noise-only-as-published": {"learning_rate": 0.05},
 }
 
 

@@ -100,6 +100,7 @@ def list_rows() -> None:
 @_data_dir
 @_detached
 @_runs
+@click.option("--again", is_flag=True, help="Take the results of ROWS out first.")
 @_results
 @_out
 def run(
@@ -107,6 +108,7 @@ def run(
     data_dir: Path | None,
     detach: bool,
     runs: int | None,
+    again: bool,
     results: Path,
     out: Path,
 ) -> None:
@@ -119,6 +121,9 @@ def run(
     for name in rows:
         queue.row_named(name)
     queue.finished(results)  # damage is found now, not after hours
+    if again:
+        with _stored():
+            queue.forget(rows, out, results)
     if detach:
         _detach(
             ["run", *rows, "--results", str(results.absolute()), "--runs", str(runs or 1)],

@@ -165,6 +165,29 @@ def folder_name(name: str, run: int) -> str:
     return name if run == 1 else f"{name}.run-{run}"
 
 
+def forget(names: Iterable[str], folder: Path, results: Path) -> None:
+    """Takes all runs of rows out of the results, so that they are run again.
+
+    Args:
+        names: keys of ``ROWS``.
+        folder: where runs will be; it may hold none of these.
+        results: the JSON file of finished rows.
+
+    Raises:
+        ValueError: a run of one of the rows is in the folder, and would be told again.
+    """
+    old = set(names)
+    found = finished(results)
+    for name, number in [*((name, 1) for name in old), *found]:
+        if name in old and (kept := folder / folder_name(name, number)).exists():
+            raise ValueError(
+                f"out must hold no run of a row that is run again, got {kept}: give another --out, "
+                "or leave --again out to go on with it"
+            )
+    left = [line for (name, _), line in found.items() if name not in old]
+    write_atomically(results, json.dumps(left, indent=1) + "\n")
+
+
 def has_gpu() -> bool:
     """True if long rows can run here without being named."""
     return jax.default_backend() != "cpu"

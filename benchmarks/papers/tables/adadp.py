@@ -24,9 +24,10 @@ CURVES = {
     "dp-sgd": "DP-SGD",
     "adadp-step-only": "AdaL, the step alone",
     "adadp-noise-only": "AdaN, the noise alone, repaired",
+    "adadp-noise-only-as-published": "AdaN, the noise alone, as published",
     "adadp": "AdaDp, repaired",
 }
-# Of CIFAR-10 the repaired form alone: as published its network's steps take days.
+# Of CIFAR-10 the repaired form alone: as published its network's steps take hours.
 ON_FEATURES = {"dp-sgd": "DP-SGD", "adadp": "AdaDp, repaired"}
 NAMES = (
     *map(adadp.table_1_name, TABLE_1),

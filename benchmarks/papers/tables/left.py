@@ -12,6 +12,7 @@ from benchmarks.papers.tables import (
     mlp,
     parameters,
     pareto,
+    phases,
     pigdo,
     rows,
     short,
@@ -44,13 +45,16 @@ def grouped() -> dict[str, list[Row]]:
 
 
 def missing(results: Results, row: Row) -> int:
-    """The number of runs that are left."""
-    return max(0, row.runs - len(results.runs(row.name)))
+    """The number of runs that are left, those included that are wanted again."""
+    return max(0, row.runs - sum(not phases.before(line) for line in results.runs(row.name)))
 
 
 def why(results: Results, row: Row) -> str:
     """The reason for which runs of a row are left."""
-    if results.runs(row.name):
+    found = results.runs(row.name)
+    if any(map(phases.before, found)):
+        return phases.BEFORE
+    if found:
         few = "as the paper averages" if row.runs == AVERAGED else "for mean and spread"
         return f"{row.runs} wanted, {few}"
     return (
@@ -81,7 +85,7 @@ def page(results: Results) -> Page:
         if missing(results, row)
     ]
     headers = (
-        *("page", "rows", "run", "begun, more runs wanted", "not run"),
+        *("page", "rows", "run", "more runs wanted", "not run"),
         *("hours of the runs that ended", "on a GPU", "hours left"),
     )
     return Page(
@@ -98,7 +102,9 @@ def page(results: Results) -> Page:
             "figures are averages of five; the rows of [short](short.md) and the repeated ones of "
             f"[pareto](pareto.md) {repeats.LEAST_RUNS} times, the others once. Rows of census "
             "data, of accountants and without privacy have files of their own and are not in this "
-            "queue, nor are the experiments of `python -m benchmarks.printed_gaps`.",
+            "queue, nor are the experiments of `python -m benchmarks.printed_gaps`. "
+            f"*{phases.BEFORE.capitalize()}*: AdaDp's runs that [a mend](../papers.md"
+            "#adadps-threshold) has made old (`jaxdp reproduce run --again NAME`).",
             "Taken out, for they would tell nothing of the paper: 13 sweeps of SA-DPSGD [without "
             "momentum](parameters.md), an estimated 5 hours of two cores. Never in it: what the "
             "texts do not define or leave to the reader ([printed](printed.md) says so of each "
@@ -122,10 +128,9 @@ def page(results: Results) -> Page:
 
 def _told(results: Results, of: Sequence[Row]) -> list[str]:
     """Numbers of rows: all, those with all their runs, with some, with none."""
-    ran = [len(results.runs(row.name)) for row in of]
-    some = sum(1 for row, n in zip(of, ran, strict=True) if 0 < n < row.runs)
-    none = ran.count(0)
-    return [str(len(of)), str(len(of) - some - none), str(some), str(none)]
+    whole = sum(not missing(results, row) for row in of)
+    none = sum(not results.runs(row.name) for row in of)
+    return [str(number) for number in (len(of), whole, len(of) - whole - none, none)]
 
 
 def _ran(results: Results, of: Sequence[Row]) -> list[str]:

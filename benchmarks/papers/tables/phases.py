@@ -47,9 +47,14 @@ def section(results: Results, names: Sequence[str]) -> Section:
     )
 
 
+def before(line: ResultRow) -> bool:
+    """True of a run whose threshold was not scaled yet: it is wanted again."""
+    return ROWS[line["name"]].given.get("algorithm") in ALGORITHMS and "local_began" not in line
+
+
 def _cells(line: ResultRow) -> list[str]:
     first = [f"`{line['name']}`", str(line.get("run", 1))]
-    if "local_began" not in line:
+    if before(line):
         return [*first, BEFORE, *[""] * 4]
     began, alone = line["local_began"], line["noise_began"]
     return [

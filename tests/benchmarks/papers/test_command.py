@@ -109,6 +109,16 @@ def test_an_interrupted_row_goes_on_and_says_so(go, tmp_path, capsys, monkeypatc
     go("status", *PLACES)
     assert f" s, {os.cpu_count()} cores, cpu\n" in capsys.readouterr().out
     assert go("run", "tiny", *PLACES) == 0  # nothing is left
+    # Again, elsewhere: its line is replaced, and others stay.
+    queue.keep(tmp_path / "results.json", {**row, "run": 2})
+    queue.keep(tmp_path / "results.json", {**row, "name": "other"})
+    assert go("run", "tiny", "--again", *PLACES) == 2
+    assert "out must hold no run of a row that is run again" in capsys.readouterr().err
+    monkeypatch.setattr(queue, "start", real)
+    assert go("run", "tiny", "--again", *PLACES[:3], "anew") == 0
+    other, anew = json.loads((tmp_path / "results.json").read_text())
+    assert (other["name"], anew["name"], anew["run"]) == ("other", "tiny", 1)
+    assert anew["steps_timed"] == 4
 
 
 def test_a_run_of_another_configuration_does_not_get_the_rows_name(

@@ -141,7 +141,8 @@ def test_what_is_left_is_every_row_without_its_runs_and_what_a_row_until_accepte
     names = ("mnist-auto-s-short", "mnist-auto-s", "mnist-mlp-adadp-noise-4")
     runs = [line("mnist-auto-s-short", run=n, seconds=3_600) for n in (1, 2)]
     gpu = {"machine": "16 cores, NVIDIA H100 80GB HBM3", "seconds": 3_600 - 12}
-    found = results(tmp_path, *runs, line(names[1]), line(names[2], **gpu))
+    old = line("mnist-mlp-adadp-noise-8", seconds=0)  # that tells of no phase
+    found = results(tmp_path, *runs, line(names[1]), line(names[2], **gpu, **PHASE), old)
     assert [left.missing(found, ROWS[name]) for name in names] == [1, 4, 0]
     assert left.missing(found, ROWS["mnist-piadam-repeated-epsilon-3"]) == 3
     missing = [name for name, row in order.ordered().items() if left.missing(found, row)]
@@ -154,7 +155,11 @@ def test_what_is_left_is_every_row_without_its_runs_and_what_a_row_until_accepte
     assert told["all"][5:7] == ["2.0", "1.0"]  # hours, and those on a GPU
     # The reason is told: a mean that the paper has, one of ours, the time, or nothing of these.
     reasons = {"mnist-auto-s": "5 wanted, as the paper averages", names[0]: "3 wanted, for mean"}
-    reasons |= {"cifar10-sa-dpsgd": "3 hours or more of", "mnist-dp-sgd-tanh": "not reached yet"}
+    reasons |= {
+        old["name"]: "of before the",
+        "cifar10-sa-dpsgd": "3 hours or more of",
+        "mnist-dp-sgd-tanh": "not reached yet",
+    }
     for name, reason in reasons.items():
         assert left.why(found, ROWS[name]).startswith(reason), name
     none = text_of("left", results(tmp_path))
