@@ -145,6 +145,19 @@ for _noise in (4, 2):
         physical_batch_size=16,
         **_SHORT,
     )
+_gap(
+    "adan-no-root-m",
+    "mnist-mlp-pca-adadp-noise-only-as-published-noise-8",
+    "σ_i without √m, so that nothing is even claimed",
+    **{"noise_multiplier": 8.0 / _ROOT_M, "physical_batch_size": 16},
+    **_SHORT,
+)
+_gap(
+    "pigdo-adadp-pca-noise-8-without-clip",
+    "mnist-mlp-pca-adadp-noise-8",
+    "noise 8 of standard deviation, not of clip norms",
+    noise_multiplier=2.0,
+)
 # Table I: its noise, so for twenty epochs, and DP-SGD at the falling rate of Figure 2.
 _gap(
     "adadp-no-root-m-noise-3",

@@ -19,7 +19,7 @@ NOT_RUN = rows.MISSING
 UNDEFINED = "not defined in the paper"
 DERIVED = "the paper's own arithmetic"
 VERDICTS = {
-    MET: "ours by the paper's text, within the margin",
+    MET: "ours in the paper's setting, as published or repaired, within the margin",
     EXPERIMENT: "ours by another reading or setting, which is named, within the margin; in words "
     "or seconds: what the sentence names was measured",
     REASONING: "a sentence says why ours must differ, without an experiment that meets the figure",
@@ -229,7 +229,7 @@ class Cell:
         what: it is.
         printed: as it stands in the paper.
         value: the same, in the unit of ours; 1 of words that hold.
-        ours: by the paper's text; any of them may meet it.
+        ours: in the paper's setting, as published or repaired; any of them may meet it.
         tried: by another reading or setting; any that meets it explains it.
         why: what the difference is, with the accuracy of an experiment for its name in braces.
         tag: the verdict where no row decides: REASONING, UNDEFINED or DERIVED.

@@ -302,7 +302,17 @@ ADADP: tuple[Cell, ...] = (
             )
             for shown, form in (("as published", "-as-published"), ("repaired", ""))
         ],
-        why="the noise without √m of Figure 2 was not tried in AdaN",
+        tried=[
+            Holds(
+                "without √m",
+                {
+                    "adan-no-root-m": "AdaN",
+                    "mnist-mlp-pca-adadp-step-only-noise-8": "AdaL",
+                },
+                lambda shares, _: shares[0] > shares[1],
+            )
+        ],
+        why="σ_i without √m, as in Figure 2, of which nothing is proven",
     ),
     Cell(
         "Figure 4 (b), CIFAR-10: AdaN above AdaL",
@@ -322,7 +332,7 @@ ADADP: tuple[Cell, ...] = (
         tag=REASONING,
     ),
     Cell(
-        "Figure 4 (c): √E′ close to |g|",
+        "Figure 4 (c): √E′ close to the gradient",
         "in words",
         ours=[Fixed(1, "94 % of the coordinates within a factor of 2")],
         why="on [records that are public](../algorithms.md#tables-and-figures-of-the-papers)",
@@ -342,7 +352,7 @@ ADADP: tuple[Cell, ...] = (
     Cell(
         "Figure 4 (d): most σ_i under 10 after 1,000",
         "in words",
-        ours=[Fixed(0, "25.8 %, so too")],
+        ours=[Fixed(0, "25.8 %, as published, on public records")],
         why=_EARLIER,
         tag=REASONING,
     ),
