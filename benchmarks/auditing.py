@@ -287,34 +287,25 @@ def _plain(name, noise, steps):
 
 def plot(rows):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.4, 3.8), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
+    from benchmarks.papers.tables import style
+
+    figure, (axes,) = style.panels(1, 1, (9, 5.4))
+    colours = [style.look(row["algorithm"].lower())["color"] for row in rows]
     at = np.arange(len(rows))
-    axes.barh(
-        at - 0.2, [r["claimed"] for r in rows], 0.38, color="#0072B2", label="claimed by the paper"
-    )
-    axes.barh(
-        at + 0.2,
-        [r["audited"] for r in rows],
-        0.38,
-        color="#D55E00",
-        label="audited: at least, 95 % confidence",
-    )
-    axes.set_yticks(at, [r["algorithm"] for r in rows])
-    axes.invert_yaxis()
-    axes.plot(
-        [r["plain_gaussian_of_what_is_counted"] for r in rows],
-        at,
-        "k|",
-        markersize=24,
-        label="plain Gaussian steps of that noise",
-    )
-    axes.set(xlabel="epsilon at delta 1e-5", xlim=(0, 12.5))
-    axes.set_title("The papers' algorithms as published, audited", loc="left", fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right")
+    claimed, audited = ([row[key] for row in rows] for key in ("claimed", "audited"))
+    axes.barh(at - 0.2, claimed, 0.36, color="white", edgecolor=colours, linewidth=2)
+    axes.barh(at + 0.2, audited, 0.36, color=colours, edgecolor=colours, linewidth=2)
+    plain = [row["plain_gaussian_of_what_is_counted"] for row in rows]
+    axes.plot(plain, at, "k|", markersize=26)
+    axes.plot([], [], "k|", markersize=12, label="plain Gaussian steps of that noise")
+    looks = {"claimed by the paper": "white", "audited: at least, 95 % confidence": "0.35"}
+    for label, colour in looks.items():
+        axes.barh(0, 0, color=colour, edgecolor="0.35", label=label)
+    style.listed(axes, [row["algorithm"].replace(", ", ",\n", 1) for row in rows])
+    axes.set_xlabel("epsilon at delta 1e-5")
+    style.title(axes, "The papers' algorithms as published, audited")
+    style.legend(figure, (axes,), 2)
     FigureCanvasAgg(figure).print_png(FIGURE)
 
 

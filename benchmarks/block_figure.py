@@ -21,6 +21,8 @@ PRINTED = {
     "constant": ((0.041408, 20.03), (0.040652, 23.57), (0.040696, 53.35), (0.040712, 82.35),
                  (0.040716, 91.16)),
 }  # fmt: skip
+# Markers of the forms of the stand-in.
+_FORMS = {"softmax": "D", "as published": "s", "R1": "v"}
 DELTA, BATCHES, RATE, CLIP, SIZE = 1e-5, 33, 0.5, 0.05, 64
 # Of the stand-in, whose noise falls linearly from 1.5 to 0.5 of its multiplier.
 LEVELS = (1.5, 0.5)
@@ -28,17 +30,19 @@ LEVELS = (1.5, 0.5)
 
 def save_figure(results: dict[str, Any], path: Path) -> str:
     """Draws both panels from stored rows; returns the path with what was found."""
-    figure, (left, right) = style.panels(1, 2, (13.5, 6.2))
+    figure, (left, right) = style.panels(1, 2, (12, 7))
     _accuracies(left, results)
     told = _losses(right, results)
+    for panel in (left, right):
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), fontsize=11.5)
     FigureCanvasAgg(figure).print_png(path)
     return f"{path}: {told}"
 
 
 def _accuracies(axes: Any, results: dict[str, Any]) -> None:
     """Figure 2: accuracy against epochs, with the standard deviation over the seeds."""
-    for i, (kind, rows) in enumerate(PRINTED.items()):
-        look = {"color": "#999999", "linestyle": style.DASHES[i], "linewidth": 2}
+    for kind, rows in PRINTED.items():
+        look = {"color": style.BLACK, "linestyle": style.DASHES[kind == "decreasing"]}
         axes.plot(EPOCHS, [accuracy for _, accuracy in rows], label=f"printed, {kind}", **look)
     for i, row in enumerate([*results["generated"], *results.get("softmax", [])]):
         if "settings" in row["algorithm"] or "no noise" in row["algorithm"]:
@@ -50,14 +54,20 @@ def _accuracies(axes: Any, results: dict[str, Any]) -> None:
             [100 * v for v in values],
             [100 * s for s in spread],
             label=row["algorithm"],
-            color=style.COLOURS[i % len(style.COLOURS)],
-            marker=style.MARKERS[i % len(style.MARKERS)],
-            linestyle=style.DASHES[i % len(style.DASHES)],
             capsize=3,
+            **_look(row["algorithm"]),
         )
-    axes.set(xlabel="epochs", ylabel="test accuracy, percent", ylim=(0, 100))
-    style.title(axes, "Figure 2: another data set than the paper's")
-    axes.legend(fontsize=8.5, loc="lower right")
+    axes.set(xlabel="epochs", ylabel="test accuracy (%)", ylim=(0, 100))
+    style.title(axes, "Figure 2: another data set")
+
+
+def _look(algorithm: str) -> dict[str, Any]:
+    """DP-SGD's own; of block coordinate descent the form's marker, dashed where the noise falls."""
+    if algorithm == "DP-SGD":
+        return style.look("dp-sgd")
+    marker = next(marker for form, marker in _FORMS.items() if form in algorithm)
+    dashes = style.DASHES["decreasing" in algorithm]
+    return {**style.look("dp-sbcd"), "linestyle": dashes, "marker": marker}
 
 
 def claimed(noise_multiplier: float, kind: str, epochs: int) -> float:
@@ -78,17 +88,20 @@ def claimed(noise_multiplier: float, kind: str, epochs: int) -> float:
 def _losses(axes: Any, results: dict[str, Any]) -> str:
     """Table 1's privacy loss: as printed, and by its theorem with the stand-in's noise; proven."""
     told = []
-    for i, (kind, rows) in enumerate(PRINTED.items()):
-        look = {"linestyle": style.DASHES[i], "linewidth": 2, "marker": style.MARKERS[i]}
-        axes.plot(EPOCHS, [loss for loss, _ in rows], color="#999999", label=f"printed, {kind}",
-                  **look)  # fmt: skip
+    for kind, rows in PRINTED.items():
+        look = {"linestyle": style.DASHES[kind == "decreasing"], "markersize": 7}
         row = next(r for r in results["generated"] if r["algorithm"] == f"R1, {kind} noise")
         values = [claimed(row["noise_multiplier"], kind, e) for e in EPOCHS]
-        axes.plot(EPOCHS, values, color=style.ORANGE, label=f"Theorem 4.6, {kind}", **look)
         proven = [row["proven_add_or_remove"][str(e)] for e in EPOCHS]
-        axes.plot(EPOCHS, proven, color=style.BLUE, label=f"proven epsilon, {kind}", **look)
+        for what, losses, colour, marker in (
+            ("printed divergence", [loss for loss, _ in rows], style.BLACK, "s"),
+            ("divergence by Theorem 4.6", values, style.GREY, "^"),
+            ("proven epsilon", proven, style.look("dp-sbcd")["color"], "v"),
+        ):
+            axes.plot(EPOCHS, losses, color=colour, marker=marker, label=f"{what}, {kind}", **look)
         told.append(f"{kind}: Theorem 4.6 {values[-1]:.1f}, proven epsilon {proven[-1]:.2f}")
     axes.set(yscale="log", xlabel="epochs", ylabel="order-2 divergence; epsilon at delta 1e-5")
+    axes.set_xticks(EPOCHS)
+    axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
     style.title(axes, "Table 1: privacy loss")
-    axes.legend(fontsize=10, loc=(0.45, 0.1))
     return "after 50 epochs, " + "; ".join(told)

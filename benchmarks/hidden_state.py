@@ -8,21 +8,14 @@ import json
 import time
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from benchmarks.papers.tables import style
 from jaxdp import accounting as acc
 from jaxdp.papers import claims
 from jaxdp.papers import hidden_state as hs
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-# Okabe & Ito's colours and a dash pattern for each line, told apart without colour vision.
-plt.rcParams["axes.prop_cycle"] = plt.cycler(
-    color=["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000"],
-    linestyle=["-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1))],
-)
 RESULTS = Path(__file__).parent / "results" / "hidden_state.json"
 DELTA, BATCHES, Z = 1e-5, 32, 4.0
 REPLACE = acc.Relation.REPLACE_ONE
@@ -114,24 +107,24 @@ def curves(epochs: list[int], proximal: float) -> dict[str, list[float]]:
 
 def plot(path: Path, epochs: list[int]) -> dict:
     """Privacy against epochs, without and with weight decay."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.8), sharey=True)
+    figure, panels = style.panels(1, 2, (12, 6), sharey=True)
     shown = {}
     for axes, (proximal, title) in zip(
         panels, ((1.0, "no weight decay"), (0.99, "weight decay, L_P = 0.99")), strict=True
     ):
         lines = curves(epochs, proximal)
         shown[title] = {name: [round(v, 4) for v in values] for name, values in lines.items()}
-        for name, values in lines.items():
-            axes.plot(epochs, values, label=name)
-        axes.set(
-            xscale="log", yscale="log", xlabel="epochs",
-            title=f"{title}; {BATCHES} batches, noise multiplier {Z:g}",
-        )  # fmt: skip
-    panels[0].set_ylabel(f"epsilon at delta = {DELTA:g}, replace one")
-    panels[0].legend(fontsize=8)
-    figure.tight_layout()
+        for i, (name, values) in enumerate(lines.items()):
+            look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
+            axes.plot(epochs, values, label=name, marker=style.MARKERS[i], markevery=3, **look)
+        axes.set(xscale="log", yscale="log", xlabel="epochs (log scale)")
+        axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+        axes.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
+        style.title(axes, title[0].upper() + title[1:])
+    panels[0].set_ylabel("epsilon at delta 1e-5, replace one (log scale)")
+    style.legend(figure, panels, 2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    FigureCanvasAgg(figure).print_png(path)
     return {"epochs": epochs, **shown}
 
 

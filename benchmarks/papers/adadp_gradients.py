@@ -162,11 +162,13 @@ def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
     made, axes = style.panels(len(kept["at"]), 1, (8.5, 6.4), sharex=True, sharey=True)
     edges, sentences = np.linspace(*_RANGE, _BINS + 1), []
     for panel, at in zip(axes, kept["at"], strict=True):
-        panel.stairs(at["gradient"], edges, color=style.BLUE, linewidth=2, label="|g|")
+        panel.stairs(at["gradient"], edges, color=style.BLACK, linewidth=2, label="|g|")
         panel.stairs(
-            at["estimate"], edges, color=style.ORANGE, linestyle="--", linewidth=2, label="√E′[g²]"
+            at["estimate"], edges, color=style.GREEN, linestyle="--", linewidth=2, label="√E′[g²]"
         )
-        panel.set_ylabel("coordinates")
+        panel.set_ylabel("coordinates (thousands)")
+        panel.yaxis.set_major_formatter(lambda count, _: f"{count / 1_000:g}")
+        panel.set_ylim(bottom=0)
         style.title(panel, f"step {at['step']:,}")
         sentences.append(
             f"step {at['step']:,}: medians {at['median_gradient']:.2g} and "
@@ -174,6 +176,8 @@ def figure(kept: Mapping[str, list[At]]) -> tuple[Figure, str]:
             f"correlation of the logarithms {at['correlation_of_logs']:.2f}, σ_i under 10, to 20, "
             f"above {', '.join(f'{x:.1f}' for x in adadp_noise.shares(at['noise']))} %"
         )
-    axes[-1].set_xlabel("log10 of the size, of one coordinate")
-    axes[0].legend(loc="upper left")
+    ticks = range(-8, 2, 2)
+    axes[-1].set_xticks(ticks, ["0 to\n1e-8", *(f"1e{at}" if at else "1" for at in ticks[1:])])
+    axes[-1].set_xlabel("size of one coordinate (log scale)")
+    axes[0].legend(loc="upper center", fontsize=12)
     return made, "; ".join(sentences)

@@ -37,8 +37,8 @@ ROW = "mnist-mlp-pca-adadp-noise-8"
 STEPS = (100, 1_000)
 _BINS = 60
 _LOOKS: dict[str, dict[str, Any]] = {
-    "trained": {"color": style.BLUE},
-    "gradients of zero": {"color": style.ORANGE, "hatch": "//"},
+    "trained": {"color": style.GREEN},
+    "gradients of zero": {"color": "0.7", "hatch": "//"},
 }
 
 
@@ -158,20 +158,24 @@ def figure(kept: Kept) -> tuple[Figure, str]:
     Args:
         kept: what ``work`` wrote.
     """
-    drawn, axes = style.panels(len(kept["histograms"]), 1, (8.5, 6.4), sharex=True, sharey=True)
+    drawn, axes = style.panels(len(kept["histograms"]), 1, (8.5, 6.8), sharex=True, sharey=True)
     even, sentences = kept["noise_multiplier"] * kept["l2_clip_norm"], []
     for panel, at in zip(axes, kept["histograms"], strict=True):
         size = sum(at["counts"])
         shown = {"trained": at, "gradients of zero": histogram(noise_alone(size, at["step"]))}
         for i, (name, found) in enumerate(shown.items()):
-            panel.bar(np.arange(3) + 0.4 * i - 0.2, shares(found), 0.4, **_LOOKS[name], label=name)
+            bars = panel.bar(
+                np.arange(3) + 0.4 * i - 0.2, shares(found), 0.38, **_LOOKS[name], label=name
+            )
+            panel.bar_label(bars, fmt="%.1f", fontsize=12, padding=2)
         panel.set_xticks(range(3), ["under 10", "10 to 20", f"20 to {even:g}"])
         panel.set_ylabel("coordinates (%)")
+        panel.set_ylim(0, 108)
         style.title(panel, f"after {at['step']:,} steps")
         texts = [", ".join(f"{x:.1f}" for x in shares(found)) for found in shown.values()]
         sentences.append(f"{at['step']:,} steps: {texts[0]} % (gradients of zero: {texts[1]} %)")
     axes[-1].set_xlabel("σ_i, noise of a coordinate of the sum")
-    axes[0].legend(loc="upper right")
+    axes[0].legend(loc="upper right", fontsize=12)
     return drawn, "under 10, to 20, above, after " + "; ".join(sentences)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.papers import plane
+from benchmarks.papers.tables import style
 from jaxdp import clipping
 from jaxdp._extras import needed
 from jaxdp.mechanism import with_rule
@@ -70,22 +71,23 @@ def figure(seeds: int = plane.SEEDS) -> tuple[Figure, str]:
         seeds: trajectories over which the medians are taken.
     """
     without, found = algorithms(0.0), []
-    drawn = Figure(figsize=(13, 4.6), dpi=120, layout="constrained")
-    panels = drawn.subplots(1, 3, sharey=True)
-    for axes, (name, algorithm), style in zip(
-        panels, algorithms(NOISE).items(), plane.STYLES, strict=False
-    ):
+    drawn, panels = style.panels(1, 3, (12, 5.4), sharey=True)
+    for axes, (name, algorithm) in zip(panels, algorithms(NOISE).items(), strict=True):
         private, noiseless = path(algorithm, seeds), path(without[name], 1)
         far = float(np.nanmedian(distance(private, noiseless)))
         ends = np.linalg.norm(private[:, -1] - np.asarray(MINIMUM), axis=1)
-        title = f"{name}\nD(P, Q) {far:.3f}, to the minimum {np.nanmedian(ends):.3f}"
-        plane.dress(axes, title)
+        style.title(axes, f"{name}\nD(P, Q) {far:.3f},\nto the minimum {np.nanmedian(ends):.3f}")
         _background(axes)
-        plane.draw(axes, private[0], "private", style)
-        plane.draw(axes, noiseless[0], "without noise", ("black", ":"))
-        axes.plot(*MINIMUM, "k*", markersize=12)
-        axes.legend(loc="upper right")
+        look = style.look(name.lower().replace(", as ", "-as-"))
+        plane.draw(axes, private[0], "", look)
+        without_noise = {"color": "0.35", "linestyle": ":", "marker": "o"}
+        plane.draw(axes, noiseless[0], "the same without noise", without_noise)
+        axes.plot(*MINIMUM, "*", color="black", markersize=14, label="the minimum", zorder=3)
         found.append(f"{name} {far:.3f} and {np.nanmedian(ends):.3f}")
+    panels[0].plot([], [], color="0.35", label="private, in the algorithm's colour")
+    for axes in panels[1:]:
+        axes.set_ylabel("")
+    style.legend(drawn, panels, 3)
     return drawn, (
         "median mean distance D(P, Q) to the trajectory without noise, and distance of the end to "
         f"the minimum, over {seeds} seeds, from {START} with noise multiplier {NOISE}, C {BOUND}, "

@@ -1,6 +1,7 @@
 """Figures that need no training: PIGDO's Figure 4, and DP-SBCD's Figure 1."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,13 @@ with needed("benchmarks.papers.curves", "papers", "matplotlib"):
 
 # PIGDO, Figure 4: as stated there.
 Q, NOISE, DELTA = 0.01, 2.0, 1e-5
-_FORMULAS: dict[str, Callable[..., acc.Claim]] = {
-    "moments accountant, closed form": claims.moments_closed_form,
-    "zCDP": claims.zcdp,
+_FORMULAS: dict[str, tuple[Callable[..., acc.Claim], str]] = {
+    "moments accountant, closed form": (claims.moments_closed_form, "moments closed form"),
+    "zCDP": (claims.zcdp, "zCDP"),
     # Of the two readings of its RDP, only the second is below the MMA, as the text says.
-    "RDP, AdaDp's Theorem 1": claims.adadp_theorem_1,
-    "RDP, Poisson, integer orders": claims.sa_dpsgd_theorem_1,
-    "MMA (PIGDO)": claims.modified_moments_accountant,
+    "RDP, AdaDp's Theorem 1": (claims.adadp_theorem_1, "AdaDp Theorem 1"),
+    "RDP, Poisson, integer orders": (claims.sa_dpsgd_theorem_1, "SA-DPSGD Theorem 1"),
+    "MMA (PIGDO)": (claims.modified_moments_accountant, "PIGDO MMA"),
 }
 # DP-SBCD's numbers are lost; these are ours, those of docs/hidden_state.md with weight decay.
 BATCHES, MULTIPLIER, DECAY, EPOCHS = 32, 4.0, 0.99, 60
@@ -31,16 +32,15 @@ def moments() -> tuple[Figure, str]:
     """The four curves of PIGDO's Figure 4, and the truth."""
     epochs = np.unique(np.geomspace(5, 400, 24).astype(int))
     drawn, (axes,) = style.panels(1, 1, (8.5, 5.4))
-    for i, (name, formula) in enumerate(_FORMULAS.items()):
+    for name, (formula, look) in _FORMULAS.items():
         values = [formula(Q, NOISE, round(e / Q), DELTA).value for e in epochs]
-        look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2.2}
-        axes.plot(epochs, values, label=name, **look)
+        axes.plot(epochs, values, label=name, linewidth=2.2, **style.FORMULAS[look])
     truth = [_exact(round(e / Q)) for e in epochs]
-    axes.plot(epochs, truth, label="exact", color="black", linewidth=1.2)
+    axes.plot(epochs, truth, label="exact", linewidth=2.2, **style.FORMULAS["exact"])
     axes.set(xlabel="epochs", ylabel="epsilon at delta 1e-5", xlim=(0, 400), ylim=(0, None))
     style.title(axes, f"q = {Q:g}, σ = {NOISE:g}")
-    axes.legend()
-    ends = {n: f(Q, NOISE, 40_000, DELTA).value for n, f in _FORMULAS.items()}
+    axes.legend(fontsize=12)
+    ends = {n: f(Q, NOISE, 40_000, DELTA).value for n, (f, _) in _FORMULAS.items()}
     sentences = ", ".join(f"{name} {value:.2f}" for name, value in ends.items())
     return drawn, f"epsilon after 400 epochs: {sentences}, exact {truth[-1]:.2f}"
 
@@ -85,15 +85,15 @@ def by_iteration(place: int, epochs: int) -> np.ndarray:
 
 def block_coordinate() -> tuple[Figure, str]:
     """DP-SBCD's Figure 1: the loss by the place j0 of the record's batch, and by schedule."""
-    drawn, (left, right) = style.panels(1, 2, (13, 5.4))
+    drawn, (left, right) = style.panels(1, 2, (12, 5.6))
     for i, place in enumerate((1, BATCHES // 2, BATCHES)):
         look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
         values = by_iteration(place, 8)
         steps = np.arange(1, len(values) + 1) / BATCHES
         left.plot(steps[values > 0], values[values > 0], label=f"j0 = {place}", **look)
-    left.set(yscale="log", xlabel="epochs", ylabel="Rényi divergence over its order")
-    style.title(left, "Constant noise, batch j0 holds the record")
-    left.legend(loc="lower right")
+    left.set(yscale="log", xlabel="epochs", ylabel="Rényi divergence over its order (log scale)")
+    style.title(left, "Constant noise, the record in batch j0")
+    left.legend(loc="lower right", fontsize=12)
     sentences = []
     for i, (name, factors) in enumerate(schedules().items()):
         every = range(1, EPOCHS + 1)
@@ -101,16 +101,21 @@ def block_coordinate() -> tuple[Figure, str]:
             bound: [float(bound(chain(factors[:e])).max()) for e in every]
             for bound in (hs.log_sobolev, hs.shifted)
         }
-        # The constant's lies under others in part.
-        width = 5 if i == 0 else 1.6
-        right.plot(
-            every, worst[hs.log_sobolev], "-", color=style.COLOURS[i], label=name, linewidth=width
-        )
-        right.plot(every, worst[hs.shifted], "--", color=style.COLOURS[i])
+        # Curves lie upon one another in part: their markers do not.
+        marked: dict[str, Any] = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
+        marked |= {"markersize": 7, "markevery": (2 + 4 * i, 16)}
+        right.plot(every, worst[hs.log_sobolev], "-", label=name, **marked)
+        right.plot(every, worst[hs.shifted], "--", **marked)
         sentences.append(f"{name} {worst[hs.log_sobolev][-1]:.3f} and {worst[hs.shifted][-1]:.3f}")
-    right.set(yscale="log", xlabel="epochs")
+    right.set(yscale="log", xlabel="epochs", ylabel=left.get_ylabel())
+    right.plot([], [], "-", color="0.35", label="by log-Sobolev inequalities")
+    right.plot([], [], "--", color="0.35", label="by the shifted bound")
     style.title(right, "Four schedules of the noise, worst batch")
-    right.legend(loc="upper left", title="solid: log-Sobolev; dashed: shifted")
+    right.set_ylim(top=6)
+    right.legend(loc="upper left", fontsize=12)
+    for panel, ticks in ((left, (0.003, 0.01, 0.03, 0.1, 0.3)), (right, (0.03, 0.1, 0.3, 1))):
+        panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
     return drawn, (
         f"divergence over its order after {EPOCHS} epochs, by log-Sobolev inequalities and by the "
         "shifted bound: " + ", ".join(sentences)

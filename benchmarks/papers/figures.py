@@ -22,6 +22,7 @@ with needed("benchmarks.papers.figures", "papers", "matplotlib"):
     from matplotlib.figure import Figure
 
     from benchmarks.papers import adadp_gradients, adadp_noise, beale, curves, plane
+    from benchmarks.papers.tables import style
 
 
 # The noises of AdaDp's experiment after Lemma 1, and the cosines that it prints.
@@ -59,15 +60,21 @@ def cosines() -> tuple[Figure, str]:
     """Lemma 1's experiment: mean cosine between the query (10, 5) and its noisy answer."""
     stds = LEMMA_1
     ours = [cosine(std) for std in stds]
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = style.panels(1, 1, (8.5, 5))
     place = np.arange(len(stds))
-    axes.bar(place - 0.2, list(stds.values()), 0.4, label="printed", color="#0072B2", hatch="//")
-    axes.bar(place + 0.2, ours, 0.4, label="found, 2 million draws", color="#D55E00")
+    colour = style.look("adadp")["color"]
+    for shift, label, heights, filled in (
+        (-0.2, "printed", list(stds.values()), False),
+        (0.2, "found, 2 million draws", ours, True),
+    ):
+        look = {"edgecolor": colour, "facecolor": colour if filled else "white", "linewidth": 2}
+        bars = axes.bar(place + shift, heights, 0.36, label=label, **look)
+        axes.bar_label(bars, fmt="%.2f", fontsize=12, padding=2)
     axes.set_xticks(place, [f"σ = {std}" for std in stds])
     axes.set_ylabel("mean cosine similarity")
-    axes.set_title("AdaDp, the experiment after Lemma 1", loc="left", fontweight="bold")
-    axes.legend()
+    axes.margins(y=0.1)
+    style.title(axes, "AdaDp, the experiment after Lemma 1")
+    style.legend(figure, (axes,), 2)
     pairs = zip(stds.values(), ours, strict=True)
     return figure, "printed / found: " + ", ".join(f"{a:.2f} / {b:.3f}" for a, b in pairs)
 
@@ -94,25 +101,30 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
     mechanism = with_rule(clipping.clip(0.5), 25.0, 100, 100, "full_batch")
     key = jax.random.key(0)
     energy = PublicEnergy(_regression, records[100:])
-    figure, axes = plane.plane("Linear regression: 60 candidates, least squares at the star")
-    plane.contours(
-        axes,
-        lambda a, b: np.square(a - truth[0]) + np.square(b - truth[1]),
-        (-0.6, 2.2),
-        (-1.8, 0.6),
-    )
+    figure, panels = style.panels(1, 2, (11, 5.2))
+    sides = (((-0.3, 2.0), (-1.6, 0.4)), ((1.1, 1.8), (-1.3, -0.6)))
+    for axes, (across, up) in zip(panels, sides, strict=True):
+        plane.contours(
+            axes, lambda a, b: np.square(a - truth[0]) + np.square(b - truth[1]), across, up
+        )
+    style.title(panels[0], "Linear regression: 60 candidates")
+    style.title(panels[1], "its end, enlarged")
     found = []
     algorithms: dict[str, tuple[Algorithm, PublicEnergy | None]] = {
         "DP-SGD": (sgd(mechanism, 0.5), None),
         "SA-DPSGD, every candidate charged": (sa_dpsgd(mechanism, 0.5, key), energy),
     }
-    for (name, (algorithm, judge)), style in zip(algorithms.items(), plane.STYLES, strict=False):
+    for name, (algorithm, judge) in algorithms.items():
         paths = plane.trajectories(algorithm, _regression, jnp.zeros(2), 60, records[:100], judge)
-        plane.draw(axes, paths[0], name, style)
+        dashes = {"linestyle": "-" if judge is None else "--"}  # their beginnings are one
+        for axes in panels:
+            plane.draw(axes, paths[0], name, style.look(name.lower()) | dashes)
         ends = np.linalg.norm(paths[:, -1] - truth, axis=1)
         found.append(f"{name} {np.median(ends):.3f}")
-    axes.plot(*truth, "k*", markersize=12)
-    axes.legend(loc="lower left")
+    for axes in panels:
+        axes.plot(*truth, "k*", markersize=14, label="least squares", zorder=3)
+    panels[1].set_ylabel("")
+    style.legend(figure, panels, 3)
     return figure, (
         f"median distance to the truth over {plane.SEEDS} seeds after 60 charged candidates of the "
         "same event: " + ", ".join(found)

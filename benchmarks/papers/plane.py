@@ -15,10 +15,7 @@ from jaxdp.types import PyTree
 
 with needed("benchmarks.papers.plane", "papers", "matplotlib"):
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# Okabe & Ito's colours; line styles differ as well.
-STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 SEEDS = 200
 _Range = tuple[float, float]
 
@@ -55,30 +52,14 @@ def trajectories(
     return np.asarray(jax.jit(jax.vmap(one))(keys))
 
 
-def plane(title: str) -> tuple[Figure, Axes]:
-    """A figure and its axes, with a title."""
-    figure = Figure(figsize=(6.4, 5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    dress(axes, title)
-    return figure, axes
-
-
-def dress(axes: Axes, title: str) -> None:
-    """Puts title and labels on axes."""
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=10)
-    axes.set_xlabel("first parameter")
-    axes.set_ylabel("second parameter")
-
-
 def contours(axes: Axes, f: Callable[..., np.ndarray], x: _Range, y: _Range) -> None:
-    """Draws the level lines of ``f`` over a rectangle."""
+    """Draws the level lines of ``f`` over a rectangle, and names its sides."""
     grid = np.meshgrid(np.linspace(x[0], x[1], 200), np.linspace(y[0], y[1], 200))
     axes.contour(*grid, f(*grid), levels=14, colors="0.75", linewidths=0.7)
-    axes.set_xlim(*x)
-    axes.set_ylim(*y)
+    axes.grid(visible=False)
+    axes.set(xlim=x, ylim=y, xlabel="first parameter", ylabel="second parameter")
 
 
-def draw(axes: Axes, path: np.ndarray, name: str, style: tuple[str, str]) -> None:
-    """Draws a trajectory [n, 2] and its end."""
-    axes.plot(path[:, 0], path[:, 1], style[1], color=style[0], label=name, linewidth=1.3)
-    axes.plot(*path[-1], "o", color=style[0])
+def draw(axes: Axes, path: np.ndarray, name: str, look: dict[str, Any]) -> None:
+    """Draws a trajectory [n, 2] with a mark at its end."""
+    axes.plot(path[:, 0], path[:, 1], label=name, linewidth=1.6, markevery=[-1], **look)

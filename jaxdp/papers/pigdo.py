@@ -84,7 +84,8 @@ def pigdo_as_published(
     g′(x) = f_t/(√s_t + a) with f_t and s_t from the example's gradient and the shared moments of
     un-noised means, clipped to C, noised, applied. Whether the paper shares the moments is not
     stated; moments for each example would need N times the memory. The noise is on the sum (on the
-    mean, as the text has it, it would be L times larger). Charged as ``NonPrivate``.
+    mean, as the text has it, it would be L times larger), σC with no margin for rounding, as the
+    clip norm is C. docs/papers.md has the reasons. Charged as ``NonPrivate``.
 
     Args:
         mechanism: with flat clipping to C.

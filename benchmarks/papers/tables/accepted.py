@@ -1,6 +1,5 @@
 """SA-DPSGD by its paper's protocol: ended by the accepted steps, beside Table 1's rows."""
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.papers import accepted
@@ -13,8 +12,6 @@ from jaxdp import accounting as acc
 from jaxdp.data.specs import spec
 
 NAMES = tuple(row.name for row in accepted.ROWS)
-# Of the plots' axes, in percent: below it is the beginning of a run.
-_LEAST = {"fashion_mnist": 60, "mnist": 85}
 SHOWN = {
     "sa-dpsgd": "repaired",
     "sa-dpsgd-as-published": "as published",
@@ -63,8 +60,9 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "accepted.png",
-                "Test accuracy against the number of candidates, rejected ones included; the "
-                "dashed line is the paper's accuracy. A panel without curves has no run.",
+                "Test accuracy of SA-DPSGD against the number of candidates, rejected ones "
+                "included; the thin line is the paper's accuracy. An arrow: the curve comes from "
+                "below the axis. A panel without curves has no run.",
             ),
         ),
         tuple(_section(results, dataset) for dataset in accepted.NOISE),
@@ -124,28 +122,19 @@ def _of_steps_taken(line: ResultRow) -> float:
 
 def figure(results: Results) -> Figure:
     """Accuracy against candidates, a curve for each run."""
-    drawn, axes = style.panels(1, 2, (14, 6))
+    drawn, axes = style.panels(1, 2, (12, 5.6))
     for panel, dataset in zip(axes, accepted.NOISE, strict=True):
-        for place, name in enumerate(SHOWN):
+        for name, shown in SHOWN.items():
             for line in results.runs(f"{dataset}-{name}-until-accepted"):
-                _curve(panel, line, place, SHOWN[name])
+                points = [(step, 100 * share) for step, _, share in line["curve"]]
+                style.curve(panel, points, name, shown)
         if not panel.lines:
             panel.text(0.5, 0.5, rows.MISSING, ha="center", transform=panel.transAxes)
         paper = PAPER[dataset]["sa-dpsgd-as-published"]
-        panel.axhline(paper, color=style.BLACK, linestyle="--", label="paper, as published")
-        panel.set_ylim(_LEAST[dataset], 100)
+        panel.axhline(paper, color=style.BLACK, linewidth=1.2, label="the paper, as published")
+        style.from_below(panel)
         panel.set_xlabel("candidates")
         panel.set_ylabel("test accuracy (%)")
-        style.title(panel, spec(dataset).title)
+        style.title(panel, f"SA-DPSGD, {spec(dataset).title}")
     style.legend(drawn, axes, 3)
     return drawn
-
-
-def _curve(panel: Axes, line: ResultRow, place: int, shown: str) -> None:
-    panel.plot(
-        [step for step, _, _ in line["curve"]],
-        [100 * share for _, _, share in line["curve"]],
-        linestyle=style.DASHES[place],
-        color=style.COLOURS[place],
-        label=shown,
-    )

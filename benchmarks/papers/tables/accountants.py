@@ -230,27 +230,19 @@ def run_figure(results: Results) -> Figure:
         if "accountant" in line:
             value = line["estimate"] if line["upper"] == "inf" else line["upper"]
             by_accountant.setdefault(line["accountant"], []).append((line["steps"], value))
-    looks = {
-        _PAPER: ("SA-DPSGD Theorem 1 (RDP, integer orders)", style.PINK, "-.", ""),
-        "rdp": ("rdp", style.GREEN, ":", ""),
-        "exact": ("exact", style.BLUE, "-", ""),
-        "pld": ("pld (certified)", style.BLACK, "none", "o"),
-        "clt": ("GDP by the central limit (no bound)", style.ORANGE, "--", ""),
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
+        _PAPER: ("SA-DPSGD Theorem 1 (RDP, integer orders)", style.FORMULAS["SA-DPSGD Theorem 1"]),
+        "rdp": ("rdp", style.FORMULAS["rdp"]),
+        "exact": ("exact", style.FORMULAS["exact"]),
+        "pld": ("pld (certified)", style.mark("dp-adam", printed=True) | {"marker": "o"}),
+        "clt": ("GDP by the central limit (no bound)", style.FORMULAS["central limit"]),
     }
-    for accountant, (label, colour, dash, marker) in looks.items():
-        points = sorted(by_accountant.get(accountant, []))
+    for accountant, (label, look) in looks.items():
+        points = sorted(by_accountant.get(accountant, []))[:: 3 if "marker" in look else 1]
         if points:
-            axes.plot(
-                *zip(*points[:: 3 if marker else 1], strict=True),
-                linestyle=dash,
-                color=colour,
-                marker=marker,
-                linewidth=2.2,
-                markersize=6,
-                label=label,
-                zorder=3 if marker else 2,
-            )
+            axes.plot(*zip(*points, strict=True), linewidth=2.2, label=label, **look)
     axes.axhline(3, color="0.5", linewidth=0.9)
+    axes.annotate("SA-DPSGD's budget of 3", (80, 3.05), color="0.4", fontsize=12)
     axes.set_xlim(0, 8_100)
     axes.set_ylim(0, 4)
     axes.set_xlabel("steps")
@@ -262,7 +254,7 @@ def run_figure(results: Results) -> Figure:
 
 def claims_figure(results: Results) -> Figure:
     """Claimed over true epsilon."""
-    drawn, axes = style.panels(1, 2, (13, 5.6), sharey=True)
+    drawn, axes = style.panels(1, 2, (12, 5.6), sharey=True)
     for panel, noise in zip(axes, _CLAIM_NOISES, strict=True):
         curves: dict[str, list[tuple[int, float]]] = {}
         for line in _lines(results).values():
@@ -270,17 +262,14 @@ def claims_figure(results: Results) -> Figure:
                 for name, value in line["claims"].items():
                     if "printed" not in name:
                         curves.setdefault(name, []).append((line["steps"], value / line["lower"]))
-        for i, (name, points) in enumerate(curves.items()):
-            panel.plot(
-                *zip(*sorted(points), strict=True),
-                label=name,
-                color=style.COLOURS[i],
-                linestyle=style.DASHES[i],
-                linewidth=2.2,
-            )
+        for name, points in curves.items():
+            look = style.FORMULAS[name]
+            panel.plot(*zip(*sorted(points), strict=True), label=name, linewidth=2.2, **look)
         panel.axhline(1, color="black", linewidth=1)
-        panel.axhspan(0.05, 1, color=style.ORANGE, alpha=0.08)
-        panel.set(xscale="log", yscale="log", ylim=(0.05, 20), xlabel="steps")
+        panel.axhspan(0.04, 1, color="0.5", alpha=0.12)
+        panel.annotate("claims less than the truth", (0.97, 0.04), ha="right", color="0.35",
+                       xycoords="axes fraction", fontsize=12)  # fmt: skip
+        panel.set(xscale="log", yscale="log", ylim=(0.04, 20), xlabel="steps (log scale)")
         panel.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
         style.title(panel, f"q = {_CLAIM_Q}, noise multiplier {noise:g}")
     axes[0].set_ylabel("claimed / true epsilon")

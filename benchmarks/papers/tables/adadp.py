@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -209,38 +208,30 @@ def _on_features(results: Results) -> Section:
 
 def figure(results: Results) -> Figure:
     """Epsilon by accuracy, and curves at noise 8."""
-    drawn, (left, right) = style.panels(1, 2, (13, 5.4))
+    drawn, (left, right) = style.panels(1, 2, (12, 5.6))
     levels = list(adadp.PRINTED)
-    looks: list[dict[str, Any]] = [
-        {"color": c, "marker": m} for c, m in zip(style.COLOURS, style.MARKERS, strict=True)
-    ]
-    for i, (algorithm, shown) in enumerate(TABLE_1.items()):
-        left.plot([], [], ls="none", markersize=9, label=shown, **looks[i])
+    for algorithm, shown in TABLE_1.items():
         for line in results.runs(adadp.table_1_name(algorithm)):
             for place, level in enumerate(levels):
                 if at := crossing(line, level):
-                    left.plot(place, MNIST.theorem_1(at[0]), ls="none", markersize=9, **looks[i])
-    for i, column in ((0, 0), (2, 1)):
+                    look = style.mark(algorithm)
+                    left.plot(place, MNIST.theorem_1(at[0]), label=shown, **look)
+    for algorithm, column in (("dp-sgd", 0), ("adadp-as-published", 1)):
         printed = [pair[column] for pair in adadp.PRINTED.values()]
-        style_of: dict[str, Any] = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
-        left.plot(range(len(levels)), printed, ls="none", **style_of, **looks[i])
+        look = style.mark(algorithm, printed=True)
+        left.plot(range(len(levels)), printed, label=TABLE_1[algorithm], **look)
+    style.key(left, filled="ours", hollow="printed")
     left.set_xticks(range(len(levels)), [f"{level} %" for level in levels])
     left.set(xlabel="test accuracy first reached", ylabel="epsilon by Theorem 1", xlim=(-0.5, 3.5))
     left.set_ylim(bottom=0)
-    left.legend(loc="upper left")
     style.title(left, "Table I, noise 3, delta 1e-4")
-    for i, (algorithm, shown) in enumerate(CURVES.items()):
+    for algorithm, shown in CURVES.items():
         for line in results.runs(adadp.ablation_name(algorithm)):
-            steps, _, shares = zip(*line["curve"], strict=True)
-            right.plot(
-                [step / 100 for step in steps],
-                [100 * share for share in shares],
-                color=style.COLOURS[i],
-                linestyle=style.DASHES[i],
-                linewidth=2,
-                label=shown,
-            )
+            points = [(step / 100, 100 * share) for step, _, share in line["curve"]]
+            style.curve(right, points, algorithm, shown)
     right.set(xlabel="epochs", ylabel="test accuracy (%)")
     style.title(right, "Figure 4 (a), noise 8")
-    right.legend(loc="lower right") if right.lines else style.nothing_yet(right)
+    if not right.lines:
+        style.nothing_yet(right)
+    style.legend(drawn, (left, right), 4)
     return drawn

@@ -1,7 +1,10 @@
 """AGD of AdaDp's Figure 2: accuracy, and after how many steps its budget is spent."""
 
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.papers import agd
@@ -44,8 +47,8 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "agd.png",
-                "Test accuracy by epochs, all runs: AGD ends where its budget does; of the "
-                "others, rows of [mlp](mlp.md), the first 30 are drawn.",
+                "Test accuracy by epochs, all runs: AGD ends where its budget does; the others "
+                "are rows of [mlp](mlp.md), from their first evaluation on.",
             ),
         ),
         (_table(results),),
@@ -87,22 +90,26 @@ def _found(lines: list[dict[str, float]]) -> list[str]:
 def figure(results: Results) -> Figure:
     """A panel a noise multiplier."""
     kept = results.read(agd.FILE) or []
-    made, axes = style.panels(1, 3, (14, 5.4))
-    for panel, (noise, _, epochs) in zip(axes, MLP_SETTINGS, strict=True):
-        curves = {
-            SHOWN[split]: [line for line in kept if line["name"] == agd.AgdRow(noise, split).name]
-            for split in agd.SPLITS
-        }
-        for label, part in (("DP-SGD", "dp-sgd"), ("AdaDp, as published", "adadp-as-published")):
-            curves[label] = results.runs(f"mnist-mlp-pca-{part}-noise-{noise:g}")
-        for i, (label, lines) in enumerate(curves.items()):
-            look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
-            for line in lines:
-                steps, shares = [at[0] for at in line["curve"]], [at[-1] for at in line["curve"]]
-                panel.plot([step / 100 for step in steps], [100 * x for x in shares], **look)
-            panel.plot([], [], label=label, **look)
-        panel.set(xlabel="epochs", ylim=(60, None), xlim=(0, min(epochs, 30)))
+    made, axes = style.panels(1, 3, (12, 5.2), sharey=True)
+    for panel, (noise, *_) in zip(axes, MLP_SETTINGS, strict=True):
+        for split, shown in SHOWN.items():
+            name = agd.AgdRow(noise, split).name
+            for line in kept:
+                if line["name"] == name:
+                    _curve(panel, line["curve"], f"agd-{split}", shown)
+        for shown, name in (("DP-SGD", "dp-sgd"), ("AdaDp, as published", "adadp-as-published")):
+            for row in results.runs(f"mnist-mlp-pca-{name}-noise-{noise:g}"):
+                _curve(panel, row["curve"], name, shown)
+        panel.set_xscale("log")
+        panel.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        panel.set_xlabel("epochs (log scale)")
         style.title(panel, f"noise {noise:g}")
     axes[0].set_ylabel("test accuracy (%)")
     style.legend(made, axes, 4)
     return made
+
+
+def _curve(panel: Axes, curve: Sequence[Sequence[Any]], name: str, shown: str) -> None:
+    """From the first evaluation after the start, which a log scale has no place for."""
+    after = [(at[0] / 100, 100 * at[-1]) for at in curve if at[0]]
+    style.curve(panel, after, name, shown)

@@ -165,11 +165,24 @@ def _mma(noise: float, steps: int) -> float:
 
 def figure(results: Results) -> Figure:
     """Bars would hide what is infinite: marks, and arrows to the right."""
-    drawn, (left, right) = style.panels(1, 2, (14, 6.2), width_ratios=(1.1, 1))
+    drawn, (left, right) = style.panels(1, 2, (12, 6.2), width_ratios=(1.1, 1))
     _runs(left, results)
     _attacked(right, results)
+    for what in _ROLES:
+        left.plot([], [], **_mark(what, "dp-sgd") | {"color": "0.35"}, label=what)
     style.legend(drawn, (left, right), 4)
     return drawn
+
+
+_ROLES: dict[str, dict[str, Any]] = {
+    "claimed": {"marker": "D", "fillstyle": "none", "markeredgewidth": 1.8},
+    "proven": {"marker": "o"},
+    "audited, at least": {"marker": ">"},
+}
+
+
+def _mark(what: str, algorithm: str) -> dict[str, Any]:
+    return {**style.mark(algorithm.lower()), **_ROLES[what]}
 
 
 def _runs(axes: Axes, results: Results) -> None:
@@ -185,7 +198,7 @@ def _runs(axes: Axes, results: Results) -> None:
         )
         if number is not None and number != "inf"
     ]
-    edge = 1.6 * max(numbers, default=1.0)  # room for the words
+    edge = 1.95 * max(numbers, default=1.0)  # room for the words
     for place, lines in enumerate(found.values()):
         for line in lines:
             _marks(axes, place, line, edge)
@@ -199,22 +212,14 @@ def _runs(axes: Axes, results: Results) -> None:
 
 def _marks(axes: Axes, place: int, line: ResultRow, edge: float) -> None:
     if line["claimed_epsilon"] is not None:
-        axes.plot(
-            line["claimed_epsilon"],
-            place,
-            "D",
-            color=style.ORANGE,
-            markersize=9,
-            fillstyle="none",
-            markeredgewidth=1.8,
-            label="claimed",
-        )
+        axes.plot(line["claimed_epsilon"], place, **_mark("claimed", line["name"]))
+    colour = style.look(line["name"])["color"]
     if line["proven_epsilon"] == "inf":
         axes.annotate(
             "",
             (1.11 * edge, place),
             (0.97 * edge, place),
-            arrowprops={"arrowstyle": "->", "color": style.BLUE, "linewidth": 2},
+            arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 2},
         )
         axes.text(
             0.95 * edge,
@@ -222,43 +227,24 @@ def _marks(axes: Axes, place: int, line: ResultRow, edge: float) -> None:
             "nothing proven",
             ha="right",
             va="center",
-            fontsize=10.5,
-            color=style.BLUE,
+            fontsize=11,
+            color=colour,
         )
     else:
-        axes.plot(
-            line["proven_epsilon"], place, "o", color=style.BLUE, markersize=9, label="proven"
-        )
+        axes.plot(line["proven_epsilon"], place, **_mark("proven", line["name"]))
     if (audited := line.get("audited_epsilon")) is not None:
-        axes.plot(
-            audited,
-            place,
-            ">",
-            color=style.BLACK,
-            markersize=9,
-            label="audited, at least",
-        )
+        axes.plot(audited, place, **_mark("audited, at least", line["name"]))
 
 
 def _attacked(axes: Axes, results: Results) -> None:
     attacks = _attacks(results)
     for place, row in enumerate(attacks):
         axes.plot([row["claimed"], row["audited"]], [place, place], color="0.6", linewidth=1.5)
-        axes.plot(
-            row["claimed"],
-            place,
-            "D",
-            color=style.ORANGE,
-            markersize=9,
-            fillstyle="none",
-            markeredgewidth=1.8,
-            label="claimed",
-        )
-        axes.plot(
-            row["audited"], place, ">", color=style.BLACK, markersize=9, label="audited, at least"
-        )
+        axes.plot(row["claimed"], place, **_mark("claimed", row["algorithm"]))
+        axes.plot(row["audited"], place, **_mark("audited, at least", row["algorithm"]))
     style.listed(axes, [row["algorithm"].replace(", ", ",\n", 1) for row in attacks])
     axes.set_xlim(left=0)
+    axes.margins(x=0.08)
     axes.set_xlabel("epsilon at delta 1e-5")
     style.title(axes, "Attacked, as published: full batch")
     if not attacks:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.papers.row import ResultRow
+from benchmarks.papers.rows import ROWS
 from benchmarks.papers.tables import style, table3
 from benchmarks.papers.tables.rows import Results
 from jaxdp.data.specs import spec
@@ -39,42 +40,69 @@ def _finite(epsilon: float | str) -> bool:
     return math.isfinite(float(epsilon))
 
 
+def length(results: Results, dataset: str) -> str:
+    """What is added to the names of the rows that a data set's panels draw: all are as long.
+
+    The whole rows, where any kept a curve, else the short ones.
+    """
+    names = [f"{dataset}-{algorithm}" for algorithm in SHOWN]
+    whole = any(drawn(results, name, accuracies) for name in names)
+    return "" if whole else table3.SHORT
+
+
 def drawn(
     results: Results, name: str, points: Callable[[ResultRow], Points]
-) -> tuple[Points, bool] | None:
-    """A curve of the row, else of its short form (True); None where no run kept one."""
-    for candidate in (name, name + table3.SHORT):
-        for line in results.runs(candidate):
-            if found := points(line):
-                return found, candidate != name
+) -> tuple[Points, ResultRow] | None:
+    """A curve of the row, and its run; None where no run kept one."""
+    for line in results.runs(name):
+        if found := points(line):
+            return found, line
     return None
 
 
 def figure(results: Results) -> Figure:
     """Accuracy above, loss below; a column for each data set."""
-    made, axes = style.panels(2, 3, (14, 8.2))
+    made, axes = style.panels(2, 3, (12, 8.4))
     for column, dataset in enumerate(table3.LEVELS):
-        for panel, points in ((axes[column], accuracies), (axes[3 + column], losses)):
-            for i, algorithm in enumerate(SHOWN):
-                if found := drawn(results, f"{dataset}-{algorithm}", points):
-                    _curve(panel, *found, i, table3.COLUMNS[algorithm])
-            if not panel.lines:
-                what = "row run" if points is accuracies else "loss kept"
-                panel.text(0.5, 0.5, f"no {what} yet", transform=panel.transAxes, ha="center")
-            panel.set_xlabel("proven epsilon at delta 1e-5")
-        style.title(axes[column], spec(dataset).title)
+        added = length(results, dataset)
+        above, below = axes[column], axes[3 + column]
+        epochs = _panel(above, results, dataset, added, accuracies)
+        _panel(below, results, dataset, added, losses)
+        style.title(above, f"{spec(dataset).title}{epochs}")
     axes[0].set_ylabel("test accuracy (%)")
-    axes[3].set_ylabel("test loss")
+    axes[3].set_ylabel("test loss (cross-entropy)")
     style.legend(made, axes, 3)
     return made
 
 
-def _curve(panel: Axes, points: Points, short: bool, place: int, label: str) -> None:
-    panel.plot(
-        *zip(*points, strict=True),
-        color=style.COLOURS[place],
-        linestyle=style.DASHES[place],
-        linewidth=2,
-        alpha=0.45 if short else 1,
-        label=label,
-    )
+def _panel(
+    panel: Axes,
+    results: Results,
+    dataset: str,
+    added: str,
+    points: Callable[[ResultRow], Points],
+) -> str:
+    """Draws the rows that kept these points; returns how long they ran, as in ", 40 epochs"."""
+    epochs, without = "", []
+    for algorithm in SHOWN:
+        name = f"{dataset}-{algorithm}{added}"
+        if found := drawn(results, name, points):
+            style.curve(panel, found[0], algorithm, table3.COLUMNS[algorithm])
+            epochs = f", {_epochs(found[1]):.0f} epochs"
+        elif results.runs(name):
+            without.append(table3.COLUMNS[algorithm])
+    if not panel.lines:
+        panel.set_axis_off()
+        told = "no losses kept" if without else "no row run yet"
+        panel.text(0.5, 0.5, told, transform=panel.transAxes, ha="center", color="0.4")
+    elif without:
+        kept = "losses" if points is losses else "curve"
+        told = "\n".join((f"no {kept} kept:", *without))
+        panel.text(0.97, 0.95, told, transform=panel.transAxes, ha="right", va="top", color="0.4")
+    panel.set_xlabel("proven epsilon at delta 1e-5")
+    return epochs
+
+
+def _epochs(line: ResultRow) -> float:
+    config = ROWS[line["name"]].config()
+    return line["steps"] * config.batch_size / config.dataset_size

@@ -8,6 +8,9 @@ from benchmarks.papers.rows import ROWS
 from benchmarks.papers.tables import rows, style
 from benchmarks.papers.tables.rows import Results
 
+# A frame around ours where the two are the same.
+_PAPERS = {"marker": "D", "markersize": 11, "zorder": 3}
+
 
 def draw(
     panel: Axes, results: Results, names: Sequence[str], paper: Sequence[float | None]
@@ -29,24 +32,22 @@ def draw(
                 place,
                 xerr=[[low], [high]],
                 fmt="o",
-                color=style.BLUE,
-                markersize=9,
+                color=style.look(name)["color"],
+                markersize=7,
                 capsize=4,
-                label="ours",
             )
         if printed is not None:
-            panel.plot(
-                printed,
-                place,
-                "D",
-                color=style.ORANGE,
-                markersize=8,
-                fillstyle="none",
-                markeredgewidth=1.8,
-                label="paper",
-            )
+            panel.plot(printed, place, **{**style.mark(name, printed=True), **_PAPERS})
         if not found and name in ROWS:
             style.waiting(panel, place, rows.status(name))
     panel.set_xlabel("test accuracy (%)")
     low, high = panel.get_xlim()
-    panel.set_xlim(low - 0.5 * (high - low), min(high, 100.0))  # room for the words
+    high = min(high + 0.05 * (high - low), 100.0)
+    # Words at the left take less than half of a panel.
+    beside = [at for name, at in zip(names, paper, strict=True) if at and not results.runs(name)]
+    panel.set_xlim(
+        min([low - 0.05 * (high - low), *((at - 0.47 * high) / 0.53 for at in beside)]), high
+    )
+    style.key(panel, filled="ours")
+    look = {**style.mark(names[0], printed=True), **_PAPERS, "color": "0.35"}
+    panel.plot([], [], label="the paper's", **look)

@@ -2,9 +2,10 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.papers.row import ResultRow
@@ -14,7 +15,7 @@ from benchmarks.papers.tables.rows import Results
 from jaxdp import accounting as acc
 from jaxdp.runs.config import RunConfig
 
-# The algorithms of each row of panels, as parts of their rows' names; one style an algorithm.
+# The algorithms of each row of panels, as parts of their rows' names.
 PCA = ("pca-dp-sgd", "pca-dp-sgd-falling", "pca-adadp", "pca-adadp-as-published")
 PIXELS = (
     *("dp-sgd", "exp", "adadp", "dp-adam"),
@@ -22,14 +23,10 @@ PIXELS = (
 )
 Panel = tuple[str, str, tuple[str, ...]]  # the figure, the data set, the algorithms
 PANELS: tuple[Panel, ...] = (
-    ("AdaDp, Figure 2", "mnist", PCA),
-    ("PIGDO, Figure 5", "mnist", PIXELS),
-    ("PIGDO, Figure 9", "fashion_mnist", (*FASHION, *OTHER_PIGDO)),
+    ("AdaDp, Fig. 2, DP-PCA", "mnist", PCA),
+    ("PIGDO, Fig. 5", "mnist", PIXELS),
+    ("PIGDO, Fig. 9", "fashion_mnist", (*FASHION, *OTHER_PIGDO)),
 )
-_LEAST = {"mnist": 80, "fashion_mnist": 65}  # percent: below it is the beginning of a run
-_PLACES = {
-    name: place for place, name in enumerate((*PIXELS, "adadp-as-published", "dp-sgd-falling"))
-}
 # PIGDO, Section 5.2, the text to Figure 6 (a): epsilon and accuracy in percent.
 FIGURE_6 = {
     "piadam": ((0.5, 91.0), (8.0, 97.5)),
@@ -37,6 +34,8 @@ FIGURE_6 = {
     "exp": ((0.5, 89.0),),
     "dp-sgd": ((0.5, 88.9),),
 }
+# Dashes of the three noise multipliers, largest first, in the figure by epsilon.
+_OF_NOISE: tuple[Any, ...] = (":", "--", "-")
 BUDGETS, DELTAS = (0.25, 0.5, 1.0, 2.0), (1e-5, 1e-4, 1e-3, 1e-2)
 
 
@@ -50,58 +49,42 @@ def by_epochs(
         labels: of the algorithms.
         printed: from an algorithm to the papers' accuracy at a noise multiplier, on MNIST.
     """
-    made, axes = style.panels(3, 3, (14, 12))
+    made, axes = style.panels(3, 3, (12, 12))
     for row, (what, dataset, algorithms) in enumerate(PANELS):
         for column, (noise, _, epochs) in enumerate(MLP_SETTINGS):
             panel = axes[3 * row + column]
             for name in algorithms:
-                look = look_of(name)
                 for line in results.runs(f"{dataset}-mlp-{name}-noise-{noise:g}"):
-                    x, y = points(line)
-                    panel.plot(x, y, linewidth=2, label=labels[name], **look)
-                paper = printed.get(name, {}).get(noise) if dataset == "mnist" else None
-                if paper and row == 1:
-                    hollow: dict[str, Any] = {
-                        "fillstyle": "none",
-                        "markersize": 10,
-                        "markeredgewidth": 1.8,
-                    }
-                    panel.plot(epochs, paper, "D", color=look["color"], clip_on=False, **hollow)
-            if panel.lines:
-                panel.set_ylim(_LEAST[dataset], None)
-            else:
-                style.nothing_yet(panel)
+                    shown = labels[name].removesuffix(", DP-PCA")
+                    style.curve(panel, points(line), name, shown)
             panel.set_xlim(0, epochs)
+            style.from_below(panel) if panel.lines else style.nothing_yet(panel)
+            if dataset == "mnist" and algorithms is PIXELS:
+                _printed(panel, epochs, {name: printed.get(name, {}).get(noise) for name in PIXELS})
             panel.set_xlabel("epochs")
             style.title(panel, f"{what}: noise {noise:g}")
         axes[3 * row].set_ylabel("test accuracy (%)")
-    style.legend(made, axes, 4)
+    style.key(axes[-1], hollow="printed by PIGDO, same marks")
+    style.legend(made, axes, 3)
     return made
 
 
-def below(results: Results, labels: dict[str, str], panels: Sequence[Panel] = PANELS) -> str:
-    """What is said of runs that no panel shows, since they stay below its axis; may be empty."""
-    found = [
-        f"{labels[name]} at noise {noise:g} (at most {max(y):.1f} %)"
-        for _, dataset, algorithms in panels
-        for noise, *_ in MLP_SETTINGS
-        for name in algorithms
-        for line in results.runs(f"{dataset}-mlp-{name}-noise-{noise:g}")
-        if max(y := points(line)[1]) < _LEAST[dataset]
-    ]
-    return f" Below the axis: {', '.join(found)}." if found else ""
+def _printed(panel: Axes, epochs: int, shares: Mapping[str, float | None]) -> None:
+    """The papers' accuracies at the end of the runs, side by side beyond a dotted line."""
+    shown = {name: share for name, share in shares.items() if share}
+    for place, (name, share) in enumerate(shown.items(), 1):
+        panel.plot(epochs * (1 + 0.06 * place), share, **style.mark(name, printed=True))
+    panel.axvline(epochs, color="0.5", linestyle=":")
+    ticks = [tick for tick in panel.get_xticks() if 0 <= tick <= epochs]
+    panel.set_xticks(ticks)
+    panel.set_xlim(0, epochs * (1.04 + 0.06 * len(shown)))
+    panel.set_ylim(top=max(panel.get_ylim()[1], *(share + 0.5 for share in shown.values())))
 
 
-def look_of(name: str) -> dict[str, Any]:
-    """Colour and dashes of an algorithm, the same with and without DP-PCA."""
-    place = _PLACES[name.removeprefix("pca-")]
-    return {"color": style.COLOURS[place], "linestyle": style.DASHES[place % len(style.DASHES)]}
-
-
-def points(line: ResultRow) -> tuple[list[float], list[float]]:
-    """Epochs and accuracies in percent of the evaluations that a run kept, else of its end."""
+def points(line: ResultRow) -> list[tuple[float, float]]:
+    """Epochs and accuracy in percent of every evaluation that a run kept, else of its end."""
     kept = line.get("curve") or [(line["steps"], "", line["test_accuracy"])]
-    return [step / 100 for step, *_ in kept], [100 * share for *_, share in kept]
+    return [(step / 100, 100 * share) for step, _, share in kept]
 
 
 def best_within(results: Results, name: str, budget: float, delta: float) -> float | None:
@@ -137,31 +120,42 @@ def _config(name: str) -> RunConfig:
 
 def by_epsilon(results: Results, labels: dict[str, str]) -> Figure:
     """PIGDO's Figure 6: accuracy by epsilon, and by delta at four epsilons, from stored curves."""
-    made, (left, right) = style.panels(1, 2, (14, 5.6))
+    made, (left, right) = style.panels(1, 2, (12, 6.2), width_ratios=(1.8, 1))
     for name in PIXELS:
-        look = look_of(name)
-        for i, (noise, *_) in enumerate(MLP_SETTINGS):
+        before, look = len(left.lines), {**style.look(name), "markersize": 7, "markevery": 0.2}
+        for (noise, *_), dashes in zip(MLP_SETTINGS, _OF_NOISE, strict=True):
             for line in results.runs(f"mnist-mlp-{name}-noise-{noise:g}"):
                 curve = [at for at in line.get("curve") or () if math.isfinite(float(at[1]))]
-                x, y = [at[1] for at in curve], [100 * at[2] for at in curve]
-                width = (1.0, 2.0, 3.2)[i]
-                left.plot(x, y, linewidth=width, label=labels[name], **look)
-        for epsilon, accuracy in FIGURE_6.get(name, ()):
-            left.plot(epsilon, accuracy, "D", color=look["color"], fillstyle="none", markersize=9)
-    left.set(xscale="log", xlabel="proven epsilon at delta 1e-5", ylim=(_LEAST["mnist"], None))
-    left.set_ylabel("test accuracy (%)")
-    style.title(left, "(a) thin: noise 8; middle: 4; thick: 2")
-    for i, budget in enumerate(BUDGETS):
+                if curve:
+                    x, y = [at[1] for at in curve], [100 * at[2] for at in curve]
+                    left.plot(x, y, **{**look, "linestyle": dashes})
+        if len(left.lines) > before:
+            left.plot([], [], label=labels[name], **style.mark(name))
+    left.set_xscale("log")
+    for name, printed in FIGURE_6.items():
+        look = style.mark(name, printed=True) | {"fillstyle": "full", "markerfacecolor": "white"}
+        for epsilon, accuracy in printed:
+            beside = 1.1 if name == "dp-sgd" else 1  # of EXP's mark
+            left.plot(beside * epsilon, accuracy, zorder=4, **look)
+    style.from_below(left)
+    left.set(xlabel="proven epsilon at delta 1e-5 (log scale)", ylabel="test accuracy (%)")
+    left.set_xticks([0.03, 0.1, 0.3, 1, 3, 8], ["0.03", "0.1", "0.3", "1", "3", "8"])
+    left.minorticks_off()
+    style.title(left, "(a) by proven epsilon")
+    for (noise, *_), dashes in zip(MLP_SETTINGS, _OF_NOISE, strict=True):
+        left.plot([], [], color="0.35", linestyle=dashes, label=f"noise {noise:g}")
+    style.key(left, hollow="printed, same marks")
+    for budget, marker in zip(BUDGETS, style.MARKERS, strict=False):
         pairs = [(delta, best_within(results, "piadam", budget, delta)) for delta in DELTAS]
         shown = [(delta, share) for delta, share in pairs if share is not None]
         if shown:
-            look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
+            look = {**style.look("piadam"), "marker": marker, "markersize": 8}
             right.plot(*zip(*shown, strict=True), label=f"ε {budget:g}", **look)
     if right.lines:
-        right.legend(loc="lower right")
+        right.legend(loc="lower right", fontsize=12, title="within", title_fontsize=12)
     else:
         style.nothing_yet(right)
-    right.set(xscale="log", xlabel="delta")
-    style.title(right, "(b) PIAdam, repaired, within ε")
+    right.set(xscale="log", xlabel="delta (log scale)", ylabel="best test accuracy (%)")
+    style.title(right, "(b) PIAdam, repaired")
     style.legend(made, (left,), 4)
     return made

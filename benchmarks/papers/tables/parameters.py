@@ -1,11 +1,13 @@
 """SA-DPSGD's and AdaDp's parameters varied: their Figures 4 and 5, small and at full size."""
 
 import bisect
+import statistics
+import textwrap
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.papers.row import ResultRow
 from benchmarks.papers.rows import ROWS
@@ -17,7 +19,6 @@ from jaxdp.accounting.events import Claim
 from jaxdp.papers import claims
 
 NAMES = tuple(dict.fromkeys(name for sweep in SWEEPS for name in sweep.rows.values()))
-SMALL = tuple(sweep for sweep in SWEEPS if "64" in sweep.setting)
 
 # The papers' words on their own figures: SA-DPSGD, Section 4.4, and AdaDp, Section IV-F.
 PRINTED = {
@@ -54,9 +55,11 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "parameters.png",
-                "Test accuracy in percent of the small sweeps against one parameter (log scales; "
-                "the papers' value is filled); above each mark the number of steps that the "
-                "budget affords where it varies, for Q0 and μ0 the share of candidates accepted.",
+                "Test accuracy in percent against one parameter, whose values stand at equal "
+                "distances, of every sweep that is complete; the papers' value is filled. Above "
+                "each mark: the number of steps that the budget affords where it varies, for Q0 "
+                "and μ0 the share of candidates accepted. Below, what the paper says of its own "
+                "figure, at its size.",
             ),
         ),
         (*(_section(results, sweep) for sweep in SWEEPS), phases.section(results, NAMES)),
@@ -66,7 +69,7 @@ def page(results: Results) -> Page:
 
 def _at_the_papers_size(results: Results) -> str:
     """AdaDp's large sweeps: the steps beside those of its theorem, and how far they are behind."""
-    sweeps = [s for s in SWEEPS if s.algorithm == "AdaDp" and s not in SMALL]
+    sweeps = [s for s in SWEEPS if s.algorithm == "AdaDp" and "1,000" in s.setting]
     base = ROWS["mnist-mlp-1000-adadp"].config()
     epsilon = base.epsilon
     assert epsilon is not None
@@ -117,58 +120,60 @@ def _section(results: Results, sweep: Sweep) -> Section:
 
 
 def figure(results: Results) -> Figure:
-    """The small sweeps, a panel each; those of one algorithm share their scale."""
-    drawn, axes = style.panels(2, 4, (14, 7.6), sharey="row")
-    place = {"SA-DPSGD": 0, "AdaDp": 4}
-    for sweep in SMALL:
-        _draw(axes[place[sweep.algorithm]], results, sweep)
-        place[sweep.algorithm] += 1
-    for panel in (axes[0], axes[4]):
-        panel.set_ylabel("test accuracy (%)")
-        panel.margins(y=0.2)
-        low, high = panel.get_ylim()
-        # No scale so fine that the chance between two runs looks like an effect.
-        room = max(0.0, 3 - (high - low)) / 2
-        panel.set_ylim(low - room, high + room)
+    """The sweeps of which every row has run: a panel each, a row of panels for each setting."""
+    complete: dict[tuple[str, str], list[Sweep]] = {}
+    for sweep in SWEEPS:
+        if all(map(results.runs, sweep.rows.values())):
+            complete.setdefault((sweep.algorithm, sweep.setting), []).append(sweep)
+    drawn, axes = style.panels(max(len(complete), 1), 4, (12, 3.9 * max(len(complete), 1)))
+    for panel in axes:
+        panel.set_axis_off()
+    for place, ((algorithm, setting), sweeps) in enumerate(complete.items()):
+        beside = axes[4 * place : 4 * place + len(sweeps)]
+        for panel, sweep in zip(beside, sweeps, strict=True):
+            panel.set_axis_on()
+            _draw(panel, results, sweep)
+        # Over all panels, of which the layout must not make the first one wider.
+        style.title(beside[0], " ")
+        whole = beside[0].text(0, 1.02, f"{algorithm}: {setting}", transform=beside[0].transAxes)
+        whole.set(fontsize=14, fontweight="bold", in_layout=False)
+        beside[0].set_ylabel("test accuracy (%)")
+        limits = [panel.get_ylim() for panel in beside]
+        low, high = min(at for at, _ in limits), max(at for _, at in limits)
+        # Room for words, and no scale so fine that chance between two runs looks like an effect.
+        room = max(0.25 * (high - low), (3 - (high - low)) / 2)
+        for panel in beside:
+            panel.set_ylim(low - 1.8 * room, high + room)
+            panel.tick_params(labelleft=panel is beside[0])
+    if not complete:
+        axes[0].set_axis_on()
+        style.nothing_yet(axes[0])
     return drawn
 
 
 def _draw(panel: Axes, results: Results, sweep: Sweep) -> None:
     base = min(sweep.rows, key=lambda value: len(sweep.rows[value]))  # the base row's name
-    points = []
-    for value, name in sweep.rows.items():
+    algorithm = sweep.algorithm.lower()
+    means = []
+    for place, (value, name) in enumerate(sweep.rows.items()):
+        look = {**style.mark(algorithm, printed=value != base), "marker": "o"}
         for line in results.runs(name):
-            points.append((value, 100 * line["test_accuracy"]))
-            panel.plot(
-                *points[-1],
-                "o",
-                color=style.BLUE,
-                markersize=8.5,
-                markeredgewidth=1.6,
-                fillstyle="full" if value == base else "none",
-            )
-            panel.annotate(
-                _beside(line, sweep),
-                points[-1],
-                xytext=(0, 9),
-                ha="center",
-                textcoords="offset points",
-                fontsize=11,
-                color="0.25",
-            )
-    style.title(panel, sweep.algorithm)
+            at = (place, 100 * line["test_accuracy"])
+            panel.plot(*at, **look)
+            beside: dict[str, Any] = {
+                "xytext": (0, 9),
+                "textcoords": "offset points",
+                "ha": "center",
+            }
+            panel.annotate(_beside(line, sweep), at, fontsize=11, color="0.25", **beside)
+        means.append(100 * statistics.mean(rows.accuracies(results, name)))
+    panel.plot(range(len(means)), means, color=look["color"], alpha=0.6)
+    told = textwrap.fill(f"Paper: {PRINTED[sweep.algorithm, sweep.parameter]}", 25)
+    panel.text(0.04, 0.03, told, transform=panel.transAxes, fontsize=11, color="0.35")
     panel.set_xlabel(sweep.parameter)
-    if not points:
-        style.nothing_yet(panel)
-        return
-    panel.plot(*zip(*sorted(points), strict=True), "-", color=style.BLUE, linewidth=1.2, alpha=0.5)
-    panel.set_xscale("log")
-    panel.xaxis.set_major_locator(FixedLocator(list(sweep.rows)))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.set_xticklabels([f"{value:g}" for value in sweep.rows], fontsize=11)
-    low, high = min(sweep.rows), max(sweep.rows)
-    room = (high / low) ** 0.12
-    panel.set_xlim(low / room, high * room)
+    ticks = [f"{value:g}".lstrip("0") for value in sweep.rows]  # .0014, not to touch the next
+    panel.set_xticks(range(len(means)), ticks, fontsize=11)
+    panel.margins(x=0.15)
 
 
 def _beside(line: ResultRow, sweep: Sweep) -> str:

@@ -93,27 +93,21 @@ def figure(results: Results) -> Figure:
     """Mean, range and runs of every algorithm with repeated runs."""
     made, (axes,) = style.panels(1, 1, (9, 5.4))
     points = drawn(results)
-    for i, (algorithm, found) in enumerate(points.items()):
+    for algorithm, found in points.items():
         x, runs = zip(*found, strict=True)
-        look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
-        axes.plot(
-            x,
-            [statistics.mean(each) for each in runs],
-            marker=style.MARKERS[i],
-            markersize=8,
-            label=COLUMNS[algorithm],
-            **look,
-        )
+        look = style.look(algorithm)
+        means = [statistics.mean(each) for each in runs]
+        axes.plot(x, means, markersize=8, linewidth=2, label=COLUMNS[algorithm], **look)
         axes.fill_between(
             x,
             [min(r) for r in runs],
             [max(r) for r in runs],
-            color=style.COLOURS[i],
+            color=look["color"],
             alpha=0.18,
             linewidth=0,
         )
         for proven, each in found:
-            axes.plot([proven] * len(each), each, ".", color=style.COLOURS[i], markersize=7)
+            axes.plot([proven] * len(each), each, ".", color=look["color"], markersize=7)
     if not points:
         style.nothing_yet(axes)
     _axes(axes)

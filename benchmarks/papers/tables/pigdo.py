@@ -1,8 +1,5 @@
 """PIGDO's Figure 7, small: parameters of its three algorithms moved one at a time."""
 
-from typing import Any
-
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.papers import pigdo_sweeps as pigdo
@@ -63,16 +60,17 @@ def _section(results: Results, parameter: str) -> Section:
 
 def figure(results: Results) -> Figure:
     """A panel for each parameter, a curve for each algorithm."""
-    drawn, axes = style.panels(1, 4, (15, 4.6), sharey=True)
+    drawn, axes = style.panels(1, 4, (12, 4.6), sharey=True)
     for panel, (parameter, values) in zip(axes, pigdo.VALUES.items(), strict=True):
-        for i, (algorithm, shown) in enumerate(pigdo.ALGORITHMS.items()):
+        for algorithm, shown in pigdo.ALGORITHMS.items():
             points = [
                 (value, 100 * share)
                 for value in values
                 for share in rows.accuracies(results, pigdo.row_name(algorithm, parameter, value))
             ]
             if points:
-                _draw(panel, points, i, shown)
+                look = style.look(algorithm)
+                panel.plot(*zip(*points, strict=True), markersize=8, label=shown, **look)
         if not panel.lines:
             style.nothing_yet(panel)
         panel.set_xscale("log")
@@ -83,12 +81,3 @@ def figure(results: Results) -> Figure:
     axes[0].set_ylabel("test accuracy (%)")
     style.legend(drawn, axes, 3)
     return drawn
-
-
-def _draw(panel: Axes, points: list[tuple[float, float]], place: int, shown: str) -> None:
-    look: dict[str, Any] = {
-        "color": style.COLOURS[place],
-        "marker": style.MARKERS[place],
-        "linestyle": style.DASHES[place],
-    }
-    panel.plot(*zip(*points, strict=True), markersize=8, label=shown, **look)

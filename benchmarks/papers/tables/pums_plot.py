@@ -32,7 +32,7 @@ _LOOKS = {
 
 def figure(results: Results) -> Figure:
     """Accuracy, AUC and calibration above, groups below."""
-    drawn, axes = style.panels(2, 3, (14, 10), height_ratios=(1, 1.1))
+    drawn, axes = style.panels(2, 3, (12, 10), height_ratios=(1, 1.1))
     grid = axes[3].get_gridspec()
     assert grid is not None
     for panel in axes[3:]:
@@ -46,7 +46,8 @@ def figure(results: Results) -> Figure:
 
 def _dots(axes: Axes, results: Results, key: str, scale: float, label: str) -> None:
     for i, (model, shown) in enumerate(MODELS.items()):
-        colour, marker = (style.BLUE, "o") if i == 0 else (style.ORANGE, "s")
+        # Colours that no budget has.
+        colour, marker = (style.BLUE, "o") if i == 0 else (style.BROWN, "s")
         for place, budget in enumerate(BUDGETS):
             values = [scale * line[key] for line in found(results, model, budget)]
             axes.plot(
@@ -85,13 +86,14 @@ def _reliability(axes: Axes, results: Results) -> None:
         )
     axes.set(
         xlim=(0, 1),
-        ylim=(0, 1),
+        ylim=(0, 1.42),
+        yticks=(0, 0.2, 0.4, 0.6, 0.8, 1),
         xlabel="predicted probability of unemployment",
         ylabel="share not employed",
     )
     style.title(axes, "Calibration, MLP")
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="upper left", fontsize=10.5)
+        axes.legend(loc="upper left", fontsize=11, labelspacing=0.25, handlelength=1.5)
 
 
 def reliability_mean(lines: Lines) -> list[tuple[float, float]]:

@@ -29,8 +29,9 @@ EPSILONS_LEGEND = (
     "*Claimed*: by the paper's own formula, where it claims another number than the proven one. "
     "*Proven*: what jaxdp guarantees for everything that the run released (∞: nothing). "
     "*Audited*: a lower bound on epsilon by an attack, at 95 % confidence. –: no such number. All "
-    "at delta 1e-5, one record added or removed. Machines were shared with other work: seconds "
-    "say little."
+    "at delta 1e-5, one record added or removed. What is proven has 1.5 to 2.05 % more noise than "
+    "σC, for rounding ([which has what](../papers.md#noise-and-clip-norm-to-the-number)). Machines "
+    "were shared with other work: seconds say little."
 )
 # Of a row of papers.json, for every page.
 NEEDED = (

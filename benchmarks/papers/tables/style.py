@@ -1,15 +1,21 @@
-"""The style of plots: readable at half size, and without colour vision."""
+"""The style of plots: readable at half size, and without colour vision.
 
+An algorithm has one colour in every picture. Its forms, repaired, as published and with momentum,
+differ by dashes and markers. Filled marks are ours, hollow ones a paper's.
+"""
+
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 
-# Okabe & Ito's colours; markers and dashes differ as well.
+# Okabe & Ito's colours.
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK = (
     "#0072B2",
     "#D55E00",
@@ -19,17 +25,121 @@ BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK = (
     "#E69F00",
     "#000000",
 )
-COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, "#999999", "#7A4B00", "#5F3B8C")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", "h")
+BROWN, PURPLE, GREY = "#7A4B00", "#5F3B8C", "#8C8C8C"
+# From the beginning of a name to a colour, and the markers of its forms: repaired (or the only
+# one), as published, with momentum, and both. The longest that fits is taken.
+_ALGORITHMS = {
+    "dp-sgd": (BLUE, "o"),
+    "dp-sgd-relu": (BLUE, "X"),
+    "dp-sgd-falling": (BLUE, "X"),
+    "tempered-sigmoid": (BLUE, "p"),
+    "exp": (SKY, "*"),
+    "auto-s": (YELLOW, "s"),
+    "sa-dpsgd": (ORANGE, "D^Pv"),
+    "adadp": (GREEN, "<>"),
+    # Its two components.
+    "adadp-step-only": ("#96BF00", "h"),
+    "adadp-noise-only": ("#00441B", "dD"),
+    "piadam": (PINK, "pH"),
+    "pirmsprop": (BROWN, "^s"),
+    "piadagrad": (GREY, "v8"),
+    "dp-adam": (BLACK, "P"),
+    "dp-adam-bc": (PURPLE, "h"),
+    "agd": ("#882255", "s"),
+    "agd-program": ("#882255", "X"),
+    "dp-sbcd": ("#1B2A6B", "v"),
+}
+_DASHED = ("dp-sgd-relu", "dp-sgd-falling", "agd-program")
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (5, 1, 1, 1)), (0, (1.2, 1)))
+# Of the formulas for epsilon: those of a paper have the colour of its algorithm.
+FORMULAS: dict[str, dict[str, Any]] = {
+    "exact": {"color": BLACK, "linestyle": "-"},
+    "rdp": {"color": PURPLE, "linestyle": (0, (1.2, 1))},
+    "moments accountant": {"color": BLUE, "linestyle": (0, (4, 1.5))},
+    "moments closed form": {"color": SKY, "linestyle": (0, (5, 1, 1, 1))},
+    "zCDP": {"color": BROWN, "linestyle": (0, (1.2, 1))},
+    "central limit": {"color": GREY, "linestyle": (0, (4, 1.5))},
+    "AdaDp Theorem 1": {"color": GREEN, "linestyle": (0, (8, 2))},
+    "SA-DPSGD Theorem 1": {"color": ORANGE, "linestyle": (0, (3, 1, 1, 1, 1, 1))},
+    "PIGDO MMA": {"color": PINK, "linestyle": "-"},
+}
+# Of what is no algorithm.
+COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+# What a row's name says before its algorithm.
+_SETTING = re.compile(r"^(?:(?:fashion_)?mnist-|cifar10-)?(?:mlp-)?(?:\d+-)?(?:pca-|features-)?")
+_HOLLOW: dict[str, Any] = {"fillstyle": "none", "markeredgewidth": 1.8}
 _SIZES: dict[Any, Any] = {
     "font.size": 13,
     "axes.titlesize": 14,
     "axes.labelsize": 13,
-    "legend.fontsize": 11.5,
+    "legend.fontsize": 12,
     "xtick.labelsize": 12,
     "ytick.labelsize": 12,
 }
+
+
+def look(name: str) -> dict[str, Any]:
+    """Colour, dashes and marker of a row or an algorithm, by name as in the rows."""
+    name = _SETTING.sub("", name)
+    begins = max((of for of in _ALGORITHMS if name.startswith(of)), key=len)
+    colour, markers = _ALGORITHMS[begins]
+    form = ("as-published" in name) + 2 * ("momentum" in name)
+    dashes = _DASHES[1 if begins in _DASHED else form]
+    return {"color": colour, "linestyle": dashes, "marker": markers[min(form, len(markers) - 1)]}
+
+
+def mark(name: str, printed: bool = False) -> dict[str, Any]:
+    """A mark of a row or an algorithm: filled, hollow where it is what a paper prints."""
+    return {**look(name), "linestyle": "none", "markersize": 9, **(_HOLLOW if printed else {})}
+
+
+def curve(axes: Axes, points: Iterable[Sequence[float]], name: str, label: str) -> None:
+    """A curve in the look of a row or an algorithm, with markers where other curves have none."""
+    more: dict[str, Any] = {"markersize": 7, "markevery": (0.05 + 0.03 * len(axes.lines), 0.25)}
+    axes.plot(*zip(*points, strict=True), **look(name), label=label, **more)
+
+
+def from_below(axes: Axes) -> None:
+    """Lets the y axis, in percent, begin below all but the first quarter of every curve.
+
+    An arrow stands where a curve comes from below the axis. What is drawn later must not move it.
+    """
+    shown = [np.asarray(line.get_ydata(), float) for line in axes.lines]
+    curves = [line for line, y in zip(axes.lines, shown, strict=True) if len(y) > 2]
+    shown = [y[len(y) // 4 :] for y in shown if len(y)]
+    if not curves:
+        return
+    least, most = min(map(np.min, shown)), max(map(np.max, shown))
+    room = max(0.04 * (most - least), (3 - (most - least)) / 2)  # no chance as large as an effect
+    low, _ = axes.set_ylim(max(least - room, axes.get_ylim()[0]), most + room)
+    for line in curves:
+        points = axes.transScale.transform(np.column_stack(line.get_data()))
+        first = int(np.argmax(points[:, 1] >= low))
+        if first:
+            (x0, y0), (x1, y1) = points[first - 1 : first + 1]
+            at = (x0 + (x1 - x0) * (low - y0) / (y1 - y0), low)
+            axes.annotate(
+                "",
+                (axes.transScale.inverted().transform(at)[0], low),
+                (0, 17),
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "-|>", "color": line.get_color(), "linewidth": 1.8},
+                annotation_clip=False,
+            )
+
+
+def key(axes: Axes, **looks: str) -> None:
+    """Adds what filled and hollow marks mean to the entries of a legend.
+
+    Args:
+        axes: whose legend.
+        looks: of "filled" and "hollow", in words.
+    """
+    for what, label in looks.items():
+        more = _HOLLOW if what == "hollow" else {}
+        axes.plot([], [], "o", color="0.35", markersize=9, label=label, **more)
 
 
 def panels(

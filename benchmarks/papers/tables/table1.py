@@ -108,7 +108,7 @@ def _short(results: Results) -> Section:
 
 def figure(results: Results) -> Figure:
     """Ours and the paper's accuracy, algorithm by algorithm."""
-    drawn, axes = style.panels(1, 3, (14, 7))
+    drawn, axes = style.panels(1, 3, (12, 7))
     for panel, dataset in zip(axes, DATASETS, strict=True):
         names = [f"{dataset}-{algorithm}" for algorithm in COLUMNS]
         paper = [PAPER[dataset].get(algorithm) for algorithm in COLUMNS]

@@ -95,13 +95,13 @@ def page(results: Results) -> Page:
                 "table3.png",
                 "Proven epsilon (delta 1e-5) when a test accuracy was first reached: "
                 "ours (filled; a faint mark is a short run) and the paper's claims (hollow). "
-                "Lower is "
-                "better; what is missing was not reached or not run.",
+                "Lower is better; what is missing was not reached or not run.",
             ),
             Plot(
                 "figure3.png",
                 "SA-DPSGD's Figure 3: test accuracy and test loss against proven epsilon, one run "
-                "of each (faint: a short run). Rows that ran before losses were kept have none.",
+                "of each. The curves of a data set are of as many epochs, which its title says; "
+                "rows that ran before losses were kept have none.",
             ),
         ),
         (*(_section(results, dataset) for dataset in LEVELS), _at_its_noise(results)),
@@ -254,44 +254,39 @@ def _at_its_noise(results: Results) -> Section:
 
 def figure(results: Results) -> Figure:
     """Epsilon over accuracy, one panel a data set."""
-    drawn, axes = style.panels(1, 3, (13, 5.4))
-    for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
-        for i, (algorithm, shown) in enumerate(COLUMNS.items()):
-            look: dict[str, Any] = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
-            shift = 0.09 * (i - 4)
-            paper = PAPER[dataset].get(algorithm, ())
-            claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
-            if claimed:
-                panel.plot(
-                    *zip(*claimed, strict=True),
-                    ls="none",
-                    fillstyle="none",
-                    markersize=9,
-                    markeredgewidth=1.6,
-                    **look,
-                )
-            panel.plot([], [], ls="none", markersize=9, label=shown, **look)
-            for line in with_curve(results, f"{dataset}-{algorithm}"):
-                short = line["name"].endswith(SHORT)
-                for place, level in enumerate(levels):
-                    at = crossing(line, level)
-                    if at and at[1] != "inf" and line.get("curve"):
-                        panel.plot(
-                            place + shift,
-                            at[1],
-                            ls="none",
-                            markersize=9,
-                            alpha=0.45 if short else 1,
-                            **look,
-                        )
+    drawn, axes = style.panels(1, 3, (12, 5.6))
+    for panel, dataset in zip(axes, LEVELS, strict=True):
+        found = {name: marks for name in COLUMNS if (marks := _marks(results, dataset, name))}
+        for i, (algorithm, marks) in enumerate(found.items()):
+            shift = 0.8 * ((i + 0.5) / len(found) - 0.5)
+            for place, epsilon, look in marks:
+                panel.plot(place + shift, epsilon, label=COLUMNS[algorithm], **look)
         style.title(panel, spec(dataset).title)
-        panel.set_xticks(range(3), [f"{level} %" for level in levels])
+        panel.set_xticks(range(3), [f"{level} %" for level in LEVELS[dataset]])
         panel.set_xlim(-0.5, 2.5)
         panel.grid(visible=False, axis="x")
         for edge in (0.5, 1.5):
             panel.axvline(edge, color="0.8", linewidth=1)
+        panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
         panel.set_xlabel("test accuracy first reached")
     axes[0].set_ylabel("epsilon at delta 1e-5")
-    style.legend(drawn, axes, 4)
+    style.key(axes[-1], filled="ours, proven", hollow="the paper's claim")
+    style.legend(drawn, axes, 3)
     return drawn
+
+
+def _marks(
+    results: Results, dataset: str, algorithm: str
+) -> list[tuple[int, float, dict[str, Any]]]:
+    """Level, epsilon and look of what was reached and of what the paper claims, in this order."""
+    marks = []
+    for line in with_curve(results, f"{dataset}-{algorithm}"):
+        look = {**style.mark(algorithm), "alpha": 0.45 if line["name"].endswith(SHORT) else 1}
+        for place, level in enumerate(LEVELS[dataset]):
+            at = crossing(line, level)
+            if at and at[1] != "inf" and line.get("curve"):
+                marks.append((place, float(at[1]), look))
+    look = {**style.mark(algorithm, printed=True), "markersize": 10, "zorder": 3}
+    claimed = PAPER[dataset].get(algorithm, ())
+    return marks + [(place, value, look) for place, value in enumerate(claimed) if value]

@@ -38,6 +38,7 @@ from benchmarks.papers.tables import (
     figure3,
     gaps,
     left,
+    parameters,
     pareto,
     phases,
     printed,
@@ -45,6 +46,7 @@ from benchmarks.papers.tables import (
     pums_plot,
     rows,
     short,
+    style,
     table3,
 )
 from jaxdp import accounting as acc
@@ -193,22 +195,69 @@ def test_table_1_figure_3_and_the_local_phase_of_adadp(tmp_path):
     assert "not reached" in second
     drawn = tables.TARGETS["adadp"].figures["adadp.png"](found).axes[0]
     assert any(list(mark.get_ydata()) == [claimed] for mark in drawn.lines)
-    # Figure 3 draws losses where a run kept them, and falls back on a short one.
+    # Figure 3 draws rows of one length together, and says of which no loss was kept.
     curve = [[1, 0.5, 0.8], [2, "inf", 0.9], [3, 1.0, 0.95]]
-    long = line("mnist-dp-sgd-tanh", curve=curve)
+    long = line("mnist-dp-sgd-tanh", curve=curve, steps=4_700)
+    kept = line("mnist-auto-s", curve=curve, steps=4_700, test_losses=[2.0, 1.5, None])
     brief = line("mnist-dp-sgd-tanh-short", curve=curve, test_losses=[2.0, 1.5, None])
-    found = results(tmp_path, long, brief)
-    accuracies = figure3.drawn(found, "mnist-dp-sgd-tanh", figure3.accuracies)
-    assert accuracies == ([(0.5, 80.0), (1.0, 95.0)], False)
-    assert figure3.drawn(found, "mnist-dp-sgd-tanh", figure3.losses) == ([(0.5, 2.0)], True)
-    assert figure3.drawn(found, "mnist-auto-s", figure3.losses) is None
+    found = results(tmp_path, long, kept, brief)
+    points, _ = figure3.drawn(found, "mnist-dp-sgd-tanh", figure3.accuracies)
+    assert points == [(0.5, 80.0), (1.0, 95.0)]
+    assert figure3.drawn(found, "mnist-dp-sgd-tanh", figure3.losses) is None
+    assert figure3.drawn(found, "mnist-auto-s", figure3.losses)[0] == [(0.5, 2.0)]
     panels = figure3.figure(found).axes
-    assert (len(panels[0].lines), len(panels[3].lines), len(panels[1].lines)) == (1, 1, 0)
+    assert (len(panels[0].lines), len(panels[3].lines), len(panels[1].lines)) == (2, 1, 0)
+    assert panels[0].get_title("left") == "MNIST, 40 epochs"
+    assert panels[3].texts[0].get_text() == "no losses kept:\nDP-SGD, tanh"
+    panels = figure3.figure(results(tmp_path, long)).axes
+    assert (len(panels[3].lines), panels[3].axison) == (0, False)
+    brief = {**brief, "steps": 600}  # alone: a panel of short rows, which says so
+    panels = figure3.figure(results(tmp_path, brief)).axes
+    assert (len(panels[3].lines), panels[0].get_title("left")) == (1, "MNIST, 5 epochs")
     # Pages tell what opens AdaDp's local phase.
     for page, name in OF_ADADP.items():
         for changes, told in PHASES if page == "table1" else PHASES[:1]:
             text = text_of(page, results(tmp_path, line(name, **changes)))
             assert f"| `{name}` | 1 | {told} |" in text, (page, told)
+
+
+def test_an_algorithm_has_one_colour_and_its_forms_differ(tmp_path):
+    every = {name: style.look(name) for name in (*ROWS, *(f"agd-{split}" for split in agd.SPLITS))}
+    colours = {}
+    for look in every.values():
+        colours.setdefault(look["color"], set()).add((str(look["linestyle"]), look["marker"]))
+    assert len(colours) == len({colour for colour, _ in style._ALGORITHMS.values()}) - 1  # DP-SBCD
+    forms = ["", "-as-published", "-momentum", "-as-published-momentum"]
+    looks = [style.look(f"fashion_mnist-sa-dpsgd{form}-until-accepted") for form in forms]
+    assert {look["color"] for look in looks} == {style.ORANGE}
+    for what in ("linestyle", "marker"):
+        assert len({str(look[what]) for look in looks}) == 4
+    assert style.look("mnist-mlp-pca-adadp-noise-8") == style.look("adadp")
+    assert style.look("mnist-dp-adam-bc")["color"] != style.look("dp-adam")["color"]
+    # A legend has no entry without a mark: of two rows, two, and what filled and hollow mean.
+    curve = [[10, 0.5, 0.95], [20, 0.9, 0.97]]
+    rows_of = [line(f"mnist-{name}", curve=curve) for name in ("sa-dpsgd", "piadam")]
+    drawn = table3.figure(results(tmp_path, *rows_of))
+    labels = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert {"SA-DPSGD, repaired", "PIAdam, repaired"} < set(labels)
+    assert not {"AdaDp, repaired", "SA-DPSGD, repaired, momentum 0.9"} & set(labels)
+    # Beginnings are left out, with an arrow where a curve comes from below.
+    _, (panel,) = style.panels(1, 1, (4, 4))
+    style.curve(panel, [(x, min(10.0 * x, 90.0 + x)) for x in range(1, 40)], "adadp", "AdaDp")
+    style.from_below(panel)
+    low, high = panel.get_ylim()
+    assert 90 < low < 99 + 1
+    assert high > 129
+    (arrow,) = panel.texts
+    assert arrow.xy == (pytest.approx(low / 10, rel=0.02), low)
+    # Of the sweeps those that are complete are drawn, a row of panels for each setting.
+    sweep = SWEEPS[-1]
+    runs_of = [line(name) for name in sweep.rows.values()]
+    for lines, words in ((runs_of, {f"{sweep.algorithm}: {sweep.setting}"}), (runs_of[1:], set())):
+        shown = parameters.figure(results(tmp_path, *lines)).axes
+        titles = {text.get_text() for panel in shown if panel.axison for text in panel.texts}
+        assert words <= titles
+        assert bool(words) == any("Paper: " in title for title in titles)
 
 
 def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
