@@ -288,7 +288,7 @@ def _plain(name, noise, steps):
 def plot(rows):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from benchmarks.papers.tables import style
+    from benchmarks.papers.tables import claims, style
 
     figure, (axes,) = style.panels(1, 1, (9, 5.4))
     colours = [style.look(row["algorithm"].lower())["color"] for row in rows]
@@ -302,7 +302,7 @@ def plot(rows):
     looks = {"claimed by the paper": "white", "audited: at least, 95 % confidence": "0.35"}
     for label, colour in looks.items():
         axes.barh(0, 0, color=colour, edgecolor="0.35", label=label)
-    style.listed(axes, [row["algorithm"].replace(", ", ",\n", 1) for row in rows])
+    style.listed(axes, [claims.broken(row["algorithm"]) for row in rows])
     axes.set_xlabel("epsilon at delta 1e-5")
     style.title(axes, "The papers' algorithms as published, audited")
     style.legend(figure, (axes,), 2)

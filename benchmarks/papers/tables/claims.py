@@ -38,6 +38,11 @@ def shown(algorithm: str) -> str:
     return f"{_SHOWN[base]}, as published{where}"
 
 
+def broken(algorithm: str) -> str:
+    """The name of an attacked algorithm in short lines."""
+    return algorithm.replace(", ", ",\n", 1).replace(" on private", "\non private")
+
+
 def page(results: Results) -> Page:
     """The runs, and the attacks on what was published."""
     body = [
@@ -205,7 +210,9 @@ def _runs(axes: Axes, results: Results) -> None:
         if not lines:
             style.waiting(axes, place, rows.MISSING)
     axes.set_xlim(-0.03 * edge, 1.12 * edge)  # a bound of 0 stands clear of the names
-    style.listed(axes, [shown(algorithm).replace(" (", ",\n(") for algorithm in CLAIMS])
+    style.listed(
+        axes, [shown(a).replace(" (", ",\n(").replace(" on training records", "") for a in CLAIMS]
+    )
     axes.set_xlabel("epsilon at delta 1e-5")
     style.title(axes, "300 sampled steps of training")
 
@@ -242,7 +249,7 @@ def _attacked(axes: Axes, results: Results) -> None:
         axes.plot([row["claimed"], row["audited"]], [place, place], color="0.6", linewidth=1.5)
         axes.plot(row["claimed"], place, **_mark("claimed", row["algorithm"]))
         axes.plot(row["audited"], place, **_mark("audited, at least", row["algorithm"]))
-    style.listed(axes, [row["algorithm"].replace(", ", ",\n", 1) for row in attacks])
+    style.listed(axes, [broken(row["algorithm"]) for row in attacks])
     axes.set_xlim(left=0)
     axes.margins(x=0.08)
     axes.set_xlabel("epsilon at delta 1e-5")
