@@ -1,31 +1,38 @@
 """Every figure that a paper prints, and the rows of ours that answer it, side by side."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.papers.tables import gaps, rows
-from benchmarks.papers.tables.gaps import Entry
+from benchmarks.papers.tables import cells
+from benchmarks.papers.tables.cells import Cell
 from benchmarks.papers.tables.page import Page, Section, TextTable
 from benchmarks.papers.tables.printed_adadp import ADADP
 from benchmarks.papers.tables.printed_pigdo import PIGDO
-from benchmarks.papers.tables.printed_sa import OWN_PROTOCOL, SA
+from benchmarks.papers.tables.printed_sa import SA
 from benchmarks.papers.tables.rows import Results
 
 NAMES: tuple[str, ...] = ()
+PAPERS = {"SA-DPSGD": SA, "AdaDp": ADADP, "PIGDO": PIGDO}
 
 
 def page(results: Results) -> Page:
-    """A table a paper."""
+    """The count, and a table a paper."""
+    deviation, repeated = cells.spread(results)
     return Page(
         "Printed beside ours",
         (
-            "Every figure that a paper prints, and the rows of ours that answer it. Ours: one run, "
-            "or mean ± standard deviation of several; of single runs a few tenths of a point say "
-            "nothing, and the papers print no spread. *Not explained* means just that: no "
-            "experiment here tells the cause. The epsilons of [SA-DPSGD's Table 3](table3.md), "
-            "the networks [without privacy](not_private.md), [AGD](agd.md) of AdaDp's Figure 2 and "
-            "[DP-SBCD's figures]"
-            "(../block_coordinate.md#the-papers-figure-2-and-table-1) are on their own pages, "
-            "beside the printed ones; the slides print none.",
+            "Every figure that a paper prints, each on its own, and the rows of ours that answer "
+            "it. Ours: one run, or mean ± standard deviation of several. The epsilons of "
+            "[SA-DPSGD's Table 3](table3.md) (36 figures) and [DP-SBCD's Table 1]"
+            "(../block_coordinate.md#the-papers-figure-2-and-table-1) (20) are on their own "
+            "pages, beside the printed ones, and are not counted here; the slides print none.",
+            "**The margin.** Two single runs differ by more than 2√2 standard deviations once in "
+            f"twenty; the median deviation of the {repeated} rows with three or more runs is "
+            f"{deviation:.2f} points, so that {cells.margin(results):g} points count as met, and "
+            "√2 as many of a difference of two. Where a row has three runs or more, twice the "
+            "standard error of its mean and of a mean of five counts if it is more. An epsilon "
+            "counts as met where the accuracy is reached at no more than a tenth above it, what is "
+            "computed where it rounds to the printed figure, words where they hold of ours.",
             "Table 3: [at the paper's noise and charged by its "
             "accountant](table3.md#at-the-papers-noise), DP-SGD with tanh costs up to an "
             "accuracy about what it prints, and so does SA-DPSGD by the paper's protocol if it has "
@@ -34,34 +41,28 @@ def page(results: Results) -> Page:
         ),
         (),
         (
-            _section(results, "SA-DPSGD: Table 1 at (3, 1e-5), and Figure 4", SA),
-            _section(results, "AdaDp", ADADP),
-            _section(results, "PIGDO", PIGDO),
+            Section("The count", (), _count(results)),
+            *(_section(results, paper, of) for paper, of in PAPERS.items()),
         ),
         "jaxdp reproduce printed",
     )
 
 
-def _section(results: Results, title: str, entries: Sequence[Entry]) -> Section:
-    body = []
-    for what, paper, ours, why in entries:
-        told = "; ".join(_told(results, before, name) for before, name in ours)
-        telling = [
-            name
-            for _, name in ours
-            if not why.startswith(OWN_PROTOCOL) or name.endswith("-accepted")
-        ]
-        found = any(not name or results.runs(name) for name in telling)
-        body.append([what, paper, told, gaps.told(results, why) if found and why else "–"])
-    return Section(
-        title, (), TextTable(("printed", "by the paper", "ours", "the difference"), body)
-    )
+def _count(results: Results) -> TextTable:
+    counts = {paper: Counter(cell.verdict(results) for cell in of) for paper, of in PAPERS.items()}
+    body = [
+        [verdict, means, *(str(of[verdict]) for of in counts.values()), str(_all(counts, verdict))]
+        for verdict, means in cells.VERDICTS.items()
+    ]
+    totals = [len(of) for of in PAPERS.values()]
+    body.append(["all", "", *map(str, totals), str(sum(totals))])
+    return TextTable(("figures", "which means", *PAPERS, "all"), body)
 
 
-def _told(results: Results, before: str, name: str) -> str:
-    """A word and what the runs of a row gave."""
-    if not name:
-        return before
-    found = rows.accuracies(results, name)
-    share = rows.mean_and_spread(found)[0] if found else rows.MISSING
-    return f"{before} {share} `{name}`".strip()
+def _all(counts: dict[str, Counter[str]], verdict: str) -> int:
+    return sum(of[verdict] for of in counts.values())
+
+
+def _section(results: Results, title: str, of: Sequence[Cell]) -> Section:
+    headers = ("printed", "by the paper", "ours", "which is", "by what, or what was tried")
+    return Section(title, (), TextTable(headers, [cell.line(results) for cell in of]))
