@@ -196,6 +196,11 @@ class Mechanism:
             updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: PyTree
         ) -> tuple[PyTree, PyTree]:
             """``jaxdp.privatize``'s update, of a sum with the mechanism's sensitivity."""
+            if isinstance(updates, Summed) and updates.leaked is not None and not self.leak:
+                raise ValueError(
+                    "mechanism must name its leak to add its noise to a sum that hands on "
+                    "un-noised means, as those of jaxdp.papers do, got an empty one"
+                )
             # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
             # which optimizers subtract, is then the noise that is added.
             found = updates.undeclared if isinstance(updates, Summed) else None

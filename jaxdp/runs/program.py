@@ -258,9 +258,10 @@ def changed_values(before: str, now: str) -> str:
         return f"{before} then, {now} now"
     pairs = zip(old, new, strict=True)
     changed = [f"{n} ({a} then, {b} now)" for (n, a), (_, b) in pairs if a != b]
-    if not changed:  # the words behind the values, of audit canaries
+    if not changed:  # the words behind the values, of audit canaries; or the kinds of the parts
         ends = [text.rpartition(")")[2].strip() or "no canaries" for text in (before, now)]
-        changed = [f"{ends[0]} then, {ends[1]} now"]
+        same = ends[0] == ends[1]
+        changed = [f"{before if same else ends[0]} then, {now if same else ends[1]} now"]
     return ", ".join(changed)
 
 

@@ -231,7 +231,7 @@ class PrivateStep:
             extra["leaked"] = summed.leaked
 
         # Noise. Whoever opens the sum without asking for its key releases it un-noised.
-        watched = _WatchedSum(summed.value, summed.l2, summed.unscale, summed.votes)
+        watched = _WatchedSum(summed.value, summed.l2, summed.unscale, summed.votes, summed.leaked)
         before = self.chain_record.parts
         try:
             with recording(self.chain_record):

@@ -239,7 +239,7 @@ def a_thousand_gradients(loss_fn, made=RawGradient):
 def test_a_sum_beside_un_noised_means_is_never_without_a_word():
     grad_fn, params = a_thousand_gradients(square_loss), jnp.zeros(3)
     for compiled in (False, True):
-        sampler, tx = grad_fn.mechanism.sampler(100), optax.chain(mechanism().privatize())
+        sampler, tx = grad_fn.mechanism.sampler(100), optax.chain(grad_fn.mechanism.privatize())
         summed = grad_fn(params, DATA, sampler.draw(), raw=jnp.zeros(3))
         if compiled:
             jaxdp.compile_update(tx, donate=False)(params, tx.init(params), summed)

@@ -160,6 +160,12 @@ def test_sums_without_margins_are_charged_as_nothing_private_or_not_at_all():
     grad_fn = built("sa-dpsgd-as-published-train").gradient(linear)
     refused("draw that is charged", grad_fn, params, data, plain.sampler(SIZE).draw())
     assert grad_fn(params, data, exact.sampler(SIZE).draw()).l2 == C
+    # By rows and a key, where the sum has no draw: 0.433 was then said of it.
+    tx, key = plain.privatize(), plain.simulated_key(jax.random.key(0))
+    summed, state = grad_fn(params, data, "all"), tx.init(params)
+    refused("must name its leak", tx.update, summed, state, params, key=key)
+    compiled = functools.partial(jaxdp.compile_update(tx, donate=False), key=key)
+    refused("must name its leak", compiled, params, state, summed)
     algorithm = dataclasses.replace(built("sa-dpsgd-as-published-train"), mechanism=plain)
     trainer = jaxdp.Trainer(linear, algorithm, source=data, energy=None)
     state, (batch,) = trainer.init(params), trainer.batches(1)

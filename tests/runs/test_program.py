@@ -145,3 +145,9 @@ def test_a_run_of_before_says_that_it_could_not_be_compared(tmp_path):
     refused("number 50.0 is now 0.1", lambda: run(folder).fit())
     kept.write_text("[" * 9)
     assert run(folder).fit(9)["w"].shape == (20, 3)
+
+
+def test_a_mechanism_of_another_kind_is_told_apart():
+    """Before: no canaries then, no canaries now."""
+    assert program.changed_values("A(x=1)", "B(x=1)") == "A(x=1) then, B(x=1) now"
+    assert program.changed_values("A(x=1)", "A(x=1) 5") == "no canaries then, 5 now"
