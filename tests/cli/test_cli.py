@@ -233,7 +233,7 @@ def test_help_shows_an_example_and_data_and_algorithms_and_rows_of_the_queue_are
     printed = listed("reproduce", "list")
     assert "mnist-sa-dpsgd" in printed
     assert printed["mnist-sa-dpsgd-as-published"].endswith("98.35 % (SA-DPSGD, Table 1)")
-    assert re.search(r" [0-9.]+ h  59.34 % \(SA-DPSGD, Table 1\)$", printed["cifar10-auto-s"])
+    assert re.search(r" [0-9.]+ h × 5  59.34 % \(SA-DPSGD, Table 1\)$", printed["cifar10-auto-s"])
     assert printed["mnist-sa-dpsgd-as-published-batch-256"].endswith("98.89 % (SA-DPSGD, Table 1)")
 
 
