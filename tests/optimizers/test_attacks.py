@@ -83,8 +83,13 @@ def fed_raw(algorithm):
         leaky.trained = lambda params: params
         return leaky
 
-    after = optax.GradientTransformationExtraArgs(inner.init, update)
-    return dataclasses.replace(algorithm, after_noise=after, gradient=gradient)
+    changed = {
+        # A mechanism that names no leak adds no noise to such a sum.
+        "mechanism": algorithm.mechanism.with_leak("moments of un-noised gradients"),
+        "after_noise": optax.GradientTransformationExtraArgs(inner.init, update),
+        "gradient": gradient,
+    }
+    return dataclasses.replace(algorithm, **changed)
 
 
 @pytest.mark.parametrize("name", slow_but(["adadp", "piadam"], "adadp"))
