@@ -519,7 +519,7 @@ class CyclicPoissonSampled(Event, type_name="CyclicPoisson"):
 
 
 @dataclass(frozen=True)
-class CyclicAllocation(Event):
+class CyclicallyAllocated(Event, type_name="CyclicAllocation"):
     """As ``CyclicPoissonSampled``, but every record is in one of its group's steps of each epoch.
 
     An epoch is bands times ``slots`` steps. A group has every bands-th of them, and each of its

@@ -14,7 +14,7 @@ from jaxdp.accounting.events import (
     Bound,
     Composed,
     CorrelatedNoise,
-    CyclicAllocation,
+    CyclicallyAllocated,
     CyclicPoissonSampled,
     Event,
     FixedSizeSampled,
@@ -300,7 +300,9 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
         if times == 0:
             continue
         name = event.type_name
-        if sampled and isinstance(event, CorrelatedNoise | CyclicPoissonSampled | CyclicAllocation):
+        if sampled and isinstance(
+            event, CorrelatedNoise | CyclicPoissonSampled | CyclicallyAllocated
+        ):
             raise UnsupportedEventError(
                 f"{sampled} of a {name} event: it is a whole run with draws of its own, and its "
                 "amplification by sampling has no bound here"
@@ -368,7 +370,7 @@ def flatten(event: Event, relation: Relation, sampled: str = "") -> FlatRun:
                     )
                 distance += times * variation
                 todo.append((inner, times))
-            case CyclicAllocation(inner, slots, bands, n):
+            case CyclicallyAllocated(inner, slots, bands, n):
                 # The first group has all its steps of an epoch before the other groups do.
                 whole = (n + bands - 1) // bands // slots
                 todo.append((RandomlyAllocated(inner, slots), times * whole))
