@@ -154,6 +154,15 @@ for _noise in (4, 2):
         physical_batch_size=16,
         **_SHORT,
     )
+    _gap(
+        f"adadp-of-mean-noise-{_noise}",
+        f"mnist-mlp-pca-adadp-as-published-noise-{_noise}",
+        GAPS["adadp-of-mean"][1],
+        noise_multiplier=_noise / _ROOT_M,
+        settings={"of_lot": 1, "beta": 1.2 * 600},
+        physical_batch_size=16,
+        **_SHORT,
+    )
 _gap(
     "adan-no-root-m",
     "mnist-mlp-pca-adadp-noise-only-as-published-noise-8",
@@ -161,12 +170,13 @@ _gap(
     **{"noise_multiplier": 8.0 / _ROOT_M, "physical_batch_size": 16},
     **_SHORT,
 )
-_gap(
-    "pigdo-adadp-pca-noise-8-without-clip",
-    "mnist-mlp-pca-adadp-noise-8",
-    "noise 8 of standard deviation, not of clip norms",
-    noise_multiplier=2.0,
-)
+for _pca, _noise in itertools.product(("-pca", ""), (8, 4)):
+    _gap(
+        f"pigdo-adadp{_pca}-noise-{_noise}-without-clip",
+        f"mnist-mlp{_pca}-adadp-noise-{_noise}",
+        f"noise {_noise} of standard deviation, not of clip norms",
+        noise_multiplier=_noise / 4.0,
+    )
 # Table I: its noise, so for twenty epochs, and DP-SGD at the falling rate of Figure 2.
 _gap(
     "adadp-no-root-m-noise-3",
