@@ -190,13 +190,19 @@ _gap(
     "the falling rate of Figure 2",
     learning_rate_schedule=FALLING,
 )
-for _rate in (0.0008, 0.005):
+for _name, _given, _steps in (
+    *((f"rate-{rate:g}", {"learning_rate": rate}, 1_635) for rate in (0.0008, 0.005)),
+    *(
+        (f"lot-{lot}", {"batch_size": lot}, steps)
+        for lot, steps in ((300, 6_639), (450, 2_928), (600, 1_635), (800, 912), (1_200, 399))
+    ),
+):
     _gap(
-        f"adadp-no-root-m-rate-{_rate:g}",
+        f"adadp-no-root-m-{_name}",
         "mnist-mlp-pca-adadp-as-published-noise-8",
         "σ_i without √m, as many steps as Theorem 1 affords at epsilon 0.5",
-        **{"noise_multiplier": 8.0 / _ROOT_M, "learning_rate": _rate},
-        **{"physical_batch_size": 16, "steps": 1_635, "eval_every": 109},
+        **{"noise_multiplier": 8.0 / _ROOT_M, "physical_batch_size": 16},
+        **{**_given, "steps": _steps, "eval_every": -(-_steps // 15)},
     )
 for _name in ("adadp-step-only", "dp-sgd", "dp-sgd-falling"):
     _gap(
