@@ -5,6 +5,7 @@ Algorithms as published, whose claims are shown beside what is proven, and AdaDp
 
 from collections.abc import Callable
 
+from jaxdp import arguments
 from jaxdp.clipping import coordinate_box
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
@@ -87,7 +88,7 @@ def _adadp_to_the_letter(
         bound=n.l2_clip_norm,
         beta=beta,
         threshold=threshold,
-        of_lot=bool(of_lot),
+        of_lot=bool(arguments.integer("of_lot", of_lot, least=0, most=1)),
         adaptive_rate=adaptive_rate,
         sampling=n.sampling,
     )

@@ -128,8 +128,10 @@ def _figure_5() -> list[Cell]:
                     Run("so, as published", f"mnist-mlp-pca-adadp-as-published-noise-{noise}"),
                     Run("so, without √m", _WITHOUT_ROOT[noise]),
                 ]
-                if noise == 8:
-                    tried.append(Run(f"so, {_STD}", "pigdo-adadp-pca-noise-8-without-clip"))
+                tried += [
+                    Run(f"{before}, {_STD}", f"pigdo-adadp{of}-noise-{noise}-without-clip")
+                    for before, of in (("so", "-pca"), ("on its 784 pixels", ""))
+                ]
                 why = "[its own paper's network](mlp.md) has DP-PCA first; without √m as there"
                 mine = Run("repaired", row)
             else:
