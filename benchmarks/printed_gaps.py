@@ -67,6 +67,16 @@ for _name in ("dp-adam", "pirmsprop", "piadagrad"):
         model="mnist-cnn",
         algorithm=_name,
     )
+# As published, of which nothing is proven: Figure 3's other figures (PIAdam on MNIST is a row).
+for _name, _base in (("fashion-piadam", "fashion_mnist-mlp-piadam"),) + tuple(
+    (name, f"mnist-mlp-{name}") for name in ("piadagrad", "pirmsprop")
+):
+    _gap(
+        f"pigdo-{_name}-as-published-noise-4",
+        f"{_base}-noise-4",
+        "as published, moments of un-noised gradients",
+        algorithm=f"{_name.removeprefix('fashion-')}-as-published",
+    )
 # The noise 8, 4 and 2 as a standard deviation, not in clipping norms of 4: a quarter of it.
 for _name, _base, _noises in (
     ("dp-adam", "mnist-mlp-dp-adam", (8, 4, 2)),
