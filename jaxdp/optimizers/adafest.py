@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import optax
 from jaxdp import arguments
 from jaxdp.clipping import ClippedGrad, options, per_layer
 from jaxdp.clipping.ghost.plan import LeafPlan, Plan
+from jaxdp.clipping.losses import Form
 from jaxdp.clipping.rules import Clip, Rule
 from jaxdp.ledger import links
 from jaxdp.ledger.tickets import NoiseKey
@@ -179,6 +181,7 @@ def dp_adafest(
     def gradient(loss_fn: LossFn, **given: Any) -> CountedGrad:
         """The clipped gradients and maps of a loss; options as for ``clipped_grad``."""
         plain = made.clipped_grad(loss_fn, **given)
+        _check_takes_an_example(rows, plain.form)
         fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
 
         @functools.wraps(loss_fn)
@@ -243,3 +246,19 @@ def dp_adafest(
 
     link = optax.GradientTransformationExtraArgs(inner.init, links.trusted_link(update))
     return Algorithm(made, optimizer, gradient=gradient, noise=link)
+
+
+def _check_takes_an_example(rows: Callable[..., jax.Array], form: Form) -> None:
+    """Raises ValueError where ``rows`` does not take an example as the loss does."""
+    names = [name for name in form.names if name != form.rng]
+    try:
+        signature = inspect.signature(rows)
+    except ValueError:  # some built-in functions tell none
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        raise ValueError(
+            f"rows must take {', '.join(names)}, as the loss does beside parameters and key, got "
+            f"rows{signature}"
+        ) from error

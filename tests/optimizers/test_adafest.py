@@ -329,6 +329,7 @@ def test_what_it_does_not_take_is_refused():
             ("cap", made(cap=0)),
             ("threshold", made(threshold=np.nan)),
             ("rows", made(rows=3)),
+            ("rows must take", lambda: gradient_of(adafest(rows=lambda ids, y, other: ids))),
             ("table must be a string", made(table=None)),
             ("of no other", lambda: gradient_of(adafest(table="")).plan(PARAMS, (IDS, Y))),
             ("clipped_grad", lambda: link.update(plain, link.init(PARAMS), PARAMS)),
