@@ -199,10 +199,12 @@ def _figure_3() -> list[Cell]:
             tried: list[Ours] = []
             if dataset == "mnist" or stem == "piadam":
                 tried.append(Run("at noise 2", f"{dataset}-mlp-{stem}-noise-2"))
+            of = "pigdo-fashion" if dataset != "mnist" else "pigdo"
             if (dataset, stem) == ("mnist", "piadam"):
                 ours.append(Run("as published", "mnist-mlp-piadam-as-published-noise-4"))
                 tried.append(Run("Adam after the noise", "mnist-mlp-dp-adam-noise-4"))
-            of = "pigdo-fashion" if dataset != "mnist" else "pigdo"
+            elif dataset == "mnist" or stem == "piadam":
+                ours.append(Run("as published", f"{of}-{stem}-as-published-noise-4"))
             after = "dp-adam" if stem == "piadam" else stem
             shown = "Adam after the noise, on the CNN" if stem == "piadam" else "on the CNN"
             tried += [
