@@ -67,6 +67,13 @@ for _name in ("dp-adam", "pirmsprop", "piadagrad"):
         model="mnist-cnn",
         algorithm=_name,
     )
+# Fashion-MNIST on the text's network, with the program's Adam after the noise.
+_gap(
+    "pigdo-fashion-dp-adam-noise-4",
+    "fashion_mnist-mlp-piadam-noise-4",
+    "Adam after the noise",
+    algorithm="dp-adam",
+)
 # As published, of which nothing is proven: Figure 3's other figures (PIAdam on MNIST is a row).
 for _name, _base in (("fashion-piadam", "fashion_mnist-mlp-piadam"),) + tuple(
     (name, f"mnist-mlp-{name}") for name in ("piadagrad", "pirmsprop")
@@ -103,6 +110,7 @@ for _name, _noise, _pca, _given in (
     ("piadam", 8, 16.0, {}),
     ("piadam", 4, 7.0, {}),
     ("exp", 8, 16.0, {"epsilon": 0.315}),
+    ("piadagrad", 4, 7.0, {}),
 ):
     _gap(
         f"pigdo-{_name}-pca-noise-{_noise}",
@@ -180,10 +188,10 @@ _gap(
     **{"noise_multiplier": 8.0 / _ROOT_M, "physical_batch_size": 16},
     **_SHORT,
 )
-for _pca, _noise in itertools.product(("-pca", ""), (8, 4)):
+for _name, _noise in itertools.product(("pca-adadp", "pca-adadp-as-published", "adadp"), (8, 4)):
     _gap(
-        f"pigdo-adadp{_pca}-noise-{_noise}-without-clip",
-        f"mnist-mlp{_pca}-adadp-noise-{_noise}",
+        f"pigdo-{_name}-noise-{_noise}-without-clip",
+        f"mnist-mlp-{_name}-noise-{_noise}",
         f"noise {_noise} of standard deviation, not of clip norms",
         noise_multiplier=_noise / 4.0,
     )

@@ -129,8 +129,12 @@ def _figure_5() -> list[Cell]:
                     Run("so, without √m", _WITHOUT_ROOT[noise]),
                 ]
                 tried += [
-                    Run(f"{before}, {_STD}", f"pigdo-adadp{of}-noise-{noise}-without-clip")
-                    for before, of in (("so", "-pca"), ("on its 784 pixels", ""))
+                    Run(f"{before}, {_STD}", f"pigdo-{of}-noise-{noise}-without-clip")
+                    for before, of in (
+                        ("so", "pca-adadp"),
+                        ("as published", "pca-adadp-as-published"),
+                        ("on its 784 pixels", "adadp"),
+                    )
                 ]
                 why = "[its own paper's network](mlp.md) has DP-PCA first; without √m as there"
                 mine = Run("repaired", row)
@@ -205,6 +209,10 @@ def _figure_3() -> list[Cell]:
                 tried.append(Run("Adam after the noise", "mnist-mlp-dp-adam-noise-4"))
             elif dataset == "mnist" or stem == "piadam":
                 ours.append(Run("as published", f"{of}-{stem}-as-published-noise-4"))
+            if (dataset, stem) == ("fashion_mnist", "piadam"):
+                tried.append(Run("Adam after the noise", "pigdo-fashion-dp-adam-noise-4"))
+            if (dataset, stem) == ("mnist", "piadagrad"):
+                tried.append(Run("on DP-PCA", "pigdo-piadagrad-pca-noise-4"))
             after = "dp-adam" if stem == "piadam" else stem
             shown = "Adam after the noise, on the CNN" if stem == "piadam" else "on the CNN"
             tried += [
