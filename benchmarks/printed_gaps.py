@@ -230,6 +230,13 @@ for _name in ("adadp-step-only", "dp-sgd", "dp-sgd-falling"):
         noise_multiplier=2.0,
         **_SHORT,
     )
+for _noise in (4, 2):
+    _gap(
+        f"dp-sgd-falling-noise-{_noise}-without-clip",
+        f"mnist-mlp-pca-dp-sgd-falling-noise-{_noise}",
+        f"noise {_noise} of standard deviation, not of clip norms",
+        noise_multiplier=_noise / 4.0,
+    )
 
 # SA-DPSGD's Table 1 at the noise of its Table 2.
 for _name in ("dp-sgd-tanh", "dp-sgd-relu", "auto-s"):

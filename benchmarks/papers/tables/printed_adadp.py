@@ -168,6 +168,8 @@ def _figure_2() -> list[Cell]:
         at_noise = f"-noise-{noise}" if noise != 8 else ""
         alike, of_mean = f"adadp-no-root-m{at_noise}", f"adadp-of-mean{at_noise}"
         baseline = f"mnist-mlp-pca-dp-sgd-falling-noise-{noise}"
+        at_less = f"-noise-{noise}" if noise != 8 else "-noise"
+        less = f"dp-sgd-falling{at_less}-without-clip"
         chosen = [f"mnist-mlp-pca-agd-{name}-noise-{noise}" for name in ("equal", "program")]
         what = f"Figure 2, noise {noise}: points of AdaDp over"
         cells += [
@@ -179,6 +181,7 @@ def _figure_2() -> list[Cell]:
                 [
                     Lead("without √m", alike, baseline),
                     Lead("so, of the lot's mean gradient", of_mean, baseline),
+                    Lead("without √m, DP-SGD's noise a standard deviation", alike, less),
                 ],
                 _NO_ROOT % alike
                 + (". Tried too: E′ of the lot's mean gradient, {adadp-of-lot}" * (noise == 8)),
