@@ -67,6 +67,15 @@ for _name in ("dp-adam", "pirmsprop", "piadagrad"):
         model="mnist-cnn",
         algorithm=_name,
     )
+# A rate is stated of PIAdam alone; 0.01 is Adagrad's usual.
+for _pca, _given in (("", {}), ("-pca", {"pca_dimensions": 60, "pca_noise_multiplier": 7.0})):
+    _gap(
+        f"pigdo-piadagrad{_pca}-rate-0.01-noise-4",
+        "mnist-mlp-piadagrad-noise-4",
+        "rate 0.01" + ", DP-PCA to 60 components first" * bool(_pca),
+        learning_rate=0.01,
+        **_given,
+    )
 # Fashion-MNIST on the text's network, with the program's Adam after the noise.
 _gap(
     "pigdo-fashion-dp-adam-noise-4",
@@ -110,7 +119,6 @@ for _name, _noise, _pca, _given in (
     ("piadam", 8, 16.0, {}),
     ("piadam", 4, 7.0, {}),
     ("exp", 8, 16.0, {"epsilon": 0.315}),
-    ("piadagrad", 4, 7.0, {}),
 ):
     _gap(
         f"pigdo-{_name}-pca-noise-{_noise}",

@@ -212,7 +212,10 @@ def _figure_3() -> list[Cell]:
             if (dataset, stem) == ("fashion_mnist", "piadam"):
                 tried.append(Run("Adam after the noise", "pigdo-fashion-dp-adam-noise-4"))
             if (dataset, stem) == ("mnist", "piadagrad"):
-                tried.append(Run("on DP-PCA", "pigdo-piadagrad-pca-noise-4"))
+                tried += [
+                    Run("rate 0.01", "pigdo-piadagrad-rate-0.01-noise-4"),
+                    Run("so, on DP-PCA", "pigdo-piadagrad-pca-rate-0.01-noise-4"),
+                ]
             after = "dp-adam" if stem == "piadam" else stem
             shown = "Adam after the noise, on the CNN" if stem == "piadam" else "on the CNN"
             tried += [
