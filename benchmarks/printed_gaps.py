@@ -68,14 +68,12 @@ for _name in ("dp-adam", "pirmsprop", "piadagrad"):
         algorithm=_name,
     )
 # A rate is stated of PIAdam alone; 0.01 is Adagrad's usual.
-for _pca, _given in (("", {}), ("-pca", {"pca_dimensions": 60, "pca_noise_multiplier": 7.0})):
-    _gap(
-        f"pigdo-piadagrad{_pca}-rate-0.01-noise-4",
-        "mnist-mlp-piadagrad-noise-4",
-        "rate 0.01" + ", DP-PCA to 60 components first" * bool(_pca),
-        learning_rate=0.01,
-        **_given,
-    )
+_gap(
+    "pigdo-piadagrad-pca-rate-0.01-noise-4",
+    "mnist-mlp-piadagrad-noise-4",
+    "rate 0.01, DP-PCA to 60 components first",
+    **{"learning_rate": 0.01, "pca_dimensions": 60, "pca_noise_multiplier": 7.0},
+)
 # Fashion-MNIST on the text's network, with the program's Adam after the noise.
 _gap(
     "pigdo-fashion-dp-adam-noise-4",
@@ -196,7 +194,7 @@ _gap(
     **{"noise_multiplier": 8.0 / _ROOT_M, "physical_batch_size": 16},
     **_SHORT,
 )
-for _name, _noise in itertools.product(("pca-adadp", "pca-adadp-as-published", "adadp"), (8, 4)):
+for _name, _noise in itertools.product(("pca-adadp", "pca-adadp-as-published"), (8, 4)):
     _gap(
         f"pigdo-{_name}-noise-{_noise}-without-clip",
         f"mnist-mlp-{_name}-noise-{_noise}",

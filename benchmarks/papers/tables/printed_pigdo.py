@@ -132,8 +132,7 @@ def _figure_5() -> list[Cell]:
                     Run(f"{before}, {_STD}", f"pigdo-{of}-noise-{noise}-without-clip")
                     for before, of in (
                         ("so", "pca-adadp"),
-                        ("as published", "pca-adadp-as-published"),
-                        ("on its 784 pixels", "adadp"),
+                        ("so, as published", "pca-adadp-as-published"),
                     )
                 ]
                 why = "[its own paper's network](mlp.md) has DP-PCA first; without √m as there"
@@ -212,10 +211,8 @@ def _figure_3() -> list[Cell]:
             if (dataset, stem) == ("fashion_mnist", "piadam"):
                 tried.append(Run("Adam after the noise", "pigdo-fashion-dp-adam-noise-4"))
             if (dataset, stem) == ("mnist", "piadagrad"):
-                tried += [
-                    Run("rate 0.01", "pigdo-piadagrad-rate-0.01-noise-4"),
-                    Run("so, on DP-PCA", "pigdo-piadagrad-pca-rate-0.01-noise-4"),
-                ]
+                of_rate = "pigdo-piadagrad-pca-rate-0.01-noise-4"
+                tried.append(Run("rate 0.01, on DP-PCA", of_rate))
             after = "dp-adam" if stem == "piadam" else stem
             shown = "Adam after the noise, on the CNN" if stem == "piadam" else "on the CNN"
             tried += [
