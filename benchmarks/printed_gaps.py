@@ -88,8 +88,10 @@ _gap(
     algorithm="dp-adam",
 )
 # As published, of which nothing is proven: Figure 3's other figures (PIAdam on MNIST is a row).
-for _name, _base in (("fashion-piadam", "fashion_mnist-mlp-piadam"),) + tuple(
-    (name, f"mnist-mlp-{name}") for name in ("piadagrad", "pirmsprop")
+for _name, _base in (
+    ("fashion-piadam", "fashion_mnist-mlp-piadam"),
+    ("piadagrad", "mnist-mlp-piadagrad"),
+    ("pirmsprop", "mnist-mlp-pirmsprop"),
 ):
     _gap(
         f"pigdo-{_name}-as-published-noise-4",

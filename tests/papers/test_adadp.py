@@ -22,5 +22,5 @@ def test_the_published_moment_is_of_examples_or_of_the_lots_mean():
         _, state = made.after_noise.update(params, state, params, leaked=summed.leaked)
         np.testing.assert_allclose(made.raw(state), 0.1 * squares, rtol=1e-5)
         assert registry.build("adadp-as-published", numbers, {"of_lot": of_lot}).claim
-    with pytest.raises(ValueError, match="of_lot must be .* at most 1, got 2"):
+    with pytest.raises(ValueError, match="of_lot must be a whole number"):
         registry.build("adadp-as-published", numbers, {"of_lot": 2})

@@ -27,7 +27,7 @@ _AT_ITS_NOISE = {
 _STANDARDIZED = "cifar10-dp-sgd-tanh-standardized"
 _IMAGES = (
     "[images standardised](../papers.md#cifar-10s-images), as in the program of the work that the "
-    "paper cites: {%s} after half of the steps, ours in [0, 1] then 46.46 %%" % _STANDARDIZED
+    f"paper cites: {{{_STANDARDIZED}}} after half of the steps, ours in [0, 1] then 46.46 %"
 )
 # Of Table 1, after the slash: adjusted freely.
 SLASH = {"fashion_mnist": 88.50, "cifar10": 64.17}
