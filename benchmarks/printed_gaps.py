@@ -271,10 +271,7 @@ class Standardized(nn.Module):
         return CifarCNN(self.activation, self.num_classes)((x - mean) / std)
 
 
-models.register(
-    "cifar-cnn-standardized",
-    models.ModelEntry(lambda act, classes, _: Standardized(act, classes), (32, 32, 3)),
-)
+STANDARDIZED = models.ModelEntry(lambda act, classes, _: Standardized(act, classes), (32, 32, 3))
 _gap(
     "cifar10-dp-sgd-tanh-standardized",
     "cifar10-dp-sgd-tanh",
@@ -383,6 +380,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/printed_gaps"))
     parser.add_argument("--runs", type=int, default=1)
     options = parser.parse_args()
+    models.register("cifar-cnn-standardized", STANDARDIZED)
     load = functools.lru_cache(maxsize=1)(lambda name: data.load(name, options.data_dir))
     names = options.names or [*COMPUTED, *GAPS]
     for name in [name for name in COMPUTED if name in names]:
